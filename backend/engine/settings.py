@@ -1,0 +1,286 @@
+"""Our own settings of a model: one table, from which values are parsed and the docs are written.
+
+They arrive as `options:` entries or as the JSON object of EngineArgs, which wins. A value that
+cannot work fails the load at once, with a sentence, instead of every request after it. Nothing
+here needs MLX, so the servicer can check settings before the engine is woken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
+
+from backend.engine.errors import InvalidRequest
+from common.options import Option, did_you_mean, parse_options, shown
+
+_NAMES = {int: "a whole number", bool: "true or false", str: "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a setting accepts. `auto`: the word stands for None, the device's own choice."""
+
+    kind: type
+    meaning: str
+    minimum: int = 0
+    maximum: int = 0
+    auto: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def expects(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(choice or '""' for choice in self.choices)
+        if self.kind is int:
+            limits = f"{_NAMES[int]} from {self.minimum} to {self.maximum}"
+            return f"{limits}, or auto" if self.auto else limits
+        return _NAMES[self.kind]
+
+
+def _number(default: int | None, minimum: int, maximum: int, meaning: str) -> Any:
+    rule = Rule(int, meaning, minimum, maximum, auto=default is None)
+    return field(default=default, metadata={"rule": rule})
+
+
+def _flag(default: bool, meaning: str) -> Any:
+    return field(default=default, metadata={"rule": Rule(bool, meaning)})
+
+
+def _text(default: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"rule": Rule(str, meaning, choices=choices)})
+
+
+_MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one loaded model. An empty text means: not given."""
+
+    parallel: int = _number(16, 1, 256, "Generations that are decoded together.")
+    max_queue: int = _number(
+        256, 0, 100_000, "Requests that may wait for a place; further ones are refused."
+    )
+    prefill_chunk: int | None = _number(
+        None, 16, 8192, "Most prompt tokens in one prefill step; auto suits the device."
+    )
+    stall_ms: int = _number(
+        250, 1, 60_000, "Longest pause, in ms, that a prefill step should cause in running streams."
+    )
+    prompt_cache_mib: int | None = _number(
+        None,
+        0,
+        _MIB,
+        "Memory in MiB for the KV of earlier prompts; 0 turns it off, auto is a share of the"
+        " memory.",
+    )
+    max_cache_entries: int = _number(
+        0, 0, 1_000_000, "Most prompts kept in the prompt cache; 0 means bounded by memory alone."
+    )
+    memory_limit_mib: int | None = _number(
+        None, 0, _MIB, "Memory in MiB that MLX may use in all; 0 or auto suits the device."
+    )
+    max_tokens: int = _number(
+        0,
+        0,
+        100_000_000,
+        "Output tokens of a request that sets no limit; 0 means up to the end of the context.",
+    )
+    dtype: str = _text(
+        "auto",
+        "Type of the weights in memory; auto casts to float32 on a CPU and keeps the checkpoint's"
+        " own type on a GPU.",
+        ("auto", "float32", "float16", "bfloat16"),
+    )
+    trust_remote_code: bool = _flag(
+        False, "Whether Python files that come with the checkpoint may be run."
+    )
+    revision: str = _text("", "Branch, tag or commit of a hub repository; empty means main.")
+    type: str = _text(
+        "",
+        "Kind of model: text also serves the text part of a vision-language checkpoint alone.",
+        ("", "text"),
+    )
+    tool_parser: str = _text("", "Format of tool calls; empty means detected from the model.")
+    reasoning_parser: str = _text("", "Format of reasoning; empty means detected from the model.")
+    eos_token: str = _text("", "End-of-sequence token in place of the tokenizer's own.")
+    bos_token: str = _text("", "Beginning-of-sequence token in place of the tokenizer's own.")
+    pad_token: str = _text("", "Padding token in place of the tokenizer's own.")
+    unk_token: str = _text("", "Unknown-word token in place of the tokenizer's own.")
+    sep_token: str = _text("", "Separator token in place of the tokenizer's own.")
+    cls_token: str = _text("", "Classifier token in place of the tokenizer's own.")
+    mask_token: str = _text("", "Mask token in place of the tokenizer's own.")
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Settings:
+        """Settings from typed values; the rest have their defaults. Raises InvalidRequest."""
+        for name in values:
+            if name not in RULES:
+                raise InvalidRequest(_unknown("setting", name))
+        return cls(**{name: _checked("setting", name, value) for name, value in values.items()})
+
+    @property
+    def tokenizer_overrides(self) -> dict[str, str]:
+        """The special tokens that were given, by the tokenizer's name for them."""
+        return {name: token for name in SPECIAL_TOKENS if (token := getattr(self, name))}
+
+
+RULES: dict[str, Rule] = {entry.name: entry.metadata["rule"] for entry in fields(Settings)}
+SPECIAL_TOKENS = (
+    "eos_token",
+    "bos_token",
+    "pad_token",
+    "unk_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+_PER_REQUEST = "has no effect here: the host sends this value with every request"
+NOT_HONOURED: dict[str, str] = dict.fromkeys(
+    (
+        "temperature",
+        "temp",
+        "top_p",
+        "min_p",
+        "top_k",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ),
+    _PER_REQUEST,
+) | dict.fromkeys(
+    ("xtc_probability", "xtc_threshold"),
+    "has no effect here: requests carry no XTC sampling, and an option would change them all",
+)
+REFUSED: dict[str, str] = {
+    "max_kv_size": "is not supported: a rotating context forgets the start of the prompt without"
+    " saying so; set context_size to bound memory"
+}
+
+
+def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, Any], list[str]]:
+    """The settings that were given, typed and checked, and warnings for the log.
+
+    An unknown option is a warning, since hosts add options of their own; an unknown key in
+    EngineArgs, and a wrong value in either, raises InvalidRequest.
+    """
+    parsed = parse_options(options)
+    values: dict[str, Any] = {}
+    warnings = list(parsed.warnings)
+    for name, option in parsed.options.items():
+        if name in RULES:
+            values[name] = _checked("option", name, _of_option(RULES[name], option))
+        elif name in REFUSED:
+            raise InvalidRequest(f"option {name} {REFUSED[name]}")
+        elif name in NOT_HONOURED:
+            warnings.append(f"option {name} {NOT_HONOURED[name]}")
+        else:
+            warnings.append(_unknown("option", name))
+    values.update(_parse_engine_args(engine_args))
+    return values, warnings
+
+
+def weight_dtype(settings: Settings, field_value: str) -> str:
+    """The wanted dtype: the setting, else the DType field of the load request, else `auto`.
+
+    The field is meant for several engines, so their names for the same types are taken too.
+    """
+    if settings.dtype != "auto":
+        return settings.dtype
+    aliases = {"": "auto", "half": "float16", "float": "float32", "fp16": "float16"}
+    aliases |= {"bf16": "bfloat16", "fp32": "float32", "f16": "float16", "f32": "float32"}
+    name = field_value.strip().lower()
+    name = aliases.get(name, name)
+    if name not in RULES["dtype"].choices:
+        raise InvalidRequest(
+            f"DType must be {RULES['dtype'].expects}, but it is {shown(field_value)}"
+        )
+    return name
+
+
+def render_table() -> str:
+    """The table of settings in Markdown, for docs/options.md."""
+    rows = ["| option | value | default | meaning |", "|---|---|---|---|"]
+    for entry in fields(Settings):
+        rule: Rule = entry.metadata["rule"]
+        rows.append(
+            f"| `{entry.name}` | {rule.expects} | {_shown_default(entry)} | {rule.meaning} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _shown_default(entry: Field[Any]) -> str:
+    assert entry.default is not MISSING
+    if entry.default is None:
+        return "auto"
+    if isinstance(entry.default, bool):
+        return str(entry.default).lower()
+    return str(entry.default)
+
+
+def _of_option(rule: Rule, option: Option) -> Any:
+    """An option's value in the setting's own type, where its looks alone decided otherwise."""
+    if rule.kind is str:
+        return option.text
+    if rule.auto and option.text.lower() == "auto":
+        return None
+    value = option.value
+    if rule.kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _checked(source: str, name: str, value: Any) -> Any:
+    rule = RULES[name]
+    if value is None and rule.auto:
+        return None
+    good = type(value) is rule.kind
+    if good and rule.choices:
+        value = value.strip().lower()
+        good = value in rule.choices
+    elif good and rule.kind is int:
+        good = rule.minimum <= value <= rule.maximum
+    if good:
+        return value
+    if name == "type" and value == "vision":
+        raise InvalidRequest(
+            f"{source} type is 'vision', but this version serves text models only: remove it"
+        )
+    raise InvalidRequest(f"{source} {name} must be {rule.expects}, but it is {shown(value)}")
+
+
+def _parse_engine_args(text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"EngineArgs is not valid JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise InvalidRequest(
+            f"EngineArgs must be a JSON object of settings, but it is {shown(given)}"
+        )
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        source = "EngineArgs key"
+        if name in RULES:
+            automatic = RULES[name].auto and value == "auto"
+            values[name] = _checked(source, name, None if automatic else value)
+        elif why := REFUSED.get(name) or NOT_HONOURED.get(name):
+            raise InvalidRequest(f"{source} {name} {why}; remove it")
+        else:
+            raise InvalidRequest(_unknown(source, name))
+    return values
+
+
+def _unknown(source: str, name: str) -> str:
+    hint = did_you_mean(name, RULES)
+    return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
+
+
+if __name__ == "__main__":
+    print(render_table(), end="")
