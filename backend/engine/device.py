@@ -1,0 +1,167 @@
+"""Everything that differs between a CPU, an Apple GPU and an NVIDIA GPU, decided in one place.
+
+`detect` asks MLX and the machine once. What follows from its answer are pure decisions, so the
+choices for each platform can be read and tested on any. MLX is imported only by the functions
+that talk to it, on the engine thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from backend.engine.settings import Settings
+
+Kind = Literal["cpu", "metal", "cuda"]
+WeightType = Literal["float32", "float16", "bfloat16"]
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+KEEP_HALF_ON_CPU = "MLX_BACKEND_CPU_CAST"  # 0: no cast to float32
+COMPILE_ON_CPU = "MLX_BACKEND_CPU_COMPILE"  # 1: let mx.compile build kernels
+
+# Prompt tokens of one prefill step: a data-centre GPU is idle on less, the others are not.
+_PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 512, "cuda": 2048}
+
+_WEIGHT_TYPES: dict[str, WeightType] = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+}
+
+# Files in which a container's memory limit is found: control groups version 2, then 1.
+_MEMORY_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What MLX computes on.
+
+    memory_bytes: all that the device can address; on a CPU and on Apple silicon the RAM.
+    usable_bytes: what one process may fill without harm to itself and to the machine.
+    """
+
+    kind: Kind
+    name: str
+    memory_bytes: int
+    usable_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bounds in bytes for one loaded model.
+
+    limit: what MLX may use in all. wired: what the system must not page out (Metal; else 0).
+    buffer_cache: freed buffers that MLX may keep for reuse; None leaves MLX's own bound.
+    prompt_cache: KV of earlier prompts.
+    """
+
+    limit: int
+    wired: int
+    buffer_cache: int | None
+    prompt_cache: int
+
+
+def detect(root: Path = Path("/")) -> Device:
+    """The device that MLX uses by default in this process; call it on the engine thread."""
+    import mlx.core as mx
+
+    info = mx.device_info()
+    name = str(info.get("device_name", "unknown"))
+    ram = machine_memory(root)
+    if mx.default_device() == mx.Device(mx.DeviceType.cpu):
+        return Device("cpu", name, ram, ram - min(max(2 * GIB, ram // 8), ram // 2))
+    if mx.metal.is_available():
+        memory = int(info.get("memory_size", ram))
+        return Device(
+            "metal",
+            name,
+            memory,
+            int(info.get("max_recommended_working_set_size", memory * 2 // 3)),
+        )
+    memory = int(info.get("total_memory", ram))
+    free = int(info.get("free_memory", memory)) + mx.get_active_memory() + mx.get_cache_memory()
+    return Device("cuda", name, memory, max(min(free, memory) - GIB, memory // 4))
+
+
+def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
+    """Set what holds for the whole process; call it on the engine thread after mlx's import.
+
+    With a C++ compiler at hand, MLX on a CPU builds a kernel at the first use of each compiled
+    function: 0.7 s each, for nothing that a later token would win back.
+    """
+    import mlx.core as mx
+
+    if device.kind == "cpu" and environ.get(COMPILE_ON_CPU) != "1":
+        mx.disable_compile()
+
+
+def weight_type(
+    device: Device, wanted: str, environ: Mapping[str, str] = os.environ
+) -> WeightType | None:
+    """The type that floating-point weights are cast to; None keeps the checkpoint's own.
+
+    On a CPU half precision is emulated: a quantised product with float16 scales takes 30 to 50
+    times as long as with float32 scales. `wanted` is a name given by the user, or `auto`.
+    """
+    if wanted in _WEIGHT_TYPES:
+        return _WEIGHT_TYPES[wanted]
+    if device.kind == "cpu" and environ.get(KEEP_HALF_ON_CPU) != "0":
+        return "float32"
+    return None
+
+
+def memory_limit(device: Device, settings: Settings) -> int:
+    """Bytes that MLX may use in all: the user's figure, else what the device can spare."""
+    return (settings.memory_limit_mib or 0) * MIB or device.usable_bytes
+
+
+def memory_plan(device: Device, settings: Settings, weights_bytes: int) -> MemoryPlan:
+    """Divide the memory: weights first, then a quarter of the rest for earlier prompts.
+
+    Freed buffers are kept in bounds on a GPU, where MLX's own bound is its whole limit, which
+    other programs on the machine would feel; on a CPU its own bound is small already.
+    """
+    limit = memory_limit(device, settings)
+    rest = max(limit - weights_bytes, 0)
+    if settings.prompt_cache_mib is not None:
+        prompt_cache = settings.prompt_cache_mib * MIB
+    else:
+        prompt_cache = rest // 4
+    return MemoryPlan(
+        limit=limit,
+        wired=min(limit, device.usable_bytes) if device.kind == "metal" else 0,
+        buffer_cache=None if device.kind == "cpu" else max(min(rest // 8, 8 * GIB), 256 * MIB),
+        prompt_cache=prompt_cache,
+    )
+
+
+def apply(plan: MemoryPlan) -> None:
+    """Hand the bounds to MLX; call it on the engine thread."""
+    import mlx.core as mx
+
+    mx.set_memory_limit(plan.limit)
+    if plan.wired:
+        mx.set_wired_limit(plan.wired)
+    if plan.buffer_cache is not None:
+        mx.set_cache_limit(plan.buffer_cache)
+
+
+def prefill_chunk(device: Device, settings: Settings) -> int:
+    """Most prompt tokens in one prefill step."""
+    return settings.prefill_chunk or _PREFILL_CHUNK[device.kind]
+
+
+def machine_memory(root: Path = Path("/")) -> int:
+    """RAM in bytes that this process may have: the machine's, or its container's if less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in _MEMORY_LIMITS:
+        try:
+            memory = min(memory, int((root / name).read_text()))
+        except (OSError, ValueError):  # not there, or `max`
+            continue
+    return memory

@@ -1,0 +1,142 @@
+"""Each platform's choices, decided from figures as MLX reports them there; CPU for real."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.device import (
+    GIB,
+    MIB,
+    Device,
+    MemoryPlan,
+    apply,
+    detect,
+    machine_memory,
+    memory_limit,
+    memory_plan,
+    prefill_chunk,
+    weight_type,
+)
+from backend.engine.settings import Settings
+
+CPU = Device("cpu", "a CPU", 16 * GIB, 14 * GIB)
+METAL = Device("metal", "Apple M4 Max", 64 * GIB, 48 * GIB)
+CUDA = Device("cuda", "NVIDIA H100", 80 * GIB, 78 * GIB)
+ROOT = Path(__file__).parents[2]
+
+
+def test_detect_describes_this_machine() -> None:
+    device = detect()
+    assert device.memory_bytes > 0
+    assert 0 < device.usable_bytes <= device.memory_bytes
+    assert device.name
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "environ", "expected"),
+    [
+        (CPU, "auto", {}, "float32"),
+        (CPU, "auto", {"MLX_BACKEND_CPU_CAST": "0"}, None),
+        (CPU, "auto", {"MLX_BACKEND_CPU_CAST": "1"}, "float32"),
+        (CPU, "bfloat16", {}, "bfloat16"),
+        (METAL, "auto", {}, None),
+        (METAL, "float16", {}, "float16"),
+        (CUDA, "auto", {}, None),
+        (CUDA, "float32", {"MLX_BACKEND_CPU_CAST": "0"}, "float32"),
+    ],
+)
+def test_weights_are_cast_on_a_cpu_only_or_when_asked(
+    device: Device, wanted: str, environ: dict[str, str], expected: str | None
+) -> None:
+    assert weight_type(device, wanted, environ) == expected
+
+
+def test_the_users_memory_limit_wins() -> None:
+    assert memory_limit(METAL, Settings()) == 48 * GIB
+    assert memory_limit(METAL, Settings(memory_limit_mib=0)) == 48 * GIB
+    assert memory_limit(METAL, Settings(memory_limit_mib=1024)) == GIB
+
+
+def test_memory_is_divided_by_device() -> None:
+    assert memory_plan(CPU, Settings(), 2 * GIB) == MemoryPlan(14 * GIB, 0, None, 3 * GIB)
+    assert memory_plan(METAL, Settings(), 16 * GIB) == MemoryPlan(
+        48 * GIB, 48 * GIB, 4 * GIB, 8 * GIB
+    )
+    assert memory_plan(CUDA, Settings(), 6 * GIB) == MemoryPlan(78 * GIB, 0, 8 * GIB, 18 * GIB)
+
+
+def test_wired_memory_never_exceeds_what_the_device_recommends() -> None:
+    plan = memory_plan(METAL, Settings(memory_limit_mib=60 * 1024), 0)
+    assert (plan.limit, plan.wired) == (60 * GIB, 48 * GIB)
+
+
+def test_the_prompt_cache_obeys_its_setting() -> None:
+    assert memory_plan(CPU, Settings(prompt_cache_mib=0), 0).prompt_cache == 0
+    assert memory_plan(CPU, Settings(prompt_cache_mib=64), 0).prompt_cache == 64 * MIB
+    assert memory_plan(CPU, Settings(), 15 * GIB).prompt_cache == 0
+
+
+def test_prefill_chunk_by_device_unless_set() -> None:
+    assert [prefill_chunk(device, Settings()) for device in (CPU, METAL, CUDA)] == [512, 512, 2048]
+    assert prefill_chunk(CUDA, Settings(prefill_chunk=64)) == 64
+
+
+def test_apply_hands_the_limits_to_mlx() -> None:
+    before = mx.get_memory_limit()
+    cache_before = mx.set_cache_limit(32 * MIB)
+    mx.set_cache_limit(cache_before)
+    try:
+        apply(MemoryPlan(3 * GIB, 0, 64 * MIB, 0))
+        assert mx.get_memory_limit() == 3 * GIB
+        assert mx.set_cache_limit(cache_before) == 64 * MIB
+    finally:
+        mx.set_memory_limit(before)
+        mx.set_cache_limit(cache_before)
+
+
+def test_a_containers_limit_bounds_the_memory(tmp_path: Path) -> None:
+    whole = machine_memory(tmp_path)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = tmp_path / "sys/fs/cgroup/memory.max"
+    limit.parent.mkdir(parents=True)
+    limit.write_text("max\n")
+    assert machine_memory(tmp_path) == whole
+    limit.write_text("104857600\n")
+    assert machine_memory(tmp_path) == 100 * MIB
+
+
+@pytest.mark.skipif(detect().kind != "cpu", reason="kernels are built by a compiler on a CPU only")
+@pytest.mark.parametrize(("switch", "traced_again"), [("0", True), ("1", False)])
+def test_compiled_functions_run_as_python_on_a_cpu(switch: str, traced_again: bool) -> None:
+    code = """
+import sys
+import mlx.core as mx
+from backend.engine import device
+calls = []
+@mx.compile
+def double(x):
+    calls.append(1)
+    return x + x
+device.prepare(device.detect())
+for _ in range(3):
+    assert double(mx.array(2)).item() == 4
+print(len(calls))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MLX_BACKEND_CPU_COMPILE": switch},
+    )
+    assert (int(result.stdout) == 3) == traced_again
+
+
+def test_importing_the_module_does_not_import_mlx() -> None:
+    code = "import sys, backend.engine.device; sys.exit('mlx' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
