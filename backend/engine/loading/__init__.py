@@ -1,0 +1,1 @@
+"""From the reference in a load request to a model in memory."""

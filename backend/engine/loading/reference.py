@@ -1,0 +1,191 @@
+"""Where the model of a load request is: a directory here, or a repository on the hub.
+
+A host fills three fields at once and not all of them lead anywhere (contract 2.1): ModelFile is
+always set and often does not exist, ModelPath is the root of the host's models, and Model is what
+the user wrote: a repository, a folder under ModelPath, or a URL that an importer stored. What
+exists here wins over the hub. Messages name the reference as the user wrote it, never a path of
+this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from backend.engine.errors import InvalidRequest, ModelNotFound, ModelRejected
+from common.options import shown
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,254}", re.ASCII)
+_HUB_SCHEMES = ("huggingface", "hf")
+_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_FILE_VERBS = ("tree", "blob", "resolve", "raw")
+_MODEL_FILES = ("config.json", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A directory on this machine; it exists, and nothing more is known of it."""
+
+    path: Path
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A repository on the hub; an empty revision means its main branch."""
+
+    repository: str
+    revision: str
+    name: str
+
+
+def resolve(
+    model: str,
+    model_file: str = "",
+    model_path: str = "",
+    *,
+    revision: str = "",
+    environ: Mapping[str, str] = os.environ,
+) -> LocalModel | HubModel:
+    """Find out what a load request means. Raises ModelNotFound, ModelRejected, InvalidRequest."""
+    reference = model.strip()
+    name = reference or Path(model_file).name
+    if "\0" in model + model_file + model_path:
+        raise ModelRejected(f"model {shown(name)} is not a name: it holds a zero byte")
+    if ".." in re.split(r"[/\\]", unquote(reference)):
+        raise ModelRejected(f"model {shown(name)} leaves its folder by '..': name it without")
+    if not reference and (not model_file or _same(model_file, model_path)):
+        raise InvalidRequest("no model is named: set Model to a folder or a hub repository")
+    if path := _existing(reference, model_file, model_path):
+        return LocalModel(_directory(path, name), name)
+    if not reference or reference.lower().startswith(("file:", "/", "./", "~")):
+        raise ModelNotFound(f"model {shown(name)} does not exist")
+    return _on_hub(reference, name, revision, environ)
+
+
+def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
+    """The first of the places named by the request that exists."""
+    candidates = [Path(model_file)] if model_file else []
+    if reference.lower().startswith("file:"):
+        candidates.append(Path(unquote(re.sub("^file:(//)?", "", reference, flags=re.I))))
+    elif reference:
+        plain = Path(os.path.expanduser(reference))
+        if plain.is_absolute():
+            candidates.append(plain)
+        else:
+            if model_path:
+                candidates.append(Path(model_path) / reference)
+            if reference.startswith("./") or _exists(plain / "config.json"):
+                candidates.append(plain)
+    return next((path for path in candidates if _exists(path)), None)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long, or a folder that may not be read
+        return False
+
+
+def _same(first: str, second: str) -> bool:
+    return bool(second) and os.path.normpath(first) == os.path.normpath(second)
+
+
+def _directory(path: Path, name: str) -> Path:
+    """The model directory that a path means; a file of a model stands for its directory."""
+    if path.is_dir():
+        return path
+    if path.suffix.lower() == ".gguf":
+        raise gguf_rejected(name)
+    if path.name in _MODEL_FILES or path.suffix == ".safetensors":
+        return path.parent
+    raise ModelRejected(
+        f"model {shown(name)} is a single file; name a directory with config.json, the tokenizer"
+        " and model*.safetensors"
+    )
+
+
+def gguf_rejected(name: str) -> ModelRejected:
+    """GGUF is llama.cpp's format; users meet it often enough for a sentence of its own."""
+    return ModelRejected(
+        f"model {shown(name)} is in GGUF format, which this backend does not read: use an MLX or"
+        " safetensors model directory, or serve the file with the llama.cpp backend"
+    )
+
+
+def _on_hub(reference: str, name: str, revision: str, environ: Mapping[str, str]) -> HubModel:
+    """Read one of the forms in which people write a hub repository."""
+    parts, named_revision = _split(reference, name, environ)
+    if parts and parts[-1].lower().endswith(".gguf"):
+        raise gguf_rejected(name)
+    if len(parts) > 2 and not (len(parts) == 3 and _is_model_file(parts[2])):
+        raise ModelRejected(
+            f"model {shown(name)} names something inside a hub repository; a model must be at the"
+            " top of its repository: write owner/name"
+        )
+    repository = "/".join(parts[:2])
+    if not _REPOSITORY.fullmatch(repository) or "--" in repository:
+        raise ModelNotFound(
+            f"model {shown(name)} is neither a folder here nor a hub repository (owner/name)"
+        )
+    if named_revision and revision and named_revision != revision:
+        raise InvalidRequest(
+            f"model {shown(name)} names revision {shown(named_revision)}, but the option revision"
+            f" is {shown(revision)}: give one of them"
+        )
+    chosen = named_revision or revision
+    if chosen and not _REVISION.fullmatch(chosen):
+        raise InvalidRequest(f"revision {shown(chosen)} is not the name of a branch, tag or commit")
+    return HubModel(repository, chosen, name)
+
+
+def _split(reference: str, name: str, environ: Mapping[str, str]) -> tuple[list[str], str]:
+    """Path parts of a hub reference (owner, name, file …) and its revision."""
+    scheme, colon, rest = reference.partition("://")
+    if not colon:
+        host, _, path = reference.partition("/")
+        if host.lower() in _HUB_HOSTS:
+            return _of_url(path)
+        return _of_path(reference)
+    if scheme.lower() in _HUB_SCHEMES:
+        return _of_path(rest.removeprefix("models/"))
+    hosts = (*_HUB_HOSTS, _host(environ.get("HF_ENDPOINT", "")))
+    if scheme.lower() in ("http", "https") and _host(reference) in hosts:
+        return _of_url(rest.partition("/")[2])
+    raise ModelRejected(
+        f"model {shown(name)} is not a place that models are fetched from: name a folder, a hub"
+        " repository (owner/name) or its URL on huggingface.co"
+    )
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # half of an IPv6 address, for one
+        return None
+
+
+def _of_path(path: str) -> tuple[list[str], str]:
+    """`owner/name(/file)(@revision)`."""
+    path, _, revision = path.partition("@")
+    return [part for part in unquote(path).split("/") if part], unquote(revision)
+
+
+def _of_url(path: str) -> tuple[list[str], str]:
+    """`owner/name(/tree/revision(/file))`, as copied from a browser."""
+    path = path.partition("?")[0].partition("#")[0]
+    parts = [unquote(part) for part in path.split("/") if part]
+    if len(parts) < 4 or parts[2] not in _FILE_VERBS:
+        return parts, ""
+    owner_and_name, rest = parts[:2], parts[3:]
+    length = 3 if rest[0] == "refs" else 1  # refs/pr/1 is one revision
+    return owner_and_name + rest[length:], "/".join(rest[:length])
+
+
+def _is_model_file(name: str) -> bool:
+    return name in _MODEL_FILES or name.endswith(".safetensors")
