@@ -72,7 +72,7 @@ def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
     """The first of the places named by the request that exists."""
     candidates = [Path(model_file)] if model_file else []
     if reference.lower().startswith("file:"):
-        candidates.append(Path(unquote(re.sub("^file:(//)?", "", reference, flags=re.I))))
+        candidates.append(Path(unquote(re.sub("^file:(//)?", "", reference, flags=re.IGNORECASE))))
     elif reference:
         plain = Path(os.path.expanduser(reference))
         if plain.is_absolute():
@@ -154,8 +154,8 @@ def _split(reference: str, name: str, environ: Mapping[str, str]) -> tuple[list[
         return _of_path(reference)
     if scheme.lower() in _HUB_SCHEMES:
         return _of_path(rest.removeprefix("models/"))
-    hosts = (*_HUB_HOSTS, _host(environ.get("HF_ENDPOINT", "")))
-    if scheme.lower() in ("http", "https") and _host(reference) in hosts:
+    place, mirror = _host(reference), _host(environ.get("HF_ENDPOINT", ""))
+    if scheme.lower() in ("http", "https") and place and place in (*_HUB_HOSTS, mirror):
         return _of_url(rest.partition("/")[2])
     raise ModelRejected(
         f"model {shown(name)} is not a place that models are fetched from: name a folder, a hub"
