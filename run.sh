@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Starts the backend: ./run.sh --addr HOST:PORT. Replaces itself with Python, so that the host
+# that started it is Python's parent and its signals reach Python.
+set -eu
+
+script=${BASH_SOURCE[0]}
+while [ -L "$script" ]; do
+    target=$(readlink "$script")
+    case $target in
+        /*) script=$target ;;
+        *) script=${script%/*}/$target ;;
+    esac
+done
+case $script in
+    */*) root=${script%/*} ;;
+    *) root=. ;;
+esac
+cwd=$PWD
+cd -P -- "$root/" && root=$PWD && cd -- "$cwd"
+
+. "$root/scripts/environment.sh"
+exec "$python" -m backend "$@"

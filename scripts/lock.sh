@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Resolves requirements/*.in into hashed locks. One lock serves every architecture and every
+# supported Python of its platform, so this also checks that each of them has all the wheels.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../requirements"
+
+uv=${UV:-uv}
+command -v "$uv" >/dev/null || {
+    echo "lock.sh: uv is not on PATH; install it (pip install uv) or name it with UV=/path/to/uv" >&2
+    exit 1
+}
+# Matches the oldest macOS that the mlx wheels are built for.
+export MACOSX_DEPLOYMENT_TARGET=14.0
+pythons="3.11 3.12 3.13 3.14"
+
+resolve() { # IN LOCK PLATFORM [UV OPTION…]
+    local source=$1 lock=$2 platform=$3
+    shift 3
+    echo "lock: $lock"
+    # cmeel only serves cmeel's own packages and adds a start-up hook to the interpreter;
+    # setuptools is declared by grpcio-tools, which does not import it.
+    "$uv" pip compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-config \
+        --only-binary :all: --python-version 3.11 --python-platform "$platform" \
+        --no-emit-package cmeel --no-emit-package setuptools \
+        --custom-compile-command "make lock" "$@" --output-file "$lock" "$source"
+}
+
+check() { # LOCK PLATFORM
+    local lock=$1 platform=$2 python scratch
+    scratch=$(mktemp -d)
+    for python in $pythons; do
+        echo "check: $lock on $platform, Python $python"
+        "$uv" pip install --quiet --dry-run --no-deps --no-config --only-binary :all: \
+            --require-hashes --target "$scratch" --python-version "$python" \
+            --python-platform "$platform" -r "$lock"
+    done
+    rm -rf "$scratch"
+}
+
+linux_x86=x86_64-manylinux_2_35
+linux_arm=aarch64-manylinux_2_35
+mac=aarch64-apple-darwin
+
+for profile in linux-cpu linux-cuda12 linux-cuda13; do
+    resolve "$profile.in" "$profile.lock" "$linux_x86"
+    check "$profile.lock" "$linux_x86"
+    check "$profile.lock" "$linux_arm"
+done
+resolve macos-metal.in macos-metal.lock "$mac"
+check macos-metal.lock "$mac"
+
+# The constraint keeps what a platform's lock has pinned already; the two are installed together.
+resolve dev.in dev.lock "$linux_x86" --constraint linux-cpu.lock
+for platform in "$linux_x86" "$linux_arm" "$mac"; do
+    check dev.lock "$platform"
+done
