@@ -1,0 +1,174 @@
+"""A look at a model directory before any weight is loaded.
+
+Every way in which a directory can fail to be a text model has a sentence of its own, and none of
+the checks needs MLX: they run before a download, on the thread that does disk work.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backend.engine.errors import ModelRejected
+from backend.engine.loading.architectures import (
+    holds_media,
+    is_encoder,
+    is_multimodal,
+    model_types,
+)
+from backend.engine.loading.reference import gguf_rejected
+from backend.engine.loading.shards import BadShard, Shards, indexed_tensors, read_shards
+from backend.engine.settings import Settings
+from common.options import did_you_mean, shown
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "*.tiktoken",
+    "tekken.json",
+    "spiece.model",
+    "sentencepiece*.model",
+    "vocab.txt",
+    "rwkv_vocab*.txt",
+    "tokenizer*.jsonl",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory that can be loaded, as far as its files tell.
+
+    weights_bytes: as stored; a cast at load time changes them.
+    """
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+    weights_bytes: int
+
+
+def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
+    """Check all that is cheap to check. Raises ModelRejected."""
+    try:
+        config = inspect_config(path, name, settings)
+        shards = _weights(path, name)
+        if is_multimodal(config):
+            _refuse_media(name, shards.tensors, settings)
+        _require_tokenizer(path, name)
+        return Checkpoint(path, name, config, shards.bytes)
+    except OSError as error:
+        raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
+
+
+def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
+    """The part of the look that needs no weights. Raises ModelRejected."""
+    files = frozenset(entry.name for entry in path.iterdir())
+    if not files:
+        raise _rejected(name, "the folder is empty")
+    if "config.json" not in files:
+        raise _no_config(name, files)
+    config = _read_config(path, name)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise _rejected(name, "config.json names no model_type")
+    if own_code := config.get("model_file"):
+        if not settings.trust_remote_code:
+            raise _rejected(
+                name,
+                f"it brings its own Python code ({shown(own_code)}), which is not run unless the"
+                " host sets trust_remote_code; do so only if you trust its author",
+            )
+        if Path(str(own_code)).name != own_code or own_code not in files:
+            raise _rejected(name, f"its code file {shown(own_code)} is not in its folder")
+        return config
+    if is_encoder(config, files):
+        raise _rejected(
+            name,
+            "it embeds or scores text and does not generate it; this version serves"
+            " generating models only",
+        )
+    if config.get("is_encoder_decoder"):
+        raise _rejected(name, "it is an encoder-decoder model; this version serves decoders only")
+    if model_type not in model_types():
+        if is_multimodal(config):
+            raise _media_refused(name, text_part=False)
+        raise _rejected(
+            name,
+            f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
+            f"{did_you_mean(model_type, model_types())}",
+        )
+    if is_multimodal(config):
+        _refuse_media(name, indexed_tensors(path), settings)
+    return config
+
+
+def _read_config(path: Path, name: str) -> dict[str, Any]:
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (ValueError, RecursionError):
+        raise _rejected(name, "config.json is not valid JSON") from None
+    if not isinstance(config, dict):
+        raise _rejected(name, "config.json is not a JSON object")
+    return config
+
+
+def _no_config(name: str, files: frozenset[str]) -> ModelRejected:
+    if any(file.lower().endswith(".gguf") for file in files):
+        return gguf_rejected(name)
+    if "adapter_config.json" in files:
+        return _rejected(name, "it is a LoRA adapter, not a model: name the model it was made for")
+    return _rejected(name, "the folder has no config.json, so it is not a model directory")
+
+
+def _weights(path: Path, name: str) -> Shards:
+    try:
+        shards = read_shards(path)
+    except BadShard as error:
+        raise _rejected(name, str(error)) from None
+    if shards.files:
+        return shards
+    files = [entry.name.lower() for entry in path.iterdir()]
+    if any(file.endswith(".gguf") for file in files):
+        raise gguf_rejected(name)
+    if any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in files):
+        raise _rejected(
+            name,
+            "its weights are PyTorch files: convert it with mlx_lm.convert, or find a"
+            " version with safetensors files",
+        )
+    raise _rejected(name, "the folder has no weights (model*.safetensors)")
+
+
+def _refuse_media(name: str, tensors: frozenset[str], settings: Settings) -> None:
+    """Refuse weights that see or hear, unless the user asked for the text part alone.
+
+    Conversions to text models keep the configuration of the whole model, so only the weights
+    tell what is there.
+    """
+    if holds_media(tensors) and settings.type != "text":
+        raise _media_refused(name, text_part=True)
+
+
+def _media_refused(name: str, text_part: bool) -> ModelRejected:
+    hint = "; to serve its text part alone, set the option type:text" if text_part else ""
+    return _rejected(
+        name, f"it is a vision-language model, and this version serves text models only{hint}"
+    )
+
+
+def _require_tokenizer(path: Path, name: str) -> None:
+    if any(True for pattern in _TOKENIZER_FILES for _ in path.glob(pattern)):
+        return
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return
+    raise _rejected(
+        name,
+        "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
+        " vocabulary file",
+    )
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

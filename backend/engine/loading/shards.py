@@ -1,0 +1,115 @@
+"""The weight files of a checkpoint, checked by their headers before any weight is read.
+
+mlx-lm loads whatever files match its pattern and ignores the index, so a missing shard shows as a
+list of missing parameters, and a truncated file as an error deep in a read. Both are found here
+in milliseconds, with the name of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+PATTERN = "model*.safetensors"  # what mlx-lm loads
+INDEX = "model.safetensors.index.json"
+
+_HEADER_LIMIT = 100_000_000  # the format's own bound
+_NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)")
+_GIT_LFS = b"version https://git-lfs"
+
+
+class BadShard(Exception):
+    """Why the weight files cannot be used: a clause for the message to the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The weight files, the names of all tensors in them, and their bytes."""
+
+    files: tuple[Path, ...]
+    tensors: frozenset[str]
+    bytes: int
+
+
+def read_shards(directory: Path) -> Shards:
+    """Check every weight file of a directory. Raises BadShard."""
+    files = tuple(sorted(directory.glob(PATTERN)))
+    present = {path.name for path in files}
+    missing = sorted(_expected(directory, present) - present)
+    if missing:
+        raise BadShard(
+            f"{len(missing)} of its weight files are missing ({_listed(missing)}): download it"
+            " again"
+        )
+    tensors: set[str] = set()
+    total = 0
+    for path in files:
+        with path.open("rb") as file:
+            header, size = _read_header(path.name, file, path.stat().st_size)
+        tensors.update(header)
+        total += size
+    return Shards(files, frozenset(tensors), total)
+
+
+def indexed_tensors(directory: Path) -> frozenset[str]:
+    """Tensor names by the index alone, for a look before the weights are downloaded."""
+    return frozenset(_weight_map(directory))
+
+
+def _expected(directory: Path, present: set[str]) -> set[str]:
+    """The files that belong together, by the index or else by their numbers.
+
+    An index that names none of the files that are there was left over by a conversion, and
+    mlx-lm loads such a checkpoint.
+    """
+    indexed = set(_weight_map(directory).values())
+    if present <= indexed:
+        return indexed
+    expected: set[str] = set()
+    for name in present:
+        if match := _NUMBERED.fullmatch(name):
+            stem, _, count, suffix = match.groups()
+            expected |= {f"{stem}{n + 1:05}-of-{count}{suffix}" for n in range(int(count))}
+    return expected
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    path = directory / INDEX
+    if not path.is_file():
+        return {}
+    try:
+        mapping = json.loads(path.read_bytes())["weight_map"]
+        return {str(tensor): str(name) for tensor, name in mapping.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise BadShard(f"{INDEX} is not a valid index: download it again") from None
+
+
+def _read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """The tensors of one file by name, and the bytes of their data."""
+    start = file.read(8)
+    if (start + file.read(len(_GIT_LFS) - 8)).startswith(_GIT_LFS):
+        raise BadShard(f"{name} is a Git LFS pointer: fetch the file itself with git lfs pull")
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > size - 8:
+        raise BadShard(f"{name} is truncated, it ends in its header: download it again")
+    if length > _HEADER_LIMIT:
+        raise BadShard(f"{name} is not a safetensors file")
+    file.seek(8)
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        needed = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise BadShard(f"{name} is not a safetensors file") from None
+    if needed > size - 8 - length:
+        raise BadShard(
+            f"{name} is truncated, it has {size} of {8 + length + needed} bytes: download it again"
+        )
+    return header, needed
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
