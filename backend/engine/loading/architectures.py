@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+_MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
 
 
 @cache
@@ -41,7 +44,7 @@ def model_types() -> frozenset[str]:
     modules = {
         path.stem
         for path in (package / "models").glob("*.py")
-        if "\nclass Model(" in path.read_text(encoding="utf-8")
+        if _MODEL_CLASS.search(path.read_text(encoding="utf-8"))
     }
     return frozenset(modules | {alias for alias, type_ in aliases().items() if type_ in modules})
 

@@ -1,0 +1,52 @@
+"""How long a context a model has, by its own configuration and by the user's wish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# A recurrent model has no positions to run out of; its state has a fixed size.
+UNBOUNDED = 1 << 20
+
+_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "max_seq_length",
+    "n_ctx",
+    "seq_length",
+)
+
+
+def context_of(config: dict[str, Any]) -> int:
+    """Tokens of prompt plus output that the model was made for.
+
+    Families write the number under different names, multimodal ones inside `text_config`. A
+    scaled model mostly gives the scaled length; with YaRN it may give the length before scaling,
+    and then the scaling says how far it reaches.
+    """
+    for part in (config, config.get("text_config"), config.get("llm_config")):
+        if isinstance(part, dict):
+            lengths = (part.get(key) for key in _KEYS)
+            own = next((length for length in lengths if type(length) is int and length > 0), 0)
+            if own:
+                return max(own, _yarn_length(part))
+    return UNBOUNDED
+
+
+def served_context(own: int, wanted: int) -> int:
+    """The context of a load that wants `wanted` tokens (0: no wish) of a model that has `own`."""
+    return min(own, wanted) if wanted > 0 else own
+
+
+def _yarn_length(config: dict[str, Any]) -> int:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, dict):
+        return 0
+    if "yarn" not in (scaling.get("rope_type"), scaling.get("type")):
+        return 0
+    factor = scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings")
+    if type(original) is not int or not isinstance(factor, int | float) or not 1 <= factor <= 1024:
+        return 0
+    return int(original * factor)

@@ -1,0 +1,59 @@
+"""The tokenizer of a checkpoint: mlx-lm's wrapper, with the user's special tokens put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.settings import Settings
+from common.options import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+
+def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapper:
+    """Load the tokenizer, from local files alone.
+
+    A special token that the vocabulary lacks would be added to it, under an id that the model
+    never writes and cannot read, so it is refused.
+    """
+    from mlx_lm import utils
+
+    open_tokenizer: Callable[..., TokenizerWrapper] = utils.load_tokenizer
+    extra: dict[str, Any] = {
+        "trust_remote_code": settings.trust_remote_code,
+        "local_files_only": True,
+    }
+    tokenizer = open_tokenizer(checkpoint.path, extra)
+    overrides = settings.tokenizer_overrides
+    if not overrides:
+        return tokenizer
+    vocabulary = tokenizer.get_vocab()
+    for name, token in overrides.items():
+        if token not in vocabulary:
+            specials = [str(special) for special in tokenizer.all_special_tokens]
+            raise InvalidRequest(
+                f"{name} {shown(token)} is not a token of this model{did_you_mean(token, specials)}"
+            )
+    return open_tokenizer(checkpoint.path, extra | overrides)
+
+
+def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozenset[int]:
+    """Every token that ends an answer, by the tokenizer and by all configurations.
+
+    They disagree often: a base model's end of text in one place, the end of a turn in another.
+    """
+    found = {int(token) for token in tokenizer.eos_token_ids}
+    for config in configs:
+        for part in (config, config.get("text_config")):
+            if isinstance(part, dict):
+                found |= _ids(part.get("eos_token_id"))
+    return frozenset(found)
+
+
+def _ids(value: object) -> set[int]:
+    values = value if isinstance(value, list) else [value]
+    return {token for token in values if type(token) is int and token >= 0}

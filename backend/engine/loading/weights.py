@@ -1,0 +1,224 @@
+"""The step from a checked directory to a model in memory, on the engine thread.
+
+Weights are opened lazily, cast, and evaluated a slice at a time: the peak stays near the final
+size, progress can be told, and a load can be cancelled between slices. Nothing lazy is left: an
+array that was recorded on one thread cannot be evaluated on another.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backend.engine.device import MIB, Device, memory_limit, weight_type
+from backend.engine.errors import Cancelled, EngineError, ModelRejected
+from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.context import context_of
+from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
+from backend.engine.settings import Settings, weight_dtype
+from common.options import shown
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+_log = logging.getLogger(__name__)
+
+_SLICE_BYTES = 256 * MIB
+_PROGRESS_SECONDS = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class LoadedModel:
+    """A model that is ready to compute, and what is known of it.
+
+    dtype: of the floating-point weights, e.g. `bfloat16`; of the scales where they are quantised.
+    context_size: the model's own; `chat_template` is None where it has none.
+    """
+
+    name: str
+    model: Any
+    tokenizer: TokenizerWrapper
+    config: dict[str, Any]
+    eos_token_ids: frozenset[int]
+    context_size: int
+    weights_bytes: int
+    dtype: str
+    chat_template: str | None
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config["model_type"])
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    device: Device,
+    *,
+    dtype: str = "",
+    cancel: threading.Event | None = None,
+) -> LoadedModel:
+    """Load a checkpoint. Raises ModelRejected, InvalidRequest, Cancelled.
+
+    `dtype` is the load request's own field. After any error nothing of the model is kept.
+    """
+    wanted = weight_type(device, weight_dtype(settings, dtype))
+    try:
+        return _load(checkpoint, settings, wanted, memory_limit(device, settings), cancel)
+    except EngineError as error:
+        refusal = error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a checkpoint can set off
+        _log.warning("model %s: mlx-lm cannot load it", shown(checkpoint.name), exc_info=True)
+        refusal = ModelRejected(
+            f"model {shown(checkpoint.name)} cannot be loaded: {_reason(error, checkpoint.path)}"
+        )
+    # The frames of a traceback would keep the half-loaded model for as long as the error lives.
+    refusal.__context__ = refusal.__cause__ = None
+    raise refusal.with_traceback(None)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    wanted: str | None,
+    limit: int,
+    cancel: threading.Event | None,
+) -> LoadedModel:
+    from mlx_lm.utils import load_model as open_model
+
+    tokenizer = load_tokenizer(checkpoint, settings)
+    model, config = open_model(
+        checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
+    )
+    if wanted:
+        _cast(model, wanted)
+    size = _bytes_of(model)
+    if size > limit:
+        raise ModelRejected(
+            f"model {shown(checkpoint.name)} cannot be loaded: its weights take"
+            f" {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise memory_limit_mib or use"
+            " a smaller or more quantised model"
+        )
+    _evaluate(model, checkpoint.name, size, cancel)
+    return LoadedModel(
+        name=checkpoint.name,
+        model=model,
+        tokenizer=tokenizer,
+        config=config,
+        eos_token_ids=end_tokens(tokenizer, checkpoint.config, config),
+        context_size=context_of(config),
+        weights_bytes=size,
+        dtype=_dtype_of(model),
+        chat_template=_template_of(tokenizer),
+    )
+
+
+def _cast(model: Any, name: str) -> None:
+    """Record the cast of all floating-point weights, scales and biases included.
+
+    Some weights must stay in float32 (a router's correction, a recurrence's decay): a model says
+    which by its `cast_predicate`. Packed integers and integer scales are left alone.
+    """
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    target = getattr(mx, name)
+    may_cast = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(path: str, value: mx.array) -> mx.array:
+        floating = mx.issubdtype(value.dtype, mx.floating)
+        if floating and (target == mx.float32 or may_cast(path)):
+            return value.astype(target)
+        return value
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+
+
+def _evaluate(model: Any, name: str, total: int, cancel: threading.Event | None) -> None:
+    import mlx.core as mx
+
+    started = told = time.monotonic()
+    done = 0
+    for part in _slices(model):
+        if cancel is not None and cancel.is_set():
+            raise Cancelled(f"loading of model {shown(name)} was cancelled")
+        mx.eval(part)
+        done += sum(array.nbytes for array in part)
+        if time.monotonic() - told >= _PROGRESS_SECONDS:
+            told = time.monotonic()
+            _log.info("loading weights: %d of %d MiB", done // MIB, total // MIB)
+    if told != started:
+        _log.info("loaded %d MiB of weights in %.1f s", total // MIB, time.monotonic() - started)
+
+
+def _slices(model: Any) -> Iterator[list[mx.array]]:
+    """All arrays of a model in groups that fit in memory twice."""
+    part: list[mx.array] = []
+    size = 0
+    for array in _arrays(model):
+        part.append(array)
+        size += array.nbytes
+        if size >= _SLICE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _bytes_of(model: Any) -> int:
+    return sum(array.nbytes for array in _parameters(model))
+
+
+def _dtype_of(model: Any) -> str:
+    """The type that most of the floating-point weights have."""
+    import mlx.core as mx
+
+    counts: dict[str, int] = {}
+    for array in _parameters(model):
+        if mx.issubdtype(array.dtype, mx.floating):
+            name = str(array.dtype).removeprefix("mlx.core.")
+            counts[name] = counts.get(name, 0) + array.size
+    return max(counts, key=counts.__getitem__, default="float32")
+
+
+def _parameters(model: Any) -> list[mx.array]:
+    return _arrays(model.parameters())
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    """Every array of a tree. A module is a tree that holds private arrays too, such as rope
+    frequencies, which are not among its parameters."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    leaves: dict[str, Any] = {}
+    tree_flatten(tree, destination=leaves)
+    return [leaf for leaf in leaves.values() if isinstance(leaf, mx.array)]
+
+
+def _template_of(tokenizer: TokenizerWrapper) -> str | None:
+    """The source of the chat template; "" where the model renders chats with code of its own."""
+    template = tokenizer.chat_template
+    if isinstance(template, str):
+        return template
+    return "" if tokenizer.has_chat_template else None
+
+
+def _reason(error: BaseException, path: Path) -> str:
+    """The first line of an error, without paths of this machine.
+
+    Hosts look for `unimplemented` in any message and take it for a missing call.
+    """
+    if isinstance(error, SystemExit):
+        return "its model type needs a Python package that is not installed"
+    text = str(error).strip().partition("\n")[0].replace(str(path), "its folder")
+    text = re.sub(r"(?<![\w.])/[\w.+@/-]*/[\w.+@-]+", "a file", text)
+    text = re.sub("unimplemented", "not implemented", text, flags=re.IGNORECASE)
+    return text[:300] or type(error).__name__
