@@ -1,0 +1,58 @@
+"""The closed set of messages to the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+from backend.engine.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start a generation on the model of generation number `epoch`."""
+
+    epoch: int
+    ticket: int
+    request: GenerationRequest
+    prompt: list[int]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget a generation, wherever it is."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a model and let it take the place of the present one.
+
+    read: does the work, on the engine thread, and returns what `Engine` needs of it. abandoned:
+    set when nobody waits for the result any more; the new model is then dropped.
+    """
+
+    epoch: int
+    read: Callable[[], Any]
+    abandoned: Event
+    done: Future[Any] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """End all generations and drop the model."""
+
+    done: Future[None] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End all generations and the thread."""
+
+
+Command = Submit | Cancel | Load | Free | Stop

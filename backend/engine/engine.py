@@ -1,0 +1,311 @@
+"""The engine's public seam: everything that the servicer may ask, and nothing that touches MLX.
+
+Importing this module is cheap; mlx and mlx-lm are imported by the engine thread on its first load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from backend.engine.commands import Cancel, Free, Load, Stop, Submit
+from backend.engine.errors import EngineError, EngineFailed, NotLoaded, Overloaded, ShuttingDown
+from backend.engine.generation import Generation
+from backend.engine.request import GenerationRequest
+from backend.engine.worker import Publication, Worker
+
+if TYPE_CHECKING:
+    from backend.engine.load import Served
+
+_PROMPT_THREADS = 2
+
+
+class EngineState(Enum):
+    """What the one model slot of this process is doing."""
+
+    EMPTY = "empty"
+    LOADING = "loading"
+    READY = "ready"
+    GENERATING = "generating"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """State plus memory figures in bytes, as MLX reports them."""
+
+    state: EngineState
+    total_bytes: int
+    breakdown: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """Totals since the process started, and the speed of the latest decode step."""
+
+    running: int
+    queued: int
+    tokens_generated: int
+    prompt_tokens_processed: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What LoadModel asked for, typed (`backend.rpc.load_options` builds it).
+
+    model, model_file, model_path: the three references of contract 2.1, verbatim.
+    context_size: tokens of prompt plus output; 0 means the model's own maximum.
+    settings: our settings by name (`backend.engine.settings`), already typed and checked.
+    """
+
+    model: str
+    model_file: str = ""
+    model_path: str = ""
+    context_size: int = 0
+    dtype: str = ""
+    trust_remote_code: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of the loaded model."""
+
+    name: str
+    model_type: str
+    context_size: int
+    chat_template: str | None
+    supports_thinking: bool
+    rendered_template: str
+
+
+class Engine:
+    """Owner of the engine thread. All methods are called from one asyncio loop."""
+
+    def __init__(self) -> None:
+        self._worker = Worker(self._deliver_threadsafe, self._fatal_threadsafe)
+        self._prompts = ThreadPoolExecutor(_PROMPT_THREADS, thread_name_prefix="prompt")
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._generations: dict[int, Generation] = {}
+        self._tickets = itertools.count(1)
+        self._epochs = itertools.count(1)
+        self._served: Served | None = None
+        self._loading = False
+        self._stopping = False
+        self._slot = asyncio.Lock()
+        self._failure: asyncio.Future[str] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the engine thread (cheap: no heavy import). Called on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        self._worker.start()
+
+    @property
+    def loaded(self) -> ModelFacts | None:
+        """The loaded model, or None."""
+        return self._served.facts if self._served is not None else None
+
+    def require_model(self) -> ModelFacts:
+        """The loaded model. Raises NotLoaded (also while a load is under way)."""
+        return self._require().facts
+
+    async def load(self, request: LoadRequest) -> ModelFacts:
+        """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
+
+        A failed load leaves a loaded model as it was. Cancelling the awaiting task cancels a
+        download.
+        """
+        self._refuse_when_stopping()
+        async with self._slot:
+            self._refuse_when_stopping()
+            abandoned = threading.Event()
+            self._loading = True
+            loading = asyncio.ensure_future(self._load(request, abandoned))
+            try:
+                self._served = await asyncio.shield(loading)
+            except asyncio.CancelledError:
+                abandoned.set()
+                # The engine thread may be past the point of no return: keep what it then holds.
+                outcome = (await asyncio.gather(loading, return_exceptions=True))[0]
+                if not isinstance(outcome, BaseException):
+                    self._served = outcome
+                raise
+            finally:
+                self._loading = False
+            return self._served.facts
+
+    async def free(self) -> bool:
+        """Cancel all generations, drop the model, release its memory. False: nothing loaded."""
+        async with self._slot:
+            served, self._served = self._served, None
+            command = Free()
+            self._worker.send(command)
+            await asyncio.wrap_future(command.done)
+            return served is not None
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
+        self._refuse_when_stopping()
+        served = self._require()
+        if len(self._generations) >= served.capacity:
+            raise Overloaded(
+                f"the queue is full: {len(self._generations)} requests are running or waiting;"
+                " try again later, or load the model with a larger max_queue"
+            )
+        ticket = next(self._tickets)
+        generation = Generation(lambda: self._cancel(ticket))
+        self._generations[ticket] = generation
+        self._prompts.submit(self._prepare, served, ticket, request)
+        return generation
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Token ids of the text; special-token text is parsed, none is added."""
+        builder = self._require().prompts
+        return await self._in_prompt_thread(builder.tokenize, text)
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        """Text of the ids. Raises InvalidRequest for an id outside the vocabulary."""
+        builder = self._require().prompts
+        return await self._in_prompt_thread(builder.detokenize, tokens)
+
+    def status(self) -> EngineStatus:
+        """State and memory. total: what MLX holds, in use or kept for reuse."""
+        breakdown: dict[str, int] = {}
+        if "mlx.core" in sys.modules:
+            # Counters of the allocator: readable on any thread, unlike arrays.
+            mx = sys.modules["mlx.core"]
+            breakdown = {"mlx_active": mx.get_active_memory(), "mlx_cache": mx.get_cache_memory()}
+        total = sum(breakdown.values())
+        if self._served is not None:
+            gauges = self._worker.gauges
+            breakdown |= {
+                "weights": self._served.weights_bytes,
+                "kv_cache": gauges.row_bytes,
+                "prompt_cache": gauges.prefix_bytes,
+            }
+        return EngineStatus(self._state(), total, breakdown)
+
+    def metrics(self) -> EngineMetrics:
+        """Running totals; queued requests include those whose prompt is being tokenised."""
+        gauges = self._worker.gauges
+        return EngineMetrics(
+            running=gauges.running,
+            queued=max(len(self._generations) - gauges.running, 0),
+            tokens_generated=gauges.tokens_generated,
+            prompt_tokens_processed=gauges.prompt_tokens_processed,
+            tokens_per_second=gauges.tokens_per_second,
+        )
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new work, cancel the running, end the thread; returns within `grace` seconds."""
+        self._stopping = True
+        self._worker.send(Stop())
+        self._prompts.shutdown(wait=False, cancel_futures=True)
+        self._files.shutdown(wait=False, cancel_futures=True)
+        for ticket in list(self._generations):
+            self._finish(ticket, ShuttingDown())
+        await asyncio.to_thread(self._worker.join, grace)
+
+    async def failed(self) -> str:
+        """Wait until the engine cannot go on (never, in a healthy process); returns the cause."""
+        assert self._failure is not None, "start() comes first"
+        return await asyncio.shield(self._failure)
+
+    async def _load(self, request: LoadRequest, abandoned: threading.Event) -> Served:
+        from backend.engine.load import find, read
+
+        assert self._loop is not None
+        found = await self._loop.run_in_executor(self._files, find, request, abandoned)
+        epoch = next(self._epochs)
+        command = Load(epoch, lambda: read(found, request, epoch, abandoned), abandoned)
+        self._worker.send(command)
+        served: Served = await asyncio.wrap_future(command.done)
+        return served
+
+    def _require(self) -> Served:
+        if self._loading:
+            raise NotLoaded("a load is under way, try again when it is done")
+        if self._served is None:
+            raise NotLoaded()
+        return self._served
+
+    def _refuse_when_stopping(self) -> None:
+        if self._stopping:
+            raise ShuttingDown()
+
+    def _state(self) -> EngineState:
+        if self._failure is not None and self._failure.done():
+            return EngineState.FAILED
+        if self._loading:
+            return EngineState.LOADING
+        if self._served is None:
+            return EngineState.EMPTY
+        return EngineState.GENERATING if self._generations else EngineState.READY
+
+    async def _in_prompt_thread(self, work: Any, argument: Any) -> Any:
+        self._refuse_when_stopping()
+        assert self._loop is not None
+        return await self._loop.run_in_executor(self._prompts, work, argument)
+
+    def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
+        """On a prompt thread: tokenise, and hand the row to the engine thread."""
+        if ticket not in self._generations:
+            return
+        try:
+            prompt = served.prompts.build(request.prompt)
+        except EngineError as refusal:
+            self._deliver_threadsafe([(ticket, refusal)])
+        except Exception as fault:
+            self._deliver_threadsafe([(ticket, _prompt_fault(fault))])
+        else:
+            room = served.facts.context_size - len(prompt)
+            limit = min(request.max_tokens or served.default_max_tokens or room, room)
+            self._worker.send(Submit(served.epoch, ticket, request, prompt, limit))
+            if ticket not in self._generations:
+                # Cancelled meanwhile: that command may have overtaken this one.
+                self._worker.send(Cancel(ticket))
+
+    def _cancel(self, ticket: int) -> None:
+        if self._generations.pop(ticket, None) is not None:
+            self._worker.send(Cancel(ticket))
+
+    def _deliver_threadsafe(self, publications: list[Publication]) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, publications)
+
+    def _deliver(self, publications: list[Publication]) -> None:
+        for ticket, what in publications:
+            generation = self._generations.get(ticket)
+            if generation is not None:
+                generation.push(what)
+                if generation.over:
+                    del self._generations[ticket]
+
+    def _finish(self, ticket: int, error: EngineError) -> None:
+        self._deliver([(ticket, error)])
+
+    def _fatal_threadsafe(self, cause: str) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail, cause)
+
+    def _fail(self, cause: str) -> None:
+        for ticket in list(self._generations):
+            self._finish(ticket, EngineFailed("the engine failed; the backend is going down"))
+        self._served = None
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(cause)
+
+
+def _prompt_fault(fault: Exception) -> EngineFailed:
+    return EngineFailed(f"the prompt could not be prepared ({type(fault).__name__})")

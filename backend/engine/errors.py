@@ -1,0 +1,47 @@
+"""The ways in which the engine says no.
+
+Every message is written for the person who reads it at the far end of the wire: what was wrong,
+with which value, what to do. None carries a path of the server or a secret.
+"""
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine reports to a caller; `str()` is the client's sentence."""
+
+
+class InvalidRequest(EngineError):
+    """The request cannot be served as it is, now or later."""
+
+
+class NotLoaded(EngineError):
+    """No model is loaded (never, not yet, or not any more)."""
+
+    def __init__(self, why: str = "call LoadModel first") -> None:
+        super().__init__(f"model not loaded: {why}")
+
+
+class Overloaded(EngineError):
+    """The queue or the memory budget is full; the same request may succeed later."""
+
+
+class ModelNotFound(EngineError):
+    """The model reference names nothing that exists here or on the hub."""
+
+
+class ModelRejected(EngineError):
+    """The reference leads to something, but not to a model that this backend can load."""
+
+
+class ShuttingDown(EngineError):
+    """The process is on its way out and takes no new work."""
+
+    def __init__(self) -> None:
+        super().__init__("the backend is shutting down")
+
+
+class Cancelled(EngineError):
+    """The work was cancelled by its owner, by Free, or by the end of the process."""
+
+
+class EngineFailed(EngineError):
+    """The engine met an internal fault while it served this request."""

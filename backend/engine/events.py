@@ -1,0 +1,44 @@
+"""The closed set of things that a generation tells its owner, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Running totals of one generation.
+
+    prompt_tokens: the whole prompt, cached part included.
+    cached_tokens: how many of them a stored KV cache served.
+    completion_tokens: generated tokens, without the end-of-sequence token.
+    prefill_ms: from the row's admission to its first token. decode_ms: from there on.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of text: never empty, whole characters only, never part of a stop string."""
+
+    text: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a generation that went well."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+Event = TextDelta | Finished

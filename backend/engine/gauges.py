@@ -1,0 +1,21 @@
+"""What the engine thread tells of itself without being asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Gauges:
+    """Plain numbers for Status and GetMetrics: written on the engine thread, read on any.
+
+    The totals count from the start of the thread. tokens_per_second is that of the latest step.
+    """
+
+    tokens_generated: int = 0
+    prompt_tokens_processed: int = 0
+    tokens_per_second: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    row_bytes: int = 0
+    prefix_bytes: int = 0

@@ -1,0 +1,76 @@
+"""One submitted request as its owner on the event loop sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+
+from backend.engine.errors import Cancelled, EngineError
+from backend.engine.events import Event, Finished, TextDelta
+
+
+class Generation:
+    """An async iterator of a request's events, and the way to cancel it.
+
+    Use as `async with engine.submit(request) as generation: async for event in generation: …`;
+    leaving the block cancels what is still running. Iteration raises `EngineError` when the
+    request fails. The last event of a good generation is `Finished`. A slow reader gets several
+    pieces of text as one, so what waits for it stays as small as the text itself. `over` tells
+    that the last event has arrived.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._events: deque[Event | EngineError] = deque()
+        self._arrived = asyncio.Event()
+        self.over = False
+
+    def push(self, event: Event | EngineError) -> None:
+        """Add an event; what comes after the end is dropped. Called on the event loop."""
+        if self.over:
+            return
+        self.over = isinstance(event, Finished | EngineError)
+        self._events.append(event)
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        """Free the slot within one step; a reader that still waits gets Cancelled."""
+        if not self.over:
+            self.push(Cancelled("the request was cancelled"))
+            self._cancel()
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._events:
+                event = self._next()
+                if isinstance(event, EngineError):
+                    raise event
+                yield event
+                if isinstance(event, Finished):
+                    return
+
+    def _next(self) -> Event | EngineError:
+        event = self._events.popleft()
+        if not isinstance(event, TextDelta):
+            return event
+        pieces = [event.text]
+        while self._events and isinstance(following := self._events[0], TextDelta):
+            pieces.append(following.text)
+            event = following
+            self._events.popleft()
+        return TextDelta("".join(pieces), event.usage)

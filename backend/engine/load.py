@@ -1,0 +1,152 @@
+"""A load from its request to a model that can be scheduled.
+
+`find` runs on the file thread: it resolves the reference, downloads, and looks at the files.
+`read` runs on the engine thread: it is the first to import MLX, and it proves the model by
+running one token through it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backend.engine.errors import ModelRejected
+from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.reference import HubModel, resolve
+from backend.engine.settings import Settings
+from common.options import shown
+
+if TYPE_CHECKING:
+    from backend.engine.engine import LoadRequest, ModelFacts
+    from backend.engine.model import EngineModel
+    from backend.engine.prompts import PromptBuilder
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that passed every check that needs no weights."""
+
+    checkpoint: Checkpoint
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the event loop keeps of a loaded model; no MLX object is in reach from here.
+
+    capacity: requests that may be running or waiting. default_max_tokens: for requests that set
+    no limit; 0 means up to the end of the context.
+    """
+
+    epoch: int
+    facts: ModelFacts
+    prompts: PromptBuilder
+    capacity: int
+    default_max_tokens: int
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Both halves of a loaded model: the engine thread's and the event loop's."""
+
+    engine: EngineModel
+    served: Served
+
+
+def find(request: LoadRequest, cancelled: threading.Event) -> Found:
+    """Find the checkpoint. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled."""
+    settings = Settings.from_values(
+        request.settings
+        | ({"trust_remote_code": True} if request.trust_remote_code else {})
+    )
+    place = resolve(
+        request.model, request.model_file, request.model_path, revision=settings.revision
+    )
+    if isinstance(place, HubModel):
+        from backend.engine.loading.download import download
+
+        path = download(place, settings, cancelled)
+    else:
+        path = place.path
+    return Found(inspect(path, place.name, settings), settings)
+
+
+def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event) -> Loaded:
+    """Load the weights and prove the model. Raises ModelRejected, InvalidRequest, Cancelled."""
+    started = time.perf_counter()
+    from backend.engine import device, kv
+    from backend.engine.engine import ModelFacts
+    from backend.engine.loading.context import served_context
+    from backend.engine.loading.weights import load_model
+    from backend.engine.model import EngineModel
+    from backend.engine.prompts import PromptBuilder
+    from backend.engine.token_text import text_streams
+
+    settings = found.settings
+    here = device.detect()
+    device.prepare(here)
+    loaded = load_model(
+        found.checkpoint, settings, here, dtype=request.dtype, cancel=cancelled
+    )
+    try:
+        cost = kv.cost(loaded.model)
+        slots = settings.parallel if kv.can_batch(kv.new_row(loaded.model)) else 1
+    except Exception as fault:
+        _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
+        raise ModelRejected(
+            f"model {shown(loaded.name)} cannot be loaded: it failed on its first token"
+            f" ({type(fault).__name__})"
+        ) from None
+    plan = device.memory_plan(here, settings, loaded.weights_bytes)
+    device.apply(plan)
+    context_size = served_context(loaded.context_size, request.context_size)
+    prompts = PromptBuilder(loaded.tokenizer, context_size)
+    engine = EngineModel(
+        model=loaded.model,
+        end_tokens=loaded.eos_token_ids,
+        new_text=text_streams(loaded.tokenizer),
+        cost=cost,
+        slots=slots,
+        weights_bytes=loaded.weights_bytes,
+        memory_limit=plan.limit,
+        prompt_cache_bytes=plan.prompt_cache,
+        max_cache_entries=settings.max_cache_entries,
+        prefill_chunk=device.prefill_chunk(here, settings),
+        stall_ms=settings.stall_ms,
+    )
+    facts = ModelFacts(
+        name=loaded.name,
+        model_type=loaded.model_type,
+        context_size=context_size,
+        chat_template=loaded.chat_template,
+        supports_thinking=bool(loaded.tokenizer.has_thinking),
+        rendered_template=prompts.sample(),
+    )
+    _log.info(
+        "model %s: %s on %s, %s, context %d, %d rows, weights %d MiB, loaded in %.1f s",
+        shown(loaded.name),
+        loaded.model_type,
+        here.kind,
+        loaded.dtype,
+        context_size,
+        slots,
+        loaded.weights_bytes // device.MIB,
+        time.perf_counter() - started,
+    )
+    return Loaded(
+        engine,
+        Served(
+            epoch=epoch,
+            facts=facts,
+            prompts=prompts,
+            capacity=slots + settings.max_queue,
+            default_max_tokens=settings.max_tokens,
+            weights_bytes=loaded.weights_bytes,
+        ),
+    )

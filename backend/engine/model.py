@@ -1,0 +1,31 @@
+"""What the engine thread holds while a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from backend.engine.kv import CacheCost
+from backend.engine.token_text import TextStream
+
+
+@dataclass(eq=False, slots=True)
+class EngineModel:
+    """A loaded model and the figures that scheduling depends on.
+
+    slots: rows that may decode together. memory_limit: bytes that MLX may use in all;
+    weights_bytes of them are taken by the model itself.
+    """
+
+    model: Any
+    end_tokens: frozenset[int]
+    new_text: Callable[[], TextStream]
+    cost: CacheCost
+    slots: int
+    weights_bytes: int
+    memory_limit: int
+    prompt_cache_bytes: int
+    max_cache_entries: int
+    prefill_chunk: int
+    stall_ms: int

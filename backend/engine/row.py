@@ -1,0 +1,84 @@
+"""One request on the engine thread: its tokens, its place, and the text it has produced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.engine.events import Event, Finished, FinishReason, TextDelta, Usage
+from backend.engine.request import GenerationRequest
+from backend.engine.token_text import TextStream
+from common.stop_strings import StopMatcher
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A request with its prompt in tokens.
+
+    ticket: names the request towards its owner. limit: most tokens to generate, at least 1.
+    cache: its own KV while it is prefilled; `filled` prompt tokens are in it. checkpoints: prompt
+    lengths at which a copy of a cache that cannot be trimmed is stored.
+    """
+
+    ticket: int
+    request: GenerationRequest
+    prompt: Sequence[int]
+    limit: int
+    text: TextStream
+    stop: StopMatcher
+    clock: Callable[[], float] = time.perf_counter
+    cache: list[Any] | None = None
+    filled: int = 0
+    reused: int = 0
+    checkpoints: tuple[int, ...] = ()
+    generated: list[int] = field(default_factory=list)
+    ended: FinishReason | None = None
+    _admitted_at: float = 0.0
+    _first_token_at: float = 0.0
+    _last_token_at: float = 0.0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return len(self.prompt) + self.limit
+
+    def admit(self) -> None:
+        self._admitted_at = self.clock()
+
+    def usage(self) -> Usage:
+        first = self._first_token_at or self.clock()
+        return Usage(
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.reused,
+            completion_tokens=len(self.generated),
+            prefill_ms=(first - self._admitted_at) * 1e3,
+            decode_ms=(self._last_token_at - first) * 1e3 if self._first_token_at else 0.0,
+        )
+
+    def take(self, token: int, end_tokens: frozenset[int]) -> Sequence[Event]:
+        """Account for one generated token; returns what its owner should hear, in order.
+
+        The end-of-sequence token is not counted: a natural stop at the limit stays a stop
+        (contract 4.6.1).
+        """
+        self._last_token_at = self.clock()
+        self._first_token_at = self._first_token_at or self._last_token_at
+        if token in end_tokens and not self.request.ignore_eos:
+            return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
+        self.generated.append(token)
+        shown = self.stop.feed(self.text.add(token))
+        if self.stop.stopped:
+            return self._end("stop", shown)
+        if len(self.generated) >= self.limit:
+            shown += self.stop.feed(self.text.finish())
+            reason: FinishReason = "stop" if self.stop.stopped else "length"
+            return self._end(reason, shown + self.stop.finish())
+        return (TextDelta(shown, self.usage()),) if shown else ()
+
+    def _end(self, reason: FinishReason, shown: str) -> Sequence[Event]:
+        self.ended = reason
+        usage = self.usage()
+        last = Finished(reason, usage)
+        return (TextDelta(shown, usage), last) if shown else (last,)

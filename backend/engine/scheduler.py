@@ -1,0 +1,261 @@
+"""Runs the rows of one model: admits, prefills in chunks between decode steps, decodes, finishes.
+
+Everything happens on the engine thread, one `step` at a time. A row is in exactly one place:
+`waiting`, `prefilling`, or the batch; whoever cancels looks in those three.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from backend.engine import kv
+from backend.engine.admission import bytes_with, kv_bytes
+from backend.engine.batch import DecodeBatch
+from backend.engine.commands import Submit
+from backend.engine.errors import EngineError, EngineFailed, Overloaded
+from backend.engine.events import Event
+from backend.engine.gauges import Gauges
+from backend.engine.model import EngineModel
+from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.row import Row
+from common.stop_strings import StopMatcher
+
+Publish = Callable[[int, Event | EngineError], None]
+Report = Callable[[str, BaseException], None]
+
+_TIDY_EVERY = 512  # decode steps between two returns of freed buffers to the system
+_WEIGH_EVERY = 32  # decode steps between two readings of the bytes of KV
+_MIB = 1 << 20
+
+
+class Scheduler:
+    """Owner of all rows of one loaded model.
+
+    publish: tells a row's owner of an event or of the row's failure. report: logs a fault with
+    its exception.
+    """
+
+    def __init__(
+        self, model: EngineModel, publish: Publish, report: Report, gauges: Gauges
+    ) -> None:
+        self._model = model
+        self._publish = publish
+        self._report = report
+        self._gauges = gauges
+        self._pace = Pace(model.prefill_chunk, model.stall_ms)
+        self._steps = 0
+        self.waiting: deque[Row] = deque()
+        self.prefilling: deque[Row] = deque()
+        self.batch = DecodeBatch(model.model, model.end_tokens)
+        self.prefixes: PrefixCache[kv.RowCache] = PrefixCache(
+            model.prompt_cache_bytes, model.max_cache_entries
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.prefilling or self.batch.rows)
+
+    @property
+    def admitted(self) -> list[Row]:
+        return [*self.prefilling, *self.batch.rows]
+
+    def submit(self, command: Submit) -> None:
+        self.waiting.append(
+            Row(
+                ticket=command.ticket,
+                request=command.request,
+                prompt=command.prompt,
+                limit=command.limit,
+                text=self._model.new_text(),
+                stop=StopMatcher(command.request.stop),
+            )
+        )
+
+    def cancel(self, ticket: int) -> None:
+        """Take a row out wherever it is. Its owner knows, so nothing is published."""
+        for queue in (self.waiting, self.prefilling):
+            for row in queue:
+                if row.ticket == ticket:
+                    queue.remove(row)
+                    self._settle()
+                    return
+        self.batch.remove([row for row in self.batch.rows if row.ticket == ticket])
+        self._settle()
+
+    def cancel_all(self, error: EngineError) -> None:
+        """End every row with an error and forget every stored prefix."""
+        for row in [*self.waiting, *self.admitted]:
+            self._publish(row.ticket, error)
+        self.waiting.clear()
+        self.prefilling.clear()
+        self.batch.clear()
+        self.prefixes.clear()
+        self._settle()
+
+    def step(self) -> None:
+        """One round: every running row gets a token, every prefilling row gets its turn."""
+        self._admit()
+        self._prefill()
+        self._make_room()
+        self._decode()
+        self._settle()
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.admitted) < self._model.slots:
+            row = self.waiting[0]
+            needed = self._model.weights_bytes + bytes_with(
+                self._model.cost, self.admitted, row
+            )
+            if needed > self._model.memory_limit:
+                if self.admitted:
+                    return
+                self.waiting.popleft()
+                self._publish(row.ticket, self._too_large(row, needed))
+                continue
+            self.prefixes.shrink(self._model.memory_limit - needed)
+            self.waiting.popleft()
+            row.admit()
+            self._reuse(row)
+            self.prefilling.append(row)
+
+    def _reuse(self, row: Row) -> None:
+        """Start the row from the longest stored prefix, on a copy."""
+        match = self.prefixes.find(row.prompt)
+        if match.entry is not None:
+            cache = kv.clone(match.entry.payload)
+            if kv.trim(cache, len(match.entry.tokens) - match.length):
+                row.cache, row.filled, row.reused = cache, match.length, match.length
+        if row.cache is None:
+            row.cache = kv.new_row(self._model.model)
+        if self.prefixes.max_bytes and not kv.always_trims(row.cache):
+            last = len(row.prompt) - 1
+            row.checkpoints = tuple(sorted({match.branch, last} - {0}))
+
+    def _prefill(self) -> None:
+        budget = self._pace.tokens(running=bool(self.batch.rows))
+        while self.prefilling and budget > 0:
+            row = self.prefilling.popleft()
+            try:
+                budget -= self._prefill_chunk(row, budget)
+                if row.filled == len(row.prompt) - 1:
+                    self._start(row)
+                else:
+                    self.prefilling.append(row)
+            except Exception as fault:
+                self._report("prefill", fault)
+                self._publish(row.ticket, _fault(fault))
+
+    def _prefill_chunk(self, row: Row, budget: int) -> int:
+        """Run one chunk; returns what it counts against the budget of this step."""
+        assert row.cache is not None
+        end = chunk_end(row.filled, len(row.prompt), budget, row.checkpoints)
+        tokens = end - row.filled
+        if tokens > 0:
+            started = time.perf_counter()
+            self._model.model(mx.array([row.prompt[row.filled : end]]), cache=row.cache)
+            kv.evaluate(row.cache)
+            self._pace.measured(tokens, time.perf_counter() - started)
+            self._gauges.prompt_tokens_processed += tokens
+            row.filled = end
+        if end in row.checkpoints or (end == len(row.prompt) - 1 and tokens > 0):
+            self._store(kv.clone(row.cache), row.prompt[:end])
+        return max(tokens, SMALLEST_STEP)
+
+    def _start(self, row: Row) -> None:
+        """Move a prefilled row into the batch."""
+        assert row.cache is not None
+        cache, row.cache = row.cache, None
+        self.batch.join(row, cache)
+
+    def _make_room(self) -> None:
+        """Keep the batch within the memory limit as it grows; the newest row yields last-in."""
+        while self.batch.rows:
+            needed = self._model.weights_bytes + kv_bytes(self._model.cost, self.admitted)
+            if needed <= self._model.memory_limit:
+                self.prefixes.shrink(self._model.memory_limit - needed)
+                return
+            row = self.batch.rows[-1]
+            self.batch.remove([row])
+            self._publish(
+                row.ticket,
+                Overloaded(
+                    f"the KV cache is full after {len(row.generated)} generated tokens: ask again"
+                    " later, ask for fewer tokens, or load the model with fewer parallel rows"
+                ),
+            )
+
+    def _decode(self) -> None:
+        if not self.batch.rows:
+            return
+        started = time.perf_counter()
+        try:
+            tokens = self.batch.step()
+        except Exception as fault:
+            self._report("decode", fault)
+            for row in self.batch.rows:
+                self._publish(row.ticket, _fault(fault))
+            self.batch.clear()
+            return
+        ended = [row for row, token in tokens if self._hand_out(row, token)]
+        for row in ended:
+            self._remember(row)
+        self.batch.remove(ended)
+        self._count(len(tokens), time.perf_counter() - started)
+
+    def _hand_out(self, row: Row, token: int) -> bool:
+        """Publish what the token gave; True when it was the row's last."""
+        for event in row.take(token, self._model.end_tokens):
+            self._publish(row.ticket, event)
+        return row.ended is not None
+
+    def _remember(self, row: Row) -> None:
+        """Store the KV of a finished row. Failing to is a miss later, not an error now."""
+        if not self.prefixes.max_bytes:
+            return
+        try:
+            cache, tokens = self.batch.extract(row)
+            kv.evaluate(cache)
+            self._store(cache, tokens)
+        except Exception as fault:
+            self._report("prompt cache", fault)
+
+    def _store(self, cache: kv.RowCache, tokens: list[int] | tuple[int, ...]) -> None:
+        self.prefixes.store(tokens, cache, kv.nbytes(cache), trimmable=kv.can_trim(cache))
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        self._steps += 1
+        self._gauges.tokens_generated += tokens
+        if tokens and seconds > 0:
+            self._gauges.tokens_per_second = tokens / seconds
+        if self._steps % _TIDY_EVERY == 0:
+            mx.clear_cache()
+
+    def _settle(self) -> None:
+        """Update the gauges; with nothing left to run, give freed buffers back to the system."""
+        gauges = self._gauges
+        gauges.waiting = len(self.waiting)
+        gauges.running = len(self.prefilling) + len(self.batch)
+        if self.busy and self._steps % _WEIGH_EVERY:
+            return
+        own = sum(kv.nbytes(row.cache) for row in self.prefilling if row.cache is not None)
+        gauges.row_bytes = own + self.batch.nbytes
+        gauges.prefix_bytes = self.prefixes.nbytes
+        if not self.busy:
+            gauges.tokens_per_second = 0.0
+            mx.clear_cache()
+
+    def _too_large(self, row: Row, needed: int) -> Overloaded:
+        return Overloaded(
+            f"a prompt of {len(row.prompt)} tokens with its output needs {needed // _MIB} MiB with"
+            f" the model, but the limit is {self._model.memory_limit // _MIB} MiB: shorten the"
+            " prompt, ask for fewer tokens, or raise memory_limit_mib"
+        )
+
+
+def _fault(fault: Exception) -> EngineFailed:
+    return EngineFailed(f"the model failed on this request ({type(fault).__name__})")

@@ -1,0 +1,130 @@
+"""Token ids to text, piece by piece, with characters that span tokens held until they are whole.
+
+A vocabulary is turned into bytes once per model, so a stream costs one table look-up a token. The
+mlx-lm 0.32.2 detokenizers are not used for the two common kinds: they drop the leading space of a
+continuation, hold a single space back, and emit U+FFFD, which stalls a host for the rest of the
+stream (contract 4.1.1).
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+_REPLACEMENT = "\ufffd"
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """The printable stand-ins of GPT-2's byte-level BPE: character → byte value."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in set(printable)]
+    alphabet = {chr(value): value for value in printable}
+    alphabet.update({chr(256 + rank): value for rank, value in enumerate(others)})
+    return alphabet
+
+
+class TextStream(Protocol):
+    """Incremental decoder of one row."""
+
+    def add(self, token: int) -> str:
+        """Text that the token completes; '' while a character is still open."""
+
+    def finish(self) -> str:
+        """What is left. An unfinished character is dropped."""
+
+
+class ByteStream:
+    """Decoder over a table of token bytes; bytes that are not UTF-8 are dropped."""
+
+    def __init__(self, table: list[bytes], strip_first_space: bool) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._strip = strip_first_space
+
+    def add(self, token: int) -> str:
+        if token >= len(self._table):
+            return ""
+        text = self._decoder.decode(self._table[token])
+        if self._strip and text:
+            self._strip = False
+            text = text.removeprefix(" ")
+        return text.replace(_REPLACEMENT, "")
+
+    def finish(self) -> str:
+        return ""
+
+
+class TokenizerStream:
+    """Fallback for decoders of an unknown kind: mlx-lm's own streaming detokenizer."""
+
+    def __init__(self, detokenizer: Any) -> None:
+        self._detokenizer = detokenizer
+
+    def add(self, token: int) -> str:
+        self._detokenizer.add_token(token)
+        return str(self._detokenizer.last_segment).replace(_REPLACEMENT, "")
+
+    def finish(self) -> str:
+        self._detokenizer.finalize()
+        return str(self._detokenizer.last_segment).replace(_REPLACEMENT, "")
+
+
+def text_streams(tokenizer: Any) -> Callable[[], TextStream]:
+    """A factory of decoders for the rows of one model.
+
+    `tokenizer` is mlx-lm's TokenizerWrapper. Its fast tokenizer's decoder says what the vocabulary
+    holds: byte-level stand-ins, or SentencePiece pieces with byte fallback.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+    kinds = [part["type"] for part in _parts(decoder)]
+    if kinds and kinds[-1] == "ByteLevel":
+        table = _byte_level_table(backend)
+        return lambda: ByteStream(table, strip_first_space=False)
+    if "ByteFallback" in kinds and "Replace" in kinds:
+        table = _sentencepiece_table(backend)
+        strip = "Strip" in kinds
+        return lambda: ByteStream(table, strip_first_space=strip)
+    return lambda: TokenizerStream(tokenizer.detokenizer)
+
+
+def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+
+
+def _pieces(backend: Any) -> tuple[list[str], frozenset[int]]:
+    """Every id's piece ('' for holes), and which ids are added tokens, whose text is literal."""
+    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+    for piece, token in vocabulary.items():
+        pieces[token] = piece
+    return pieces, frozenset(backend.get_added_tokens_decoder())
+
+
+def _byte_level_table(backend: Any) -> list[bytes]:
+    alphabet = byte_level_alphabet()
+    pieces, added = _pieces(backend)
+
+    def encode(token: int, piece: str) -> bytes:
+        if token in added or any(character not in alphabet for character in piece):
+            return piece.encode()
+        return bytes(alphabet[character] for character in piece)
+
+    return [encode(token, piece) for token, piece in enumerate(pieces)]
+
+
+def _sentencepiece_table(backend: Any) -> list[bytes]:
+    pieces, added = _pieces(backend)
+
+    def encode(token: int, piece: str) -> bytes:
+        if token in added:
+            return piece.encode()
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("\u2581", " ").encode()
+
+    return [encode(token, piece) for token, piece in enumerate(pieces)]

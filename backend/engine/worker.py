@@ -1,0 +1,185 @@
+"""The engine thread: the only one that creates or touches an MLX object.
+
+It takes commands from one queue and hands out publications in batches, once per round. While
+there is nothing to do it sleeps in the queue. mlx and everything above it are imported here, on
+the first load, so that the process answers Health before.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from backend.engine.commands import Cancel, Command, Free, Load, Stop, Submit
+from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
+from backend.engine.events import Event
+from backend.engine.gauges import Gauges
+
+if TYPE_CHECKING:
+    from backend.engine.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+Publication = tuple[int, Event | EngineError]
+
+
+class Worker:
+    """Runs the loop. All public methods may be called from any thread.
+
+    deliver: takes the publications of a round, in order. fatal: told once, with the cause, when
+    the engine cannot go on; the thread ends.
+    """
+
+    def __init__(
+        self, deliver: Callable[[list[Publication]], None], fatal: Callable[[str], None]
+    ) -> None:
+        self._deliver = deliver
+        self._fatal = fatal
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._outbox: list[Publication] = []
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._epoch = 0
+        self._scheduler: Scheduler | None = None
+        self.gauges = Gauges()
+        self._suspect = False
+        self._stopping = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end; False when it is still running."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_commands()
+                if self._scheduler is not None and self._scheduler.busy:
+                    self._scheduler.step()
+                if self._suspect:
+                    self._probe()
+                self._flush()
+        except BaseException as fault:
+            _log.critical("the engine thread failed", exc_info=fault)
+            self._fatal(f"the engine cannot go on: {type(fault).__name__}: {fault}")
+        finally:
+            self._flush()
+            self._drop_model()
+            self._clear_streams()
+
+    def _take_commands(self) -> None:
+        idle = self._scheduler is None or not self._scheduler.busy
+        while True:
+            try:
+                command = self._inbox.get(block=idle)
+            except queue.Empty:
+                return
+            idle = False
+            self._handle(command)
+            if self._stopping:
+                return
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Cancel(ticket):
+                if self._scheduler is not None:
+                    self._scheduler.cancel(ticket)
+            case Load():
+                self._load(command)
+            case Free(done):
+                if not done.set_running_or_notify_cancel():
+                    return
+                self._end_all(Cancelled("the model was unloaded"))
+                self._drop_model()
+                done.set_result(None)
+            case Stop():
+                self._end_all(ShuttingDown())
+                self._stopping = True
+
+    def _submit(self, command: Submit) -> None:
+        if self._scheduler is None or command.epoch != self._epoch:
+            self._publish(command.ticket, NotLoaded("it was unloaded before the request began"))
+            return
+        self._scheduler.submit(command)
+
+    def _load(self, command: Load) -> None:
+        """Read the new model beside the old one, and let it take over only when it is whole."""
+        if not command.done.set_running_or_notify_cancel():
+            return
+        from backend.engine.scheduler import Scheduler
+
+        try:
+            loaded = command.read()
+        except BaseException as fault:
+            # The traceback's frames hold what was already read of the model.
+            command.done.set_exception(fault.with_traceback(None))
+            del fault
+            _release()
+            return
+        if command.abandoned.is_set():
+            del loaded
+            _release()
+            command.done.set_exception(Cancelled("the load was cancelled"))
+            return
+        self._end_all(Cancelled("another model was loaded"))
+        self._drop_model()
+        self._scheduler = Scheduler(loaded.engine, self._publish, self._report, self.gauges)
+        self._epoch = command.epoch
+        command.done.set_result(loaded.served)
+
+    def _end_all(self, error: EngineError) -> None:
+        if self._scheduler is not None:
+            self._scheduler.cancel_all(error)
+        self._flush()
+
+    def _drop_model(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler = None
+            _release()
+
+    def _publish(self, ticket: int, what: Event | EngineError) -> None:
+        self._outbox.append((ticket, what))
+
+    def _flush(self) -> None:
+        if self._outbox:
+            publications, self._outbox = self._outbox, []
+            self._deliver(publications)
+
+    def _report(self, where: str, fault: BaseException) -> None:
+        _log.error("%s failed", where, exc_info=fault)
+        self._suspect = True
+
+    def _probe(self) -> None:
+        """After a fault: see whether MLX still computes. If not, no later request can be served."""
+        import mlx.core as mx
+
+        self._suspect = False
+        mx.eval(mx.random.normal((8,)) + 1)
+
+    def _clear_streams(self) -> None:
+        """mlx 0.32.4 may abort the process at exit when a thread's streams outlive it."""
+        import sys
+
+        if "mlx.core" in sys.modules:
+            import mlx.core as mx
+
+            mx.clear_streams()
+
+
+def _release() -> None:
+    """Return the memory of dropped arrays to the system."""
+    import mlx.core as mx
+
+    gc.collect()
+    mx.clear_cache()

@@ -1,0 +1,54 @@
+"""Finds stop strings in text that arrives in pieces, and never lets a part of one through.
+
+Text is held back only while it can still become a stop string, so a stream shows everything else
+at once. The result does not depend on how the text was cut into pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Incremental matcher for several stop strings; empty ones are ignored.
+
+    The stop that is complete first ends the text, as if the text had been read character by
+    character; of two that end at the same character the longer one counts. `stopped` tells
+    whether one was found.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """Take the next piece; return what may be shown now. After a match: always ''."""
+        if self.stopped or not text:
+            return ""
+        if not self._stops:
+            return text
+        self._held += text
+        matches = [
+            (start + len(stop), start)
+            for stop in self._stops
+            if (start := self._held.find(stop)) >= 0
+        ]
+        self.stopped = bool(matches)
+        cut = min(matches)[1] if matches else self._first_open()
+        shown, self._held = self._held[:cut], "" if matches else self._held[cut:]
+        return shown
+
+    def finish(self) -> str:
+        """The text is over without a match: return what was held back."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _first_open(self) -> int:
+        """The first place from which the held text is the beginning of a stop string."""
+        end = len(self._held)
+        for start in range(max(0, end - self._longest + 1), end):
+            if any(stop.startswith(self._held[start:]) for stop in self._stops):
+                return start
+        return end
