@@ -12,11 +12,10 @@ while [ -L "$script" ]; do
     esac
 done
 case $script in
-    */*) root=${script%/*} ;;
-    *) root=. ;;
+    */*) ;;
+    *) script=./$script ;;
 esac
-cwd=$PWD
-cd -P -- "$root/" && root=$PWD && cd -- "$cwd"
+root=$(CDPATH='' cd -P -- "${script%/*}/" && pwd)
 
 . "$root/scripts/environment.sh"
 exec "$python" -m backend "$@"

@@ -1,0 +1,48 @@
+# The commands of this project. `make` alone lists them.
+SHELL := bash
+PYTHON_ENV := scripts/python
+PACKAGE_DIR ?= build/package
+TESTS ?=
+BENCH ?=
+CHECKED := backend common demo tests
+
+export PROMPT MODEL
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test lint bench protogen package lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 14
+
+install: ## install the backend into venv/ (see ./install.sh --help)
+	@./install.sh
+
+install-dev:
+	@./install.sh --dev
+
+demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
+	@$(PYTHON_ENV) -m demo.chat
+
+test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
+	@$(PYTHON_ENV) -m pytest $(TESTS)
+
+lint: install-dev ## check style and types
+	@$(PYTHON_ENV) -m ruff check .
+	@$(PYTHON_ENV) -m ruff format --check .
+	@$(PYTHON_ENV) -m mypy $(wildcard $(CHECKED))
+
+bench: install-dev ## run the measurements (BENCH="…" passes arguments)
+	@$(PYTHON_ENV) -m bench $(BENCH)
+
+protogen: install ## regenerate wire/ from backend.proto
+	@./install.sh --stubs
+
+package: install ## lay out a directory that LocalAI installs from (PACKAGE_DIR=…)
+	@scripts/package.sh "$(PACKAGE_DIR)"
+
+lock: ## resolve requirements/*.in anew (needs uv)
+	@scripts/lock.sh
+
+clean: ## remove everything that was installed or generated here
+	rm -rf venv venv.lock wire .wire.* build .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,367 @@
+#!/usr/bin/env bash
+# Installs the backend into venv/ beside this file: the locked packages for this platform, and the
+# stubs generated from backend.proto. A second run finds everything in place and does nothing.
+set -euo pipefail
+
+usage() {
+    cat <<'USAGE'
+usage: ./install.sh [--dev] [--stubs] [--print-profile]
+
+  --dev            also install what tests, lint and type checking need
+  --stubs          only regenerate wire/ from backend.proto
+  --print-profile  print the platform profile that would be installed, and stop
+
+environment:
+  BUILD_TYPE               cublas or l4t (NVIDIA), mps or metal (Apple), cpu; empty: detect
+  CUDA_MAJOR_VERSION       12 or 13, for cublas and l4t; empty: by the driver
+  PYTHON                   the interpreter to use; empty: python/ beside this file, then PATH
+  ENV_DIR                  the folder that gets venv/; empty: the folder of this file
+  EXTRA_PIP_INSTALL_FLAGS  appended to every pip install
+USAGE
+}
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+say() {
+    echo "install.sh: $*"
+}
+
+script=${BASH_SOURCE[0]}
+while [ -L "$script" ]; do
+    target=$(readlink "$script")
+    case $target in
+        /*) script=$target ;;
+        *) script=$(dirname -- "$script")/$target ;;
+    esac
+done
+root=$(CDPATH='' cd -P -- "$(dirname -- "$script")" && pwd)
+
+with_dev=no
+only=all
+while [ $# -gt 0 ]; do
+    case $1 in
+        --dev) with_dev=yes ;;
+        --stubs) only=stubs ;;
+        --print-profile) only=profile ;;
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        *) fail "unknown argument '$1' (see ./install.sh --help)" ;;
+    esac
+    shift
+done
+
+# --- platform -------------------------------------------------------------------------------
+
+version_at_least() { # MAJOR.MINOR… MAJOR MINOR
+    local major=${1%%.*} rest minor
+    rest=${1#*.}
+    minor=${rest%%.*}
+    [ "$major" -gt "$2" ] || { [ "$major" -eq "$2" ] && [ "$minor" -ge "$3" ]; }
+}
+
+nvidia_driver() { # prints the driver's version, or nothing without an NVIDIA GPU
+    local answer
+    if answer=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null); then
+        answer=${answer%%$'\n'*}
+    elif [ -r /proc/driver/nvidia/version ]; then
+        answer=$(sed -n 's/^NVRM version:.* \([0-9][0-9]*\.[0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version)
+    fi
+    case $answer in
+        [0-9]*) echo "$answer" ;;
+    esac
+}
+
+# The oldest drivers that the CUDA builds of MLX run on.
+cuda_major_of_driver() { # DRIVER
+    local major=${1%%.*}
+    if [ "$major" -ge 580 ]; then
+        echo 13
+    elif [ "$major" -ge 550 ]; then
+        echo 12
+    fi
+}
+
+cuda_profile() { # BUILD_TYPE
+    local major=${CUDA_MAJOR_VERSION:-}
+    [ -n "$major" ] || major=$(cuda_major_of_driver "$(nvidia_driver)0")
+    case ${major%%.*} in
+        12 | 13) echo "linux-cuda${major%%.*}" ;;
+        '') fail "BUILD_TYPE=$1 needs CUDA_MAJOR_VERSION=12 or 13: no NVIDIA driver from 550 on was found to tell" ;;
+        *) fail "CUDA_MAJOR_VERSION=$major is not supported: use 12 or 13" ;;
+    esac
+}
+
+linux_profile() {
+    local driver major
+    case ${BUILD_TYPE:-} in
+        '')
+            driver=$(nvidia_driver)
+            [ -n "$driver" ] || { echo linux-cpu && return; }
+            major=$(cuda_major_of_driver "$driver")
+            if [ -z "$major" ]; then
+                echo "install.sh: NVIDIA driver $driver is too old for MLX (550 or newer): installing for CPU" >&2
+                echo linux-cpu
+            else
+                echo "linux-cuda$major"
+            fi
+            ;;
+        cpu) echo linux-cpu ;;
+        cublas | l4t) cuda_profile "$BUILD_TYPE" ;;
+        cublas12 | l4t12) echo linux-cuda12 ;;
+        cublas13 | l4t13) echo linux-cuda13 ;;
+        *) fail "BUILD_TYPE=$BUILD_TYPE is not supported on Linux: use cpu, cublas, l4t, or leave it empty" ;;
+    esac
+}
+
+require_glibc() {
+    local libc
+    libc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || libc=
+    case $libc in
+        "glibc "*) version_at_least "${libc#glibc }" 2 35 || fail "$libc is too old: MLX needs glibc 2.35 or newer (Ubuntu 22.04, Debian 12, RHEL 10)" ;;
+        *) fail "this Linux has no glibc (musl, as in Alpine?): MLX needs glibc 2.35 or newer" ;;
+    esac
+}
+
+platform_profile() {
+    local system machine
+    system=$(uname -s)
+    machine=$(uname -m)
+    case $system in
+        Linux)
+            case $machine in
+                x86_64 | aarch64 | arm64) ;;
+                *) fail "Linux on $machine is not supported: MLX has builds for x86_64 and aarch64" ;;
+            esac
+            require_glibc
+            linux_profile
+            ;;
+        Darwin)
+            if [ "$machine" != arm64 ]; then
+                [ "$(sysctl -n hw.optional.arm64 2>/dev/null)" != 1 ] ||
+                    fail "this shell runs under Rosetta: start it again with 'arch -arm64 bash'"
+                fail "Intel Macs are not supported: MLX needs Apple silicon"
+            fi
+            version_at_least "$(sw_vers -productVersion)" 14 0 ||
+                fail "macOS $(sw_vers -productVersion) is too old: MLX needs macOS 14 or newer"
+            case ${BUILD_TYPE:-} in
+                '' | mps | metal) echo macos-metal ;;
+                *) fail "BUILD_TYPE=$BUILD_TYPE is not supported on macOS: use mps, or leave it empty" ;;
+            esac
+            ;;
+        MINGW* | MSYS* | CYGWIN* | Windows*) fail "Windows is not supported: use WSL2 (Ubuntu 22.04 or newer)" ;;
+        *) fail "$system is not supported: use Linux, or macOS on Apple silicon" ;;
+    esac
+}
+
+profile=$(platform_profile)
+if [ "$only" = profile ]; then
+    echo "$profile"
+    exit 0
+fi
+
+# --- interpreter ----------------------------------------------------------------------------
+
+venv=${ENV_DIR:-$root}/venv
+stamp=$venv/.installed
+
+# Prints "3.11 64bit", or fails when this is no working Python 3.
+python_version() { # INTERPRETER
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2], "64bit" if sys.maxsize > 2**32 else "32bit")' 2>/dev/null
+}
+
+supported() { # "VERSION BITS"
+    case $1 in
+        "3.11 64bit" | "3.12 64bit" | "3.13 64bit" | "3.14 64bit") ;;
+        *) return 1 ;;
+    esac
+}
+
+# Sets `python` and `version`.
+choose_python() {
+    local candidate seen=
+    if [ -n "${PYTHON:-}" ]; then
+        python=$PYTHON
+        version=$(python_version "$python") || fail "PYTHON=$PYTHON is not a working Python 3"
+        supported "$version" || fail "Python $version is not supported (PYTHON=$PYTHON): use 64-bit Python 3.11, 3.12, 3.13 or 3.14"
+        return
+    fi
+    # An interpreter that a person chose once stays until it stops working.
+    for candidate in "$venv/bin/python" "$root/python/bin/python3" python3 python3.13 python3.12 python3.11 python3.14; do
+        version=$(python_version "$candidate") || continue
+        python=$candidate
+        ! supported "$version" || return 0
+        seen="$seen, $candidate is $version"
+    done
+    [ -n "$seen" ] || fail "no Python was found: install Python 3.11, 3.12, 3.13 or 3.14, or name one with PYTHON=/path/to/python3"
+    fail "Python 3.11, 3.12, 3.13 or 3.14 (64-bit) is needed, but ${seen#, }: install one, or name it with PYTHON=/path/to/python3"
+}
+
+# --- what is installed already --------------------------------------------------------------
+
+checksum() { # FILE
+    local sum
+    sum=$(cksum <"$1")
+    echo "${sum// /-}"
+}
+
+runtime_stamp() {
+    echo "profile $profile"
+    echo "python ${version%% *}"
+    echo "runtime $(checksum "$root/requirements/$profile.lock")"
+}
+
+dev_stamp() {
+    echo "dev $(checksum "$root/requirements/dev.lock")"
+}
+
+has_line() { # LINE: is it in the stamp?
+    grep -qxF -- "$1" "$stamp"
+}
+
+runtime_is_installed() {
+    local line
+    [ -f "$stamp" ] && [ -x "$venv/bin/python" ] || return 1
+    while IFS= read -r line; do
+        has_line "$line" || return 1
+    done <<<"$(runtime_stamp)"
+}
+
+# --- installing -----------------------------------------------------------------------------
+
+pip_install() { # LOCK
+    # The lock is complete, so pip has nothing to resolve. EXTRA_PIP_INSTALL_FLAGS is a list.
+    # shellcheck disable=SC2086
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps \
+        --require-hashes --only-binary :all: ${EXTRA_PIP_INSTALL_FLAGS:-} -r "$root/requirements/$1"
+}
+
+create_venv() {
+    local base
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python has no venv module: on Debian and Ubuntu 'apt install python${version%% *}-venv' adds it"
+    # The path of the interpreter itself, not of a venv or a version manager's shim.
+    base=$("$python" -c 'import sys; print(sys._base_executable)')
+    rm -rf "$venv"
+    mkdir -p "$(dirname -- "$venv")"
+    "$base" -m venv "$venv"
+    if [ "$base" != "${base#"$root/python/"}" ] && [ -z "${ENV_DIR:-}" ]; then
+        # The interpreter travels with this folder: the link must not name where it is today.
+        ln -sf "../../python/${base#"$root/python/"}" "$venv/bin/python3"
+        ln -sf python3 "$venv/bin/python"
+    fi
+}
+
+# OpenBLAS needs libgfortran.so.5. The mlx-cpu wheel carries one under a name of its own, so
+# links in a folder for the dynamic linker save a system package. They are relative: the venv
+# may be moved.
+link_openblas() {
+    local folder=$venv/lib/openblas packages file
+    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    packages=../${packages#"$venv/lib/"}
+    mkdir -p "$folder"
+    (
+        cd "$folder"
+        for file in "$packages"/mlx_cpu.libs/libgfortran*; do
+            ln -sf "$file" libgfortran.so.5
+        done
+        for file in "$packages"/mlx_cpu.libs/libquadmath*; do
+            [ ! -e "$file" ] || ln -sf "$file" .
+        done
+        ln -sf "$packages/cmeel.prefix/lib/libopenblas.so.0" .
+        [ -e libgfortran.so.5 ] && [ -e libopenblas.so.0 ]
+    ) || fail "the installed packages carry no usable OpenBLAS: see requirements/linux-cpu.in"
+}
+
+install_packages() {
+    local dev_line
+    dev_line=$(dev_stamp)
+    if runtime_is_installed; then
+        [ "$with_dev" = yes ] || return 0
+        ! has_line "$dev_line" || return 0
+        # Until the new stamp is written the venv counts as broken: an interruption rebuilds it.
+        rm -f "$stamp"
+    else
+        rm -f "$stamp"
+        say "installing $profile for Python ${version%% *} into $venv"
+        create_venv
+        pip_install "$profile.lock"
+        [ "$profile" != linux-cpu ] || link_openblas
+    fi
+    if [ "$with_dev" = yes ]; then
+        say "installing the tools for tests and lint"
+        pip_install dev.lock
+    fi
+    {
+        runtime_stamp
+        [ "$with_dev" = no ] || echo "$dev_line"
+    } >"$stamp.new"
+    mv "$stamp.new" "$stamp"
+    changed=yes
+}
+
+# wire/ is generated as a whole beside its place and then swapped in, so that no reader ever sees
+# half of it. protoc derives the import path wire.backend_pb2 from the name of the proto, which
+# the mapping -Iwire=… provides.
+generate_stubs() {
+    local wanted
+    wanted="proto $(checksum "$root/backend.proto") tools $(grep -m1 '^grpcio-tools==' "$root/requirements/$profile.lock")"
+    if [ "$only" != stubs ] && [ -f "$root/wire/.generated" ] && [ "$(cat "$root/wire/.generated")" = "$wanted" ]; then
+        return 0
+    fi
+    say "generating wire/ from backend.proto"
+    fresh=$(mktemp -d "$root/.wire.XXXXXX")
+    mkdir "$fresh/wire"
+    (cd "$fresh" && "$venv/bin/python" -m grpc_tools.protoc "-Iwire=$root" \
+        --python_out=. --pyi_out=. --grpc_python_out=. wire/backend.proto) ||
+        fail "backend.proto could not be compiled (see above)"
+    : >"$fresh/wire/__init__.py"
+    echo "$wanted" >"$fresh/wire/.generated"
+    PYTHONPATH=$fresh "$venv/bin/python" -c 'from wire import backend_pb2, backend_pb2_grpc' ||
+        fail "the stubs generated from backend.proto do not import (see above)"
+    rm -rf "$root/wire"
+    mv "$fresh/wire" "$root/wire"
+    rm -rf "$fresh"
+    changed=yes
+}
+
+# Two installs at once would delete each other's venv.
+lock=$venv.lock
+take_lock() {
+    local owner announced=no anonymous=0
+    mkdir -p "$(dirname -- "$lock")"
+    until mkdir "$lock" 2>/dev/null; do
+        owner=$(cat "$lock/pid" 2>/dev/null) || owner=
+        # An install that was killed leaves its lock behind, perhaps before it could sign it.
+        [ -n "$owner" ] && anonymous=0 || anonymous=$((anonymous + 1))
+        if [ "$anonymous" -ge 10 ] || { [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; }; then
+            rm -rf "$lock"
+            anonymous=0
+            continue
+        fi
+        [ "$announced" = yes ] || say "waiting for another install (process ${owner:-unknown}) into $venv"
+        announced=yes
+        sleep 0.5
+    done
+    trap 'rm -rf "$lock" ${fresh:+"$fresh"}' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    echo $$ >"$lock/pid"
+}
+
+changed=no
+fresh=
+choose_python
+take_lock
+[ "$only" = stubs ] && { [ -f "$stamp" ] || fail "nothing is installed in $venv: run ./install.sh without --stubs"; }
+[ "$only" = stubs ] || install_packages
+generate_stubs
+if [ "$changed" = yes ]; then
+    say "done: $profile, Python ${version%% *}, $venv"
+else
+    say "up to date: $profile, Python ${version%% *}, $venv"
+fi

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Lays out a directory with run.sh at its root and everything that it needs beside it. It can be
+# moved or copied: nothing in it points back here; only venv/bin/python3 leads to the interpreter
+# of this machine, unless a portable one in python/ travels along.
+set -euo pipefail
+root=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+target=${1:?usage: scripts/package.sh DIRECTORY}
+venv=${ENV_DIR:-$root}/venv
+
+if [ -e "$target" ] && [ ! -x "$target/run.sh" ] && [ -n "$(ls -A "$target")" ]; then
+    echo "package.sh: $target exists and is no package: name another PACKAGE_DIR, or remove it" >&2
+    exit 1
+fi
+
+mkdir -p "$(dirname -- "$target")"
+staging=$(mktemp -d "$(dirname -- "$target")/.package.XXXXXX")
+trap 'rm -rf "$staging"' EXIT
+chmod 755 "$staging"
+
+echo "package: copying into $target"
+cp -R "$root/run.sh" "$root/install.sh" "$root/backend.proto" "$root/backend" "$root/common" \
+    "$root/wire" "$root/requirements" "$staging/"
+mkdir "$staging/scripts"
+cp "$root/scripts/environment.sh" "$root/scripts/python" "$staging/scripts/"
+for optional in lib python LICENSE README.md; do
+    [ ! -e "$root/$optional" ] || cp -R "$root/$optional" "$staging/"
+done
+cp -R "$venv" "$staging/venv"
+
+# Compiled code stays for the packages in venv/, which nobody edits; ours is compiled on its first
+# start, if the place is writable.
+find "$staging/backend" "$staging/common" "$staging/wire" -name __pycache__ -type d -prune -exec rm -rf {} +
+# Three names of one file arrive as three copies; the dynamic linker asks for this one.
+find "$staging/venv" \( -path '*/cmeel.prefix/lib/libopenblas.so' -o -path '*/cmeel.prefix/lib/libopenblas.so.0.3' \) -delete
+
+rm -rf "$target"
+mv "$staging" "$target"
+trap - EXIT
+echo "package: $target ($(du -sh "$target" | cut -f1)) is ready: local-ai backends install $(CDPATH='' cd -P -- "$target" && pwd)"
