@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from backend.engine.loading.architectures import (
     model_types,
 )
 from backend.engine.loading.reference import gguf_rejected
-from backend.engine.loading.shards import BadShard, Shards, indexed_tensors, read_shards
+from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
 from common.options import did_you_mean, shown
 
@@ -34,6 +35,10 @@ _TOKENIZER_FILES = (
     "rwkv_vocab*.txt",
     "tokenizer*.jsonl",
 )
+
+
+class IncompleteError(ModelRejected):
+    """Files are missing or cut short; another download may bring them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class Checkpoint:
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
     """Check all that is cheap to check. Raises ModelRejected."""
     try:
+        require_files(name, frozenset(entry.name for entry in path.iterdir()))
         config = inspect_config(path, name, settings)
         shards = _weights(path, name)
         if is_multimodal(config):
@@ -65,10 +71,6 @@ def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
 def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
     """The part of the look that needs no weights. Raises ModelRejected."""
     files = frozenset(entry.name for entry in path.iterdir())
-    if not files:
-        raise _rejected(name, "the folder is empty")
-    if "config.json" not in files:
-        raise _no_config(name, files)
     config = _read_config(path, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -100,7 +102,7 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
             f"{did_you_mean(model_type, model_types())}",
         )
     if is_multimodal(config):
-        _refuse_media(name, indexed_tensors(path), settings)
+        _refuse_media(name, _indexed(path, name), settings)
     return config
 
 
@@ -114,31 +116,42 @@ def _read_config(path: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def _no_config(name: str, files: frozenset[str]) -> ModelRejected:
-    if any(file.lower().endswith(".gguf") for file in files):
-        return gguf_rejected(name)
-    if "adapter_config.json" in files:
-        return _rejected(name, "it is a LoRA adapter, not a model: name the model it was made for")
-    return _rejected(name, "the folder has no config.json, so it is not a model directory")
+def require_files(name: str, files: frozenset[str]) -> None:
+    """Refuse a folder or a repository by the names of its files. Raises ModelRejected."""
+    names = [file.lower() for file in files]
+    weights = any(fnmatch(file, PATTERN) for file in files)
+    if not files:
+        raise IncompleteError(_sentence(name, "the folder is empty"))
+    if not weights and any(file.endswith(".gguf") for file in names):
+        raise gguf_rejected(name)
+    if "adapter_config.json" in files and "config.json" not in files:
+        raise _rejected(name, "it is a LoRA adapter, not a model: name the model it was made for")
+    if "config.json" not in files:
+        reason = "the folder has no config.json, so it is not a model directory"
+        raise IncompleteError(_sentence(name, reason))
+    if weights:
+        return
+    if any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in names):
+        raise _rejected(
+            name,
+            "its weights are PyTorch files: convert it with mlx_lm.convert, or find a version with"
+            " safetensors files",
+        )
+    raise IncompleteError(_sentence(name, "the folder has no weights (model*.safetensors)"))
 
 
 def _weights(path: Path, name: str) -> Shards:
     try:
-        shards = read_shards(path)
-    except BadShard as error:
-        raise _rejected(name, str(error)) from None
-    if shards.files:
-        return shards
-    files = [entry.name.lower() for entry in path.iterdir()]
-    if any(file.endswith(".gguf") for file in files):
-        raise gguf_rejected(name)
-    if any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in files):
-        raise _rejected(
-            name,
-            "its weights are PyTorch files: convert it with mlx_lm.convert, or find a"
-            " version with safetensors files",
-        )
-    raise _rejected(name, "the folder has no weights (model*.safetensors)")
+        return read_shards(path)
+    except ShardError as error:
+        raise IncompleteError(_sentence(name, str(error))) from None
+
+
+def _indexed(path: Path, name: str) -> frozenset[str]:
+    try:
+        return indexed_tensors(path)
+    except ShardError as error:
+        raise IncompleteError(_sentence(name, str(error))) from None
 
 
 def _refuse_media(name: str, tensors: frozenset[str], settings: Settings) -> None:
@@ -163,12 +176,13 @@ def _require_tokenizer(path: Path, name: str) -> None:
         return
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return
-    raise _rejected(
-        name,
-        "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
-        " vocabulary file",
-    )
+    reason = "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
+    raise IncompleteError(_sentence(name, f"{reason} vocabulary file"))
 
 
 def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")
+    return ModelRejected(_sentence(name, reason))
+
+
+def _sentence(name: str, reason: str) -> str:
+    return f"model {shown(name)} cannot be loaded: {reason}"

@@ -74,7 +74,9 @@ def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
     if reference.lower().startswith("file:"):
         candidates.append(Path(unquote(re.sub("^file:(//)?", "", reference, flags=re.IGNORECASE))))
     elif reference:
-        plain = Path(os.path.expanduser(reference))
+        plain = Path(reference)
+        if reference.startswith("~/"):
+            plain = Path.home() / reference[2:]
         if plain.is_absolute():
             candidates.append(plain)
         else:

@@ -21,7 +21,7 @@ _NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)")
 _GIT_LFS = b"version https://git-lfs"
 
 
-class BadShard(Exception):
+class ShardError(Exception):
     """Why the weight files cannot be used: a clause for the message to the user."""
 
 
@@ -35,12 +35,12 @@ class Shards:
 
 
 def read_shards(directory: Path) -> Shards:
-    """Check every weight file of a directory. Raises BadShard."""
+    """Check every weight file of a directory. Raises ShardError."""
     files = tuple(sorted(directory.glob(PATTERN)))
     present = {path.name for path in files}
     missing = sorted(_expected(directory, present) - present)
     if missing:
-        raise BadShard(
+        raise ShardError(
             f"{len(missing)} of its weight files are missing ({_listed(missing)}): download it"
             " again"
         )
@@ -84,28 +84,28 @@ def _weight_map(directory: Path) -> dict[str, str]:
         mapping = json.loads(path.read_bytes())["weight_map"]
         return {str(tensor): str(name) for tensor, name in mapping.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise BadShard(f"{INDEX} is not a valid index: download it again") from None
+        raise ShardError(f"{INDEX} is not a valid index: download it again") from None
 
 
 def _read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """The tensors of one file by name, and the bytes of their data."""
     start = file.read(8)
     if (start + file.read(len(_GIT_LFS) - 8)).startswith(_GIT_LFS):
-        raise BadShard(f"{name} is a Git LFS pointer: fetch the file itself with git lfs pull")
+        raise ShardError(f"{name} is a Git LFS pointer: fetch the file itself with git lfs pull")
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
-        raise BadShard(f"{name} is truncated, it ends in its header: download it again")
+        raise ShardError(f"{name} is truncated, it ends in its header: download it again")
     if length > _HEADER_LIMIT:
-        raise BadShard(f"{name} is not a safetensors file")
+        raise ShardError(f"{name} is not a safetensors file")
     file.seek(8)
     try:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         needed = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        raise BadShard(f"{name} is not a safetensors file") from None
+        raise ShardError(f"{name} is not a safetensors file") from None
     if needed > size - 8 - length:
-        raise BadShard(
+        raise ShardError(
             f"{name} is truncated, it has {size} of {8 + length + needed} bytes: download it again"
         )
     return header, needed

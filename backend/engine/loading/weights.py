@@ -74,7 +74,7 @@ def load_model(
         return _load(checkpoint, settings, wanted, memory_limit(device, settings), cancel)
     except EngineError as error:
         refusal = error
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a checkpoint can set off
+    except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
         _log.warning("model %s: mlx-lm cannot load it", shown(checkpoint.name), exc_info=True)
         refusal = ModelRejected(
             f"model {shown(checkpoint.name)} cannot be loaded: {_reason(error, checkpoint.path)}"

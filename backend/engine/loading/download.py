@@ -1,0 +1,100 @@
+"""Models from the hub: the cached copy where it is complete, else a download.
+
+The small files come first and are looked at, so that a repository that cannot be served is refused
+before its weights are fetched. Progress goes to the log every two seconds. A cancelled download
+ends at once; files that were complete stay in the cache and are not fetched again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from backend.engine.errors import EngineError, ModelNotFound
+from backend.engine.loading.checkpoint import (
+    IncompleteError,
+    inspect,
+    inspect_config,
+    require_files,
+)
+from backend.engine.loading.hub_process import fetch
+from backend.engine.loading.reference import HubModel
+from backend.engine.settings import Settings
+from common.options import shown
+
+_log = logging.getLogger(__name__)
+
+_SMALL_FILES = ("*.json", "*.jsonl", "*.txt", "*.jinja", "*.py", "*.model", "*.tiktoken")
+_ALL_FILES = (*_SMALL_FILES, "model*.safetensors")
+
+
+def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Path:
+    """The folder of a hub model, fetched where needed; blocks for as long as that takes.
+
+    A complete copy in the cache is used as it is, without asking the hub for a newer one. Raises
+    ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
+    """
+    flaw: EngineError | None = None
+    cache = hub_cache()
+    if snapshot := _cached(model, cache):
+        try:
+            inspect(snapshot, model.name, settings)
+            return snapshot
+        except IncompleteError as error:
+            flaw = error
+    _log.info("downloading model %s", shown(model.name))
+    try:
+        small = fetch(model, _SMALL_FILES, cache, cancel)
+    except ModelNotFound as error:
+        raise flaw or error from None
+    require_files(model.name, _listed(model, small, cache))
+    inspect_config(small, model.name, settings)
+    exact = dataclasses.replace(model, revision=small.name)
+    complete = fetch(exact, _ALL_FILES, cache, cancel)
+    _log.info("downloaded model %s", shown(model.name))
+    return complete
+
+
+def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the hub's client keeps repositories, by the environment as the host sets it.
+
+    A host points both HF_HOME and HUGGINGFACE_HUB_CACHE at its models folder (contract 1.1.6);
+    the second one counts, and has no `hub` folder of its own.
+    """
+    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    given = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(given or f"{home}/hub")).expanduser()
+
+
+def _cached(model: HubModel, cache: Path) -> Path | None:
+    """The repository's folder in the cache, if everything that a load needs is in it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        path = snapshot_download(
+            model.repository,
+            revision=model.revision or None,
+            allow_patterns=list(_ALL_FILES),
+            cache_dir=cache,
+            local_files_only=True,
+        )
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return Path(path)
+
+
+def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str]:
+    """Names of all files of a repository whose snapshot was fetched, fetched or not."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        tree = get_cached_repo_tree(model.repository, revision=snapshot.name, cache_dir=cache)
+    except CachedRepoTreeNotFoundError:
+        return frozenset(path.name for path in snapshot.glob("*"))
+    return frozenset(file.path for file in tree)

@@ -1,0 +1,158 @@
+"""The program that fetches one repository from the hub, run as a child process.
+
+A download inside the server could not be cancelled: the hub's client blocks for as long as a
+connection is silent. A process can be ended at any moment, and this one ends itself when its
+standard input closes, so that it never outlives the server. It writes JSON lines to standard
+output: progress, then one result or one error.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+_REPORT_SECONDS = 0.5
+_CHUNK_BYTES = 1 << 20  # what arrives at a time; the hub's own 10 MiB hide a slow line's progress
+
+
+def main() -> None:
+    """Fetch what the first argument, a JSON object, asks for."""
+    # The folder of this file comes first on the path and would hide other packages' modules.
+    del sys.path[0]
+    request = json.loads(sys.argv[1])
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    try:
+        _say(event="done", path=_fetch(**request))
+    except BaseException as error:  # the parent must hear of whatever it was
+        _say(event="error", **_described(error))
+
+
+def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> str:
+    from huggingface_hub import constants, snapshot_download
+
+    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
+    threading.Thread(target=_report, daemon=True).start()
+    path: str = snapshot_download(
+        repository,
+        revision=revision or None,
+        allow_patterns=patterns,
+        cache_dir=cache,
+        tqdm_class=Bar,
+    )
+    return path
+
+
+class Bar:
+    """What the hub's client takes for a tqdm progress bar: it counts and draws nothing."""
+
+    all: ClassVar[list[Bar]] = []
+
+    def __init__(
+        self, *_: Any, total: float | None = None, initial: float = 0, unit: str = "", **__: Any
+    ) -> None:
+        self.total = total
+        self.n = initial
+        self.unit = unit
+        self.disable = False
+        self.format_dict: dict[str, Any] = {}
+        Bar.all.append(self)
+
+    def update(self, n: float | None = 1) -> None:
+        self.n += n or 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        return
+
+    refresh = clear = close = _ignore
+    set_description = set_description_str = set_postfix = set_postfix_str = _ignore
+
+
+def _report() -> None:
+    while True:
+        time.sleep(_REPORT_SECONDS)
+        _say_progress(list(Bar.all))
+
+
+def _say_progress(bars: list[Bar]) -> None:
+    """Bytes are counted by two bars, as they come in and as they reach the disk."""
+    in_bytes = [bar for bar in bars if bar.unit == "B"]
+    in_files = [bar for bar in bars if bar.unit != "B"]
+    if in_bytes and in_files:
+        _say(
+            event="progress",
+            files=int(in_files[-1].n),
+            all_files=int(in_files[-1].total or 0),
+            bytes=int(max(bar.n for bar in in_bytes)),
+            all_bytes=int(min(bar.total or 0 for bar in in_bytes)),
+        )
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """The kind of a failure, in words that the parent has sentences for."""
+    from huggingface_hub import errors
+    from huggingface_hub.constants import is_offline_mode
+
+    if isinstance(error, errors.GatedRepoError):
+        return {"kind": "gated"}
+    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+        return {"kind": "absent"}
+    if isinstance(error, errors.RevisionNotFoundError):
+        return {"kind": "revision"}
+    cause = error.__cause__ or error
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status is not None:
+        return {"kind": "refused", "detail": f"HTTP status {status}"}
+    if is_offline_mode():
+        return {"kind": "offline"}
+    if isinstance(error, errors.LocalEntryNotFoundError) or _of_network(cause):
+        return {"kind": "unreachable"}
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return {"kind": "disk_full"}
+    if isinstance(error, OSError) and error.strerror:
+        return {"kind": "disk", "detail": error.strerror}
+    return {"kind": "failed", "detail": type(error).__name__}
+
+
+def _of_network(error: BaseException) -> bool:
+    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+
+
+def _end_with_stdin() -> None:
+    """Wait until the parent closes our standard input or dies; then leave no half file behind."""
+    sys.stdin.buffer.read()
+    for entry in Path("/dev/fd").iterdir():
+        with suppress(OSError):
+            path = _path_of(entry)
+            if path.suffix == ".incomplete":
+                path.unlink()
+    os._exit(1)
+
+
+def _path_of(entry: Path) -> Path:
+    """The path of an open file, by its entry in /dev/fd."""
+    if sys.platform == "darwin":
+        name = fcntl.fcntl(int(entry.name), fcntl.F_GETPATH, bytes(1024))
+        return Path(os.fsdecode(name.rstrip(b"\0")))
+    return entry.readlink()
+
+
+def _say(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()
