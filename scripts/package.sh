@@ -27,6 +27,15 @@ for optional in lib python LICENSE README.md; do
 done
 cp -R "$venv" "$staging/venv"
 
+# What only tests and lint need stays behind; the stamp must say so, for an install.sh over there.
+names() { grep -oE '^[a-z0-9-]+==' "$@" | tr -d '=' | sort -u; }
+profile=$(sed -n 's/^profile //p' "$venv/.installed")
+if grep -q '^dev ' "$venv/.installed"; then
+    comm -23 <(names "$root/requirements/dev.lock") <(names "$root/requirements/$profile.lock") |
+        xargs "$staging/venv/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check --root-user-action=ignore
+    sed '/^dev /d' "$venv/.installed" >"$staging/venv/.installed"
+fi
+
 # Compiled code stays for the packages in venv/, which nobody edits; ours is compiled on its first
 # start, if the place is writable.
 find "$staging/backend" "$staging/common" "$staging/wire" -name __pycache__ -type d -prune -exec rm -rf {} +

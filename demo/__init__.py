@@ -1,0 +1,1 @@
+"""What a newcomer runs first: the default model, fetched and converted, and one answer from it."""

