@@ -1,0 +1,55 @@
+"""Stop strings against a reference that reads the text character by character."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.stop_strings import StopMatcher
+
+TEXT = st.text(alphabet="abc", max_size=20)
+STOPS = st.lists(st.text(alphabet="abc", max_size=4), max_size=3)
+
+
+def _reference(text: str, stops: list[str]) -> tuple[str, bool]:
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if stop and text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+@given(TEXT, STOPS, st.data())
+def test_any_split_gives_what_reading_by_character_gives(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)) | {0, len(text)})
+    matcher = StopMatcher(stops)
+    shown = "".join(
+        matcher.feed(text[left:right]) for left, right in zip(cuts, cuts[1:], strict=False)
+    )
+    stopped = matcher.stopped
+    shown += matcher.finish()
+    assert (shown, stopped) == _reference(text, stops)
+
+
+@given(TEXT, STOPS)
+def test_text_is_held_back_only_while_it_can_become_a_stop(text: str, stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    shown = ""
+    for read in range(1, len(text) + 1):
+        shown += matcher.feed(text[read - 1])
+        if matcher.stopped:
+            return
+        held = text[len(shown) : read]
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_unicode_and_several_stops() -> None:
+    matcher = StopMatcher(["终止", "\n\n", ""])
+    assert matcher.feed("你好\n") == "你好"
+    assert matcher.feed("终") == "\n"
+    assert matcher.feed("止后") == ""
+    assert matcher.stopped
+    assert matcher.feed("more") == ""
+    assert matcher.finish() == ""

@@ -1,0 +1,104 @@
+"""Drives a scheduler by hand, on the test's own thread, one round at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.engine import kv
+from backend.engine.commands import Submit
+from backend.engine.errors import EngineError
+from backend.engine.events import Event, Finished, TextDelta
+from backend.engine.gauges import Gauges
+from backend.engine.model import EngineModel
+from backend.engine.request import GenerationRequest, RawPrompt, Sampling
+from backend.engine.scheduler import Scheduler
+from backend.engine.token_text import ByteStream
+
+MIB = 1 << 20
+
+
+def engine_model(model: Any, **changes: Any) -> EngineModel:
+    """The model as the engine holds it; token 0 ends, every other token is `<id>`."""
+    table = [f"<{token}>".encode() for token in range(4096)]
+    settings: dict[str, Any] = {
+        "model": model,
+        "end_tokens": frozenset({0}),
+        "new_text": lambda: ByteStream(table, strip_first_space=False),
+        "cost": kv.cost(model),
+        "slots": 6,
+        "weights_bytes": 0,
+        "memory_limit": 512 * MIB,
+        "prompt_cache_bytes": 64 * MIB,
+        "max_cache_entries": 0,
+        "prefill_chunk": 32,
+        "stall_ms": 250,
+    }
+    return EngineModel(**(settings | changes))
+
+
+@dataclass
+class Heard:
+    """What the owner of a row was told."""
+
+    text: str = ""
+    finished: Finished | None = None
+    error: EngineError | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(token) for token in self.text.replace(">", " ").replace("<", " ").split()]
+
+
+@dataclass
+class Rounds:
+    """A scheduler and everything that it has published."""
+
+    model: EngineModel
+    heard: dict[int, Heard] = field(default_factory=dict)
+    faults: list[BaseException] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gauges = Gauges()
+        self.scheduler = Scheduler(
+            self.model,
+            self._take,
+            lambda where, fault: self.faults.append(fault),
+            self.gauges,
+        )
+
+    def submit(self, ticket: int, prompt: Sequence[int], limit: int, **request: Any) -> None:
+        self.heard[ticket] = Heard()
+        sampling = request.pop("sampling", Sampling())
+        wanted = GenerationRequest(str(ticket), RawPrompt(""), sampling, **request)
+        self.scheduler.submit(Submit(1, ticket, wanted, list(prompt), limit))
+
+    def step(self) -> None:
+        self.scheduler.step()
+
+    def drain(self, most: int = 10_000) -> None:
+        for _ in range(most):
+            if not self.scheduler.busy:
+                return
+            self.step()
+        raise AssertionError(f"rows still run after {most} rounds")
+
+    def _take(self, ticket: int, what: Event | EngineError) -> None:
+        heard = self.heard[ticket]
+        assert heard.finished is None and heard.error is None, "told after the end"
+        match what:
+            case TextDelta(text):
+                heard.text += text
+            case Finished():
+                heard.finished = what
+            case _:
+                heard.error = what
+
+
+def alone(model: EngineModel, prompt: Sequence[int], limit: int, **request: Any) -> Heard:
+    """What the request gives with nobody beside it and nothing stored."""
+    rounds = Rounds(model)
+    rounds.submit(1, prompt, limit, **request)
+    rounds.drain()
+    return rounds.heard[1]

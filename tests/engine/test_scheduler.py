@@ -1,0 +1,191 @@
+"""Rows come, go and fail; slots, memory and the other rows must not notice more than they have to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.errors import Cancelled, EngineFailed, Overloaded
+from backend.engine.request import Sampling
+from tests.engine.random_models import random_model
+from tests.engine.rounds import MIB, Rounds, alone, engine_model
+
+LONG = [token % 90 + 1 for token in range(400)]
+
+
+def test_cancel_frees_the_slot_in_every_place() -> None:
+    rounds = Rounds(engine_model(random_model("full"), slots=2))
+    rounds.submit(1, [1, 2, 3], 1000)
+    rounds.submit(2, LONG, 1000)
+    rounds.submit(3, [4, 5, 6], 1000)
+    rounds.step()
+    places = rounds.scheduler
+    assert [row.ticket for row in places.batch.rows] == [1]
+    assert [row.ticket for row in places.prefilling] == [2]
+    assert [row.ticket for row in places.waiting] == [3]
+    for ticket in (3, 2, 1):
+        places.cancel(ticket)
+    assert not places.busy
+    assert places.admitted == []
+
+
+def test_a_waiting_row_takes_the_freed_slot_in_the_next_round() -> None:
+    rounds = Rounds(engine_model(random_model("full"), slots=1))
+    rounds.submit(1, [1, 2, 3], 1000)
+    rounds.submit(2, [1, 2, 3], 1000)
+    rounds.step()
+    rounds.scheduler.cancel(1)
+    rounds.step()
+    assert [row.ticket for row in rounds.scheduler.batch.rows] == [2]
+
+
+def test_a_running_row_gets_a_token_in_every_round_of_a_long_prefill() -> None:
+    rounds = Rounds(engine_model(random_model("full")))
+    rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
+    rounds.step()
+    rounds.submit(2, LONG, 1, ignore_eos=True)
+    waited = 0
+    while not rounds.heard[2].text:
+        before = len(rounds.heard[1].tokens)
+        rounds.step()
+        waited += 1
+        assert len(rounds.heard[1].tokens) == before + 1
+    assert waited > len(LONG) // 64
+
+
+def test_a_short_prompt_overtakes_a_long_one() -> None:
+    rounds = Rounds(engine_model(random_model("full")))
+    rounds.submit(1, LONG, 5, ignore_eos=True)
+    rounds.step()
+    rounds.submit(2, [5, 6, 7], 5, ignore_eos=True)
+    while rounds.heard[2].finished is None:
+        rounds.step()
+    assert rounds.heard[1].text == ""
+
+
+class _Broken:
+    """A model that raises when it meets a certain token: a fault that no small model has."""
+
+    def __init__(self, model: Any, poison: int) -> None:
+        self._model, self._poison = model, poison
+        self.layers = model.layers
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self._model(tokens, cache=cache)
+        if self._poison in tokens.tolist()[0]:
+            raise RuntimeError("injected")
+        return logits
+
+
+def test_a_row_that_fails_in_prefill_fails_alone_and_poisons_nothing() -> None:
+    """Peers' defect 3: a request that failed half-way spoilt the next one with its prefix."""
+    whole = engine_model(random_model("full"))
+    rounds = Rounds(engine_model(_Broken(random_model("full"), 95)))
+    good = list(range(1, 60))
+    rounds.submit(1, [1, 2, 3], 30)
+    rounds.step()
+    rounds.submit(2, [*good, 95, 94, 93], 5)
+    rounds.drain()
+    assert isinstance(rounds.heard[2].error, EngineFailed)
+    assert len(rounds.faults) == 1
+    assert rounds.heard[1].tokens == alone(whole, [1, 2, 3], 30).tokens
+    rounds.submit(3, good, 10)
+    rounds.drain()
+    assert rounds.heard[3].tokens == alone(whole, good, 10).tokens
+
+
+def test_a_failed_decode_step_ends_its_rows_and_the_next_request_is_served() -> None:
+    model = random_model("full")
+    rounds = Rounds(engine_model(_Broken(model, 95)))
+    rounds.submit(1, [1, 2, 95], 5)
+    rounds.drain()
+    assert isinstance(rounds.heard[1].error, EngineFailed)
+    rounds.submit(2, [1, 2, 3], 5)
+    rounds.drain()
+    assert rounds.heard[2].tokens == alone(engine_model(model), [1, 2, 3], 5).tokens
+
+
+def test_cancel_all_tells_every_owner_and_empties_the_store() -> None:
+    rounds = Rounds(engine_model(random_model("full"), slots=2))
+    for ticket in (1, 2, 3):
+        rounds.submit(ticket, LONG, 100)
+        rounds.step()
+    rounds.scheduler.cancel_all(Cancelled("over"))
+    assert all(isinstance(rounds.heard[ticket].error, Cancelled) for ticket in (1, 2, 3))
+    assert not rounds.scheduler.busy
+    assert len(rounds.scheduler.prefixes) == 0
+
+
+def test_a_row_that_can_never_fit_is_refused_and_names_both_sizes() -> None:
+    rounds = Rounds(engine_model(random_model("full"), memory_limit=MIB // 2))
+    rounds.submit(1, LONG, 2000)
+    rounds.drain()
+    assert isinstance(rounds.heard[1].error, Overloaded)
+    assert "400 tokens" in str(rounds.heard[1].error)
+    assert "the limit is 0 MiB" in str(rounds.heard[1].error)
+
+
+def test_rows_wait_for_memory_and_stored_prefixes_yield_to_them() -> None:
+    model = engine_model(random_model("full"), prompt_cache_bytes=MIB)
+    one_row = model.cost.of(len(LONG) + 100) + model.cost.of(len(LONG))
+    rounds = Rounds(engine_model(random_model("full"), memory_limit=one_row + 20_000))
+    rounds.submit(1, LONG, 100)
+    rounds.submit(2, LONG, 100)
+    rounds.step()
+    assert [row.ticket for row in rounds.scheduler.waiting] == [2]
+    assert rounds.scheduler.prefixes.nbytes <= 20_000
+    rounds.drain()
+    assert rounds.heard[2].finished is not None
+
+
+def test_a_row_that_outgrows_the_memory_ends_with_a_reason() -> None:
+    model = engine_model(random_model("full"))
+    limit = model.cost.of(3 + 2048) + model.cost.of(3)
+    rounds = Rounds(engine_model(random_model("full"), memory_limit=limit + 1000))
+    rounds.submit(1, [1, 2, 3], 4000, ignore_eos=True)
+    rounds.drain()
+    assert isinstance(rounds.heard[1].error, Overloaded)
+    assert "KV cache is full" in str(rounds.heard[1].error)
+
+
+def test_the_limit_counts_generated_tokens_exactly() -> None:
+    model = engine_model(random_model("full"))
+    for limit in (1, 2, 7):
+        heard = alone(model, [1, 2, 3], limit, ignore_eos=True)
+        assert len(heard.tokens) == limit
+        assert heard.finished is not None
+        assert heard.finished.reason == "length"
+        assert heard.finished.usage.completion_tokens == limit
+
+
+def test_the_end_token_is_neither_counted_nor_shown() -> None:
+    model = engine_model(random_model("full"))
+    endless = alone(model, [1, 2, 3], 30, ignore_eos=True).tokens
+    ending = engine_model(random_model("full"), end_tokens=frozenset({endless[4]}))
+    heard = alone(ending, [1, 2, 3], 30)
+    assert heard.tokens == endless[: endless.index(endless[4])]
+    assert heard.finished is not None
+    assert heard.finished.reason == "stop"
+    assert heard.finished.usage.completion_tokens == len(heard.tokens)
+
+
+def test_ignore_eos_never_samples_an_end_token() -> None:
+    model = engine_model(random_model("full"))
+    likely = alone(model, [1, 2, 3], 1, ignore_eos=True).tokens[0]
+    ending = engine_model(random_model("full"), end_tokens=frozenset({likely}))
+    for sampling in (Sampling(), Sampling(temperature=2.0, seed=3)):
+        heard = alone(ending, [1, 2, 3], 40, sampling=sampling, ignore_eos=True)
+        assert likely not in heard.tokens
+        assert len(heard.tokens) == 40
+
+
+@pytest.mark.parametrize("stop", ["><", "9", "<"])
+def test_a_stop_string_over_token_boundaries_ends_the_row_unseen(stop: str) -> None:
+    model = engine_model(random_model("full"))
+    text = alone(model, [1, 2, 3], 30, ignore_eos=True).text
+    heard = alone(model, [1, 2, 3], 30, ignore_eos=True, stop=(stop,))
+    assert heard.text == text.partition(stop)[0]
+    assert heard.finished is not None
+    assert heard.finished.reason == "stop"
