@@ -73,7 +73,14 @@ def rows(file: descriptor_pb2.FileDescriptorProto) -> Iterator[Row]:
     for service in file.service:
         for rpc in service.method:
             sides = (str(rpc.client_streaming).lower(), str(rpc.server_streaming).lower())
-            yield "rpc", service.name, rpc.name, short(rpc.input_type), short(rpc.output_type), *sides
+            yield (
+                "rpc",
+                service.name,
+                rpc.name,
+                short(rpc.input_type),
+                short(rpc.output_type),
+                *sides,
+            )
     for message in file.message_type:
         yield from message_rows(message)
     for enum in file.enum_type:

@@ -1,0 +1,1 @@
+"""The backend process: one language model behind the wire of `backend.proto`."""

@@ -1,0 +1,87 @@
+"""Where to listen: the `--addr` argument, and whether that place is free (contract 1.1.3)."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
+USAGE = "usage: run.sh [--addr HOST:PORT]   (default localhost:50051; [::1]:PORT for IPv6)"
+
+
+class UsageError(Exception):
+    """The command line cannot be followed; `str()` is the sentence for its author."""
+
+
+class AddressInUse(Exception):
+    """Another process listens there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host (IPv6 in brackets) and a port; port 0 lets the system choose."""
+
+    host: str = "localhost"
+    port: int = 50051
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        host, colon, port = text.rpartition(":")
+        if not colon or not _HOST.fullmatch(host):
+            raise UsageError(f"--addr {text!r} is not HOST:PORT, for example 127.0.0.1:50051")
+        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise UsageError(f"--addr {text!r} has no port from 0 to 65535 after the colon")
+        return cls(host, int(port))
+
+
+def address_of(arguments: Sequence[str]) -> Address:
+    """The address that the command line asks for. The last `--addr` counts."""
+    address = Address()
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name != "--addr":
+            raise UsageError(f"unknown argument {argument!r}; {USAGE}")
+        if not equals and (value := next(rest, "")) == "":
+            raise UsageError(f"--addr needs a value; {USAGE}")
+        address = Address.parse(value)
+    return address
+
+
+def require_free(address: Address) -> None:
+    """Raise AddressInUse if any interface behind the address is taken.
+
+    gRPC is content with one of the addresses of `localhost`; the host would then talk to whoever
+    holds the other.
+    """
+    if address.port == 0:
+        return
+    for family, _, _, _, place in _interfaces(address):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind(place)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise AddressInUse(
+                        f"{address} is in use by another process: stop it or choose another port"
+                    ) from None
+                if error.errno == errno.EACCES:
+                    raise UsageError(f"no permission to listen on {address}") from None
+
+
+def _interfaces(address: Address) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    try:
+        return socket.getaddrinfo(  # type: ignore[return-value]
+            address.host.strip("[]"), address.port, type=socket.SOCK_STREAM
+        )
+    except OSError as error:
+        raise UsageError(f"cannot resolve the host of --addr {address}: {error.strerror}") from None

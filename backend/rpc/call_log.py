@@ -1,0 +1,62 @@
+"""One log line for each call that ended, with what the servicer noted on the way.
+
+Probes and look-ups are told at debug level only: a host asks for Health all day long.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextvars import ContextVar
+
+from backend.engine.events import Usage
+from backend.rpc import logs
+from backend.rpc.statuses import Status
+
+Notes = dict[str, object]
+
+_SPOKEN = frozenset({"Predict", "PredictStream", "LoadModel", "Free"})
+_notes: ContextVar[Notes] = ContextVar("notes")
+
+
+def begin() -> Notes:
+    """Start the notes of the call that this task serves."""
+    notes: Notes = {}
+    _notes.set(notes)
+    return notes
+
+
+def note(**fields: object) -> None:
+    """Add fields to the line that the running call will end with."""
+    _notes.get({}).update(fields)
+
+
+def note_usage(usage: Usage) -> None:
+    note(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def succeeded(method: str, notes: Notes, started: float) -> None:
+    level = logging.INFO if method in _SPOKEN else logging.DEBUG
+    _line(level, method, "OK", notes, started)
+
+
+def cancelled(method: str, notes: Notes, started: float) -> None:
+    _line(logging.INFO, method, "CANCELLED", notes, started)
+
+
+def failed(method: str, notes: Notes, started: float, status: Status, error: Exception) -> None:
+    """A refusal names its reason; a fault of ours shows where it came from as well."""
+    reason: Notes = {"why": status.sentence}
+    if not status.expected:
+        reason = {"traceback": logs.traceback_of(error)}
+    level = logging.INFO if status.expected else logging.ERROR
+    _line(level, method, status.code.name, {**notes, **reason}, started)
+
+
+def _line(level: int, method: str, status: str, notes: Notes, started: float) -> None:
+    ms = (time.monotonic() - started) * 1000
+    logs.event(level, "call", {"rpc": method, "status": status, **notes, "ms": ms})

@@ -1,0 +1,121 @@
+"""What happens to every call before and after the servicer: token, identity, errors.
+
+The order matters (contract 1.8.4): the token is checked before a byte of the request is parsed,
+and the model's identity is touched only by calls that carried it. The first interceptor covers
+all services of the process, reflection and grpc.health.v1 included; the second only our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from backend.engine.errors import InvalidRequest, ShuttingDown
+from backend.rpc import call_log
+from backend.rpc.identity import Identity
+from backend.rpc.statuses import status_of
+
+SERVICE = "backend.Backend"
+_PREFIX = f"/{SERVICE}/"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses each call that lacks the token; no method is exempt (contract 1.8)."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}".encode()
+
+    async def intercept_service(
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
+    ) -> Handler:
+        if self._carries_token(details):
+            return await continuation(details)
+        return _REFUSAL
+
+    def _carries_token(self, details: grpc.HandlerCallDetails) -> bool:
+        given = b""
+        for key, value in details.invocation_metadata:
+            if key == "authorization":
+                given = value if isinstance(value, bytes) else value.encode("utf-8", "replace")
+        return hmac.compare_digest(given, self._wanted)
+
+
+async def _refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "invalid token")
+
+
+# Bytes in, bytes out and streaming both ways: this shape fits a call of any kind.
+_REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Parses the request, checks whom it is meant for, and turns exceptions into statuses."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse all further calls: the process is on its way out."""
+        self._closed = True
+
+    async def intercept_service(
+        self, continuation: Continuation, details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(_PREFIX):
+            return handler
+        call = self._around(details.method.removeprefix(_PREFIX), handler)
+        kind = (
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return kind(call, response_serializer=handler.response_serializer)
+
+    def _around(self, method: str, handler: Any) -> Behaviour:
+        async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            notes = call_log.begin()
+            started = time.monotonic()
+            try:
+                reply = await self._answer(method, handler, raw, context)
+            except asyncio.CancelledError:
+                call_log.cancelled(method, notes, started)
+                raise
+            except Exception as error:
+                status = status_of(error)
+                call_log.failed(method, notes, started, status, error)
+                await context.abort(status.code, status.sentence)
+            call_log.succeeded(method, notes, started)
+            return reply
+
+        return call
+
+    async def _answer(
+        self,
+        method: str,
+        handler: Any,
+        raw: bytes,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> Any:
+        if self._closed:
+            raise ShuttingDown
+        try:
+            request = handler.request_deserializer(raw)
+        except DecodeError:
+            raise InvalidRequest(
+                f"the request of {method} cannot be read: a string in it is not valid UTF-8,"
+                " or its bytes are cut short"
+            ) from None
+        self._identity.check(method, request)
+        behaviour: Behaviour = handler.unary_stream or handler.unary_unary
+        return await behaviour(request, context)

@@ -1,0 +1,76 @@
+"""The life of the process: serve until a signal or a failed engine, then leave in order.
+
+The host sends SIGTERM to the process group and SIGKILL 15 seconds later (contract 1.6.3), in the
+middle of whatever runs. So generations are cancelled, not awaited, and every step has its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from backend.engine.engine import Engine
+from backend.rpc import logs
+from backend.rpc.address import Address
+from backend.rpc.server import Server
+
+_ENGINE_GRACE = 5.0
+_ENGINE_LIMIT = 6.0  # for an engine that overstays its grace
+_ANSWER_GRACE = 1.0
+_ECHO = 0.1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class EngineStopped(Exception):
+    """The engine cannot go on; `str()` is the cause."""
+
+
+async def serve(engine: Engine, address: Address, token: str, ready: Callable[[int], None]) -> None:
+    """Serve until a signal asks to end. Raises EngineStopped, AddressInUse or UsageError."""
+    server = Server(engine, token)
+    engine.start()
+    ready(await server.start(address))
+    asked = _on_signals()
+    failure = asyncio.ensure_future(engine.failed())
+    ends: list[asyncio.Future[Any]] = [asked, failure]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if not asked.done():
+        await server.refuse_new()
+        await server.stop(_ANSWER_GRACE)
+        raise EngineStopped(failure.result())
+    logs.info("stopping", signal=signal.Signals(asked.result()).name)
+    await server.refuse_new()
+    try:
+        await asyncio.wait_for(engine.stop(_ENGINE_GRACE), _ENGINE_LIMIT)
+    except TimeoutError:
+        logs.warning("stopping", engine="still busy, left behind")
+    await server.stop(_ANSWER_GRACE)
+    logs.info("stopped")
+
+
+def _on_signals() -> asyncio.Future[int]:
+    """Done with the first signal; the second one ends the process on the spot.
+
+    `timeout` and the like signal a process and then its group: an echo is not a second signal.
+    """
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[int] = loop.create_future()
+    echo_until = 0.0
+
+    def receive(number: signal.Signals) -> None:
+        nonlocal echo_until
+        if not asked.done():
+            asked.set_result(number)
+            echo_until = loop.time() + _ECHO
+            return
+        if loop.time() < echo_until:
+            return
+        logs.error("exit", cause=f"a second {number.name} asked to stop at once")
+        os._exit(128 + number)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, receive, number)
+    return asked

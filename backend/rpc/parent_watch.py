@@ -1,0 +1,64 @@
+"""Ends the process when the host that started it is gone (contract 1.11).
+
+A killed host cannot send SIGTERM, and a backend that stays behind keeps its memory for nobody.
+The watch is a thread of its own, so that neither a blocked event loop nor the engine delays it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+SWITCH = "LOCALAI_BACKEND_PARENT_WATCH"
+INTERVAL = "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL"
+_DEFAULT_SECONDS = 2.0
+_UNITS = (("ms", 0.001), ("s", 1.0), ("m", 60.0))
+_INIT = 1  # the pid that orphans are given to
+
+
+def interval_of(text: str) -> float:
+    """Seconds between two looks; the default for what is no positive duration."""
+    text = text.strip().lower()
+    scale = 1.0
+    for unit, seconds in _UNITS:
+        if text.endswith(unit):
+            text, scale = text.removesuffix(unit), seconds
+            break
+    try:
+        seconds = float(text) * scale
+    except ValueError:
+        return _DEFAULT_SECONDS
+    return seconds if 0 < seconds < threading.TIMEOUT_MAX else _DEFAULT_SECONDS
+
+
+def wanted(environ: Mapping[str, str], parent: int) -> bool:
+    """Whether there is a parent worth watching, and nobody has switched the watch off."""
+    if environ.get(SWITCH, "").strip().lower() in ("false", "0", "no", "off"):
+        return False
+    return sys.platform != "win32" and parent > _INIT
+
+
+def arm(environ: Mapping[str, str] = os.environ) -> bool:
+    """Start to watch; False where there is nothing to watch."""
+    parent = os.getppid()
+    if not wanted(environ, parent):
+        return False
+    seconds = interval_of(environ.get(INTERVAL, ""))
+    watch = threading.Thread(
+        target=_watch, args=(parent, seconds), name="parent-watch", daemon=True
+    )
+    watch.start()
+    return True
+
+
+def _watch(parent: int, seconds: float, parent_now: Callable[[], int] = os.getppid) -> None:
+    while (now := parent_now()) == parent and now != _INIT:
+        time.sleep(seconds)
+    line = f'level=error event=exit cause="the host process {parent} is gone"\n'
+    with contextlib.suppress(OSError):  # stderr may have gone with the host
+        os.write(2, line.encode())
+    os._exit(1)

@@ -1,0 +1,60 @@
+"""The gRPC server: what it serves, with which limits, and how it starts and stops."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from backend.engine.engine import Engine
+from backend.rpc.address import Address, AddressInUse, require_free
+from backend.rpc.identity import Identity
+from backend.rpc.interceptors import SERVICE, CallInterceptor, TokenInterceptor
+from backend.rpc.servicer import Servicer
+from wire import backend_pb2_grpc
+
+MOST_BYTES = 50 * 1024 * 1024  # the host's own limit, both ways (contract 1.5.2)
+_OPTIONS = (
+    ("grpc.max_send_message_length", MOST_BYTES),
+    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.so_reuseport", 0),  # two backends on one port would share its calls
+)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Server:
+    """`backend.Backend`, grpc.health.v1 and reflection on one port."""
+
+    def __init__(self, engine: Engine, token: str = "") -> None:
+        identity = Identity()
+        self._calls = CallInterceptor(identity)
+        guards = [TokenInterceptor(token)] if token else []
+        self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        backend_pb2_grpc.add_BackendServicer_to_server(Servicer(engine, identity), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+
+    async def start(self, address: Address) -> int:
+        """Bind and serve; returns the port. Raises AddressInUse or UsageError."""
+        require_free(address)
+        try:
+            port: int = self._server.add_insecure_port(str(address))
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise AddressInUse(f"cannot listen on {address}: is it an address of this machine?")
+        await self._health.set(SERVICE, _SERVING)
+        await self._server.start()
+        return port
+
+    async def refuse_new(self) -> None:
+        """Answer further calls with UNAVAILABLE and probes with NOT_SERVING."""
+        self._calls.close()
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace: float) -> None:
+        """Close the port, give the last answers `grace` seconds to leave, cancel the rest."""
+        await self._server.stop(grace)

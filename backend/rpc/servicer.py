@@ -1,0 +1,161 @@
+"""The RPCs: each turns protobuf into our data, asks the engine, and turns the answer back.
+
+Exceptions leave here as they are; `backend.rpc.interceptors` makes statuses of them. A model is
+asked for before a request is validated (contract 9.3). A cancelled call raises inside
+`async with`, so the engine hears of it at once, wherever the generation is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeAlias
+
+import grpc
+
+from backend.engine.engine import Engine, EngineState, LoadRequest, ModelFacts
+from backend.engine.errors import InvalidRequest
+from backend.engine.events import Finished, Usage
+from backend.engine.generation import Generation
+from backend.rpc import logs, replies
+from backend.rpc.call_log import note, note_usage
+from backend.rpc.identity import Identity
+from backend.rpc.load_options import load_request
+from backend.rpc.requests import generation_request
+from backend.rpc.statuses import NotServed
+from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+LARGEST_TEXT = 4 << 20
+MOST_IDS = 1 << 20
+_INT32_MAX = 2**31 - 1
+
+_STATES = {
+    EngineState.EMPTY: pb.StatusResponse.UNINITIALIZED,
+    EngineState.LOADING: pb.StatusResponse.BUSY,
+    EngineState.GENERATING: pb.StatusResponse.BUSY,
+    EngineState.READY: pb.StatusResponse.READY,
+    EngineState.FAILED: pb.StatusResponse.ERROR,
+}
+
+
+class Servicer(backend_pb2_grpc.BackendServicer):
+    """`backend.Backend` on top of one engine."""
+
+    def __init__(self, engine: Engine, identity: Identity) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._loading = asyncio.Lock()
+
+    async def Health(self, _: pb.HealthMessage, _context: Context) -> pb.Reply:
+        return pb.Reply(message=b"OK")
+
+    async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
+        note(model=request.Model)
+        wanted, warnings = load_request(request)
+        for warning in warnings:
+            logs.warning("load_option", model=request.Model, warning=warning)
+        logs.info("load", model=request.Model)
+        facts = await self._load(request.Model, wanted)
+        note(type=facts.model_type, context=facts.context_size)
+        words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
+        return pb.Result(success=True, message=words)
+
+    async def _load(self, name: str, wanted: LoadRequest) -> ModelFacts:
+        """Load, and remember the name even if the caller left just before the end."""
+        async with self._loading:
+            before = self._engine.loaded
+            try:
+                return await self._engine.load(wanted)
+            finally:
+                after = self._engine.loaded
+                if after is not None and after is not before:
+                    self._identity.learn(name)
+
+    async def Free(self, _: pb.HealthMessage, _context: Context) -> pb.Result:
+        freed = await self._engine.free()
+        words = "the model is unloaded" if freed else "there was no model to unload"
+        return pb.Result(success=True, message=words)
+
+    async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
+        pieces: list[str] = []
+        usage = Usage()
+        async with self._submit(request) as generation:
+            async for event in generation:
+                usage = event.usage
+                note_usage(usage)
+                if isinstance(event, Finished):
+                    note(finish=event.reason)
+                else:
+                    pieces.append(event.text)
+        return replies.whole(pieces, usage)
+
+    async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
+        async with self._submit(request) as generation:
+            async for event in generation:
+                note_usage(event.usage)
+                if isinstance(event, Finished):
+                    note(finish=event.reason)
+                    await context.write(replies.last(event.usage))
+                else:
+                    await context.write(replies.piece(event))
+
+    def _submit(self, options: pb.PredictOptions) -> Generation:
+        self._engine.require_model()
+        request = generation_request(options)
+        note(id=request.request_id)
+        return self._engine.submit(request)
+
+    async def TokenizeString(
+        self, request: pb.PredictOptions, _context: Context
+    ) -> pb.TokenizationResponse:
+        self._engine.require_model()
+        if len(request.Prompt) > LARGEST_TEXT:
+            raise InvalidRequest(
+                f"Prompt is {len(request.Prompt)} characters long: send at most {LARGEST_TEXT}"
+            )
+        tokens = await self._engine.tokenize(request.Prompt)
+        return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, _context: Context
+    ) -> pb.DetokenizeResponse:
+        self._engine.require_model()
+        if len(request.tokens) > MOST_IDS:
+            raise InvalidRequest(f"tokens has {len(request.tokens)} ids: send at most {MOST_IDS}")
+        return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
+
+    async def Status(self, _: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
+        status = self._engine.status()
+        memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
+        return pb.StatusResponse(state=_STATES[status.state], memory=memory)
+
+    async def GetMetrics(self, _: pb.MetricsRequest, _context: Context) -> pb.MetricsResponse:
+        metrics = self._engine.metrics()
+        return pb.MetricsResponse(
+            tokens_per_second=metrics.tokens_per_second,
+            tokens_generated=min(metrics.tokens_generated, _INT32_MAX),
+            prompt_tokens_processed=min(metrics.prompt_tokens_processed, _INT32_MAX),
+        )
+
+    async def ModelMetadata(
+        self, _: pb.ModelOptions, _context: Context
+    ) -> pb.ModelMetadataResponse:
+        facts = self._engine.require_model()
+        return pb.ModelMetadataResponse(
+            supports_thinking=facts.supports_thinking, rendered_template=facts.rendered_template
+        )
+
+    async def Embedding(self, _: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
+        raise NotServed("Embedding is not served: this backend generates text")
+
+    async def Score(self, _: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
+        raise NotServed("Score is not served: this version gives no probabilities of tokens")
+
+    async def Rerank(self, _: pb.RerankRequest, _context: Context) -> pb.RerankResult:
+        raise NotServed("Rerank is not served: this backend generates text")
+
+    async def TokenClassify(
+        self, _: pb.TokenClassifyRequest, _context: Context
+    ) -> pb.TokenClassifyResponse:
+        raise NotServed("TokenClassify is not served: this backend generates text")

@@ -1,0 +1,80 @@
+"""Turns the messages of the wire into the dicts that chat templates read, with nothing lost.
+
+Templates of different families look for different keys, so everything that a message carries is
+handed on under the name that OpenAI clients know (contract 1.12, 3.2). Tool calls travel as JSON
+text inside JSON text; templates want them as data, and calls that cannot be read are an error
+instead of a conversation with a hole in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+
+class WireMessage(Protocol):
+    """What a message of the wire looks like; the generated class fits."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def content(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def tool_call_id(self) -> str: ...
+    @property
+    def reasoning_content(self) -> str: ...
+    @property
+    def tool_calls(self) -> str: ...
+
+
+def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
+    """One dict per message, in order. Raises ValueError with the index of the one at fault."""
+    return tuple(_template_message(index, message) for index, message in enumerate(messages))
+
+
+def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
+    if not message.role:
+        raise ValueError(f"Messages[{index}] has no role: set user, assistant, system or tool")
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if value := getattr(message, key):
+            entry[key] = value
+    if calls := _tool_calls(index, message.tool_calls):
+        entry["tool_calls"] = calls
+    return entry
+
+
+def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
+    if not text.strip():
+        return []
+    try:
+        calls = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"Messages[{index}].tool_calls is not valid JSON: {error}") from None
+    if calls is None:
+        return []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError(f"Messages[{index}].tool_calls must be a JSON list of objects")
+    return [_with_decoded_arguments(call) for call in calls]
+
+
+def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as an object, where their text is one."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    arguments = function["arguments"]
+    return {**call, "function": {**function, "arguments": _object_or_text(arguments)}}
+
+
+def _object_or_text(text: str) -> Any:
+    if not text.strip():
+        return {}  # how clients write a call without arguments; templates expect an object
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,144 @@
+"""An engine that does what a test tells it to: the wire is under test here, not the model.
+
+It keeps the seam's promises and nothing more. A script says what the next generations yield and
+where they stop to wait; events tell the test that a point was reached, so no test sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from backend.engine.engine import (
+    Engine,
+    EngineMetrics,
+    EngineState,
+    EngineStatus,
+    LoadRequest,
+    ModelFacts,
+)
+from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown
+from backend.engine.events import Event, Finished, TextDelta, Usage
+from backend.engine.generation import Generation
+from backend.engine.request import GenerationRequest
+
+FACTS = ModelFacts("tiny", "qwen3", 2048, "{{ messages }}", True, "<rendered>")
+
+
+@dataclass
+class Script:
+    """What one generation does: pieces, then an error or the end; `hold` waits after them."""
+
+    pieces: Sequence[str] = ("Hel", "lo")
+    error: Exception | None = None
+    hold: bool = False
+
+
+class FakeGeneration(Generation):
+    """Yields what the script says, piece by piece."""
+
+    def __init__(self, engine: FakeEngine, script: Script) -> None:
+        super().__init__(lambda: None)
+        self._engine = engine
+        self._script = script
+        self._stopped = asyncio.Event()
+
+    def cancel(self) -> None:
+        self._stopped.set()
+
+    async def __aenter__(self) -> FakeGeneration:
+        self._engine.running.append(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.running.remove(self)
+        self._engine.left.set()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        usage = Usage(prompt_tokens=7, cached_tokens=3, prefill_ms=1.5)
+        for count, piece in enumerate(self._script.pieces, 1):
+            usage = Usage(7, 3, count, 1.5, count * 2.0)
+            yield TextDelta(piece, usage)
+        if self._script.hold:
+            self._engine.holding.set()
+            await self._stopped.wait()
+            raise Cancelled("the backend is shutting down")
+        if self._script.error:
+            raise self._script.error
+        yield Finished("stop", usage)
+
+
+class FakeEngine(Engine):
+    """One scripted model slot. The threading events are for the test's own thread."""
+
+    def __init__(self, facts: ModelFacts | None = FACTS) -> None:
+        self.facts = facts
+        self.script = Script()
+        self.fault: Exception | None = None
+        self.load_fault: Exception | None = None
+        self.requests: list[GenerationRequest] = []
+        self.loads: list[LoadRequest] = []
+        self.running: list[FakeGeneration] = []
+        self.holding = threading.Event()
+        self.left = threading.Event()
+        self.state = EngineState.READY
+        self.stopping = False
+
+    def start(self) -> None: ...
+
+    @property
+    def loaded(self) -> ModelFacts | None:
+        return self.facts
+
+    def require_model(self) -> ModelFacts:
+        if self.facts is None:
+            raise NotLoaded
+        return self.facts
+
+    async def load(self, request: LoadRequest) -> ModelFacts:
+        self.loads.append(request)
+        if self.load_fault:
+            raise self.load_fault
+        self.facts = replace(FACTS)
+        return self.facts
+
+    async def free(self) -> bool:
+        had, self.facts = self.facts is not None, None
+        return had
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        if self.stopping:
+            raise ShuttingDown
+        if self.fault:
+            raise self.fault
+        self.requests.append(request)
+        return FakeGeneration(self, self.script)
+
+    async def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode()
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(self.state, 300, {"weights": 200, "cache": 100})
+
+    def metrics(self) -> EngineMetrics:
+        return EngineMetrics(1, 0, 2**40, 12, 34.5)
+
+    async def stop(self, grace: float) -> None:
+        self.stopping = True
+        for generation in self.running:
+            generation.cancel()
+
+    async def failed(self) -> str:
+        cause: str = await asyncio.get_running_loop().create_future()
+        return cause
