@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -71,11 +71,18 @@ def write_model(
     model.set_dtype(getattr(mx, dtype))
     if bits:
         whole["quantization"] = {"group_size": 32, "bits": bits}
-        nn.quantize(model, group_size=32, bits=bits)
+        quantize(model, group_size=32, bits=bits)
     write_weights(directory, dict(tree_flatten(model.parameters())), shards)
     (directory / "config.json").write_text(json.dumps(whole))
     write_tokenizer(directory)
     return directory
+
+
+def read_weights(directory: Path) -> dict[str, mx.array]:
+    """The weights of a checkpoint in one file."""
+    held = mx.load(str(directory / "model.safetensors"))
+    assert isinstance(held, dict)
+    return held
 
 
 def write_weights(directory: Path, weights: dict[str, mx.array], shards: int = 1) -> None:

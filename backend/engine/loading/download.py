@@ -51,7 +51,10 @@ def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Pa
         small = fetch(model, _SMALL_FILES, cache, cancel)
     except ModelNotFound as error:
         raise flaw or error from None
-    require_files(model.name, _listed(model, small, cache))
+    listed = _listed(model, small, cache)
+    if flaw and listed is None:  # the hub was not reached, this is the flawed copy again
+        raise flaw
+    require_files(model.name, listed or frozenset(path.name for path in small.iterdir()))
     inspect_config(small, model.name, settings)
     exact = dataclasses.replace(model, revision=small.name)
     complete = fetch(exact, _ALL_FILES, cache, cancel)
@@ -88,13 +91,13 @@ def _cached(model: HubModel, cache: Path) -> Path | None:
     return Path(path)
 
 
-def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str]:
-    """Names of all files of a repository whose snapshot was fetched, fetched or not."""
+def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str] | None:
+    """All files of a repository, fetched or not, if the hub has ever been asked for them."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
         tree = get_cached_repo_tree(model.repository, revision=snapshot.name, cache_dir=cache)
     except CachedRepoTreeNotFoundError:
-        return frozenset(path.name for path in snapshot.glob("*"))
+        return None
     return frozenset(file.path for file in tree)

@@ -9,18 +9,20 @@ output: progress, then one result or one error.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 _REPORT_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 20  # what arrives at a time; the hub's own 10 MiB hide a slow line's progress
+_OPENING_SECONDS = 0.05
+
+_ending = threading.Event()
+_partial: list[Path] = []
 
 
 def main() -> None:
@@ -28,6 +30,7 @@ def main() -> None:
     # The folder of this file comes first on the path and would hide other packages' modules.
     del sys.path[0]
     request = json.loads(sys.argv[1])
+    sys.addaudithook(_note_partial)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         _say(event="done", path=_fetch(**request))
@@ -131,23 +134,26 @@ def _of_network(error: BaseException) -> bool:
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 
+def _note_partial(event: str, arguments: tuple[Any, ...]) -> None:
+    """Remember each partial file that is opened: nobody could go on with it later."""
+    if event != "open" or not isinstance(arguments[0], str | Path):
+        return
+    path = Path(arguments[0])
+    if path.suffix == ".incomplete":
+        if _ending.is_set():
+            raise SystemExit
+        _partial.append(path)
+
+
 def _end_with_stdin() -> None:
-    """Wait until the parent closes our standard input or dies; then leave no half file behind."""
+    """Wait until the parent closes our standard input or dies; then leave no partial file."""
     sys.stdin.buffer.read()
-    for entry in Path("/dev/fd").iterdir():
-        with suppress(OSError):
-            path = _path_of(entry)
-            if path.suffix == ".incomplete":
-                path.unlink()
+    _ending.set()
+    for _ in range(2):  # a second time for a file that was just being opened
+        for path in _partial:
+            path.unlink(missing_ok=True)
+        time.sleep(_OPENING_SECONDS)
     os._exit(1)
-
-
-def _path_of(entry: Path) -> Path:
-    """The path of an open file, by its entry in /dev/fd."""
-    if sys.platform == "darwin":
-        name = fcntl.fcntl(int(entry.name), fcntl.F_GETPATH, bytes(1024))
-        return Path(os.fsdecode(name.rstrip(b"\0")))
-    return entry.readlink()
 
 
 def _say(**message: Any) -> None:

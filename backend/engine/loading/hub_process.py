@@ -23,6 +23,8 @@ from common.options import shown
 
 _log = logging.getLogger(__name__)
 
+Child = subprocess.Popen[bytes]
+
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 2.0
 _END_SECONDS = 5.0
@@ -73,7 +75,7 @@ class _Progress:
         )
 
 
-def _follow(child: subprocess.Popen[bytes], model: HubModel, cancel: threading.Event) -> Path:
+def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
     """Read the child's messages until its result."""
     assert child.stdout is not None
     output = child.stdout.fileno()
@@ -110,7 +112,7 @@ def _decoded(line: bytes) -> dict[str, Any]:
     return {}
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Child) -> None:
     """End the child by closing its input, or by force where it does not listen."""
     assert child.stdin is not None
     assert child.stdout is not None

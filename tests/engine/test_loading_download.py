@@ -1,0 +1,253 @@
+"""Downloads over real HTTP from a hub on this machine: whole, refused, cut short, cancelled."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRejected
+from backend.engine.loading import hub_process
+from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.download import download, hub_cache
+from backend.engine.loading.reference import HubModel
+from backend.engine.settings import Settings
+from tests.engine.hub_server import COMMIT, Hub, running_hub
+from tests.engine.loading_models import write_model
+
+REPOSITORY = "someone/small-model"
+WEIGHTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with one model, and an environment as a host sets it for its backends."""
+    with running_hub() as hub:
+        hub.repositories[REPOSITORY] = write_model(tmp_path / "repository", shards=2)
+        for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "models"))
+        monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str(tmp_path / "models"))
+        yield hub
+
+
+def get(
+    repository: str = REPOSITORY, revision: str = "", cancel: threading.Event | None = None
+) -> Path:
+    model = HubModel(repository, revision, repository)
+    return download(model, Settings(), cancel or threading.Event())
+
+
+def partial_files(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "models").rglob("*.incomplete"))
+
+
+@contextmanager
+def nobody_there() -> Iterator[str]:
+    """The address of a port that is taken and never answers."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_repository_is_fetched_into_the_hosts_models_folder(hub: Hub, tmp_path: Path) -> None:
+    path = get()
+    assert path == tmp_path / "models" / "models--someone--small-model" / "snapshots" / COMMIT
+    assert inspect(path, REPOSITORY, Settings()).weights_bytes > 0
+    assert sorted(set(hub.sent)) == sorted(hub.sent)
+    assert set(WEIGHTS) < set(hub.sent)
+
+
+def test_a_complete_copy_is_used_without_the_hub(hub: Hub) -> None:
+    path = get()
+    calls = hub.calls
+    assert get() == path
+    assert get(revision=COMMIT) == path
+    assert hub.calls == calls
+
+
+def test_what_cannot_be_served_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:
+    (hub.repositories[REPOSITORY] / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ModelRejected, match="it embeds or scores text and does not generate it"):
+        get()
+    assert not set(WEIGHTS) & set(hub.sent)
+
+
+def test_a_repository_with_gguf_files_alone(hub: Hub) -> None:
+    folder = hub.repositories[REPOSITORY]
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelRejected, match="is in GGUF format"):
+        get()
+    assert hub.sent == []
+
+
+def test_missing_files_are_fetched_again(hub: Hub) -> None:
+    lost = get() / WEIGHTS[1]
+    lost.resolve().unlink()
+    lost.unlink()
+    hub.sent.clear()
+    assert (get() / WEIGHTS[1]).is_file()
+    assert hub.sent == [WEIGHTS[1]]
+
+
+def test_an_incomplete_copy_is_described_when_the_hub_is_away(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = get()
+    (path / "tokenizer.json").unlink()
+    (path.parents[1] / "trees" / f"{COMMIT}.json").unlink()  # as older clients leave a cache
+    monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str((tmp_path / "models").rename(tmp_path / "m")))
+    with nobody_there() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(ModelRejected, match="its tokenizer is missing"):
+            get()
+
+
+@pytest.mark.parametrize(
+    ("repository", "revision", "sentence"),
+    [
+        ("someone/absent", "", "has no such repository, or it is private and HF_TOKEN"),
+        ("someone/gated", "", "access to this repository must be requested on 127.0.0.1:"),
+        (REPOSITORY, "v9", "the repository has no revision 'v9'"),
+    ],
+)
+def test_what_the_hub_does_not_have(
+    hub: Hub, repository: str, revision: str, sentence: str
+) -> None:
+    hub.repositories["someone/gated"] = hub.repositories[REPOSITORY]
+    hub.gated.add("someone/gated")
+    with pytest.raises(ModelNotFound) as refusal:
+        get(repository, revision)
+    assert sentence in str(refusal.value)
+
+
+def test_a_failing_hub(hub: Hub) -> None:
+    hub.failing = True
+    with pytest.raises(ModelNotFound, match="answered with HTTP status 500; try again later"):
+        get()
+
+
+def test_a_hub_that_nobody_answers_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nobody_there() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(ModelNotFound) as refusal:
+            get()
+    assert "is not in the cache, and 127.0.0.1:" in str(refusal.value)
+    assert "cannot be reached" in str(refusal.value)
+    # Hosts take this phrase for a lost backend, and would throw the process away.
+    assert "connection refused" not in str(refusal.value).lower()
+
+
+def test_downloads_turned_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelNotFound, match="downloads are turned off"):
+        get()
+    assert hub.calls == 0
+
+
+def test_a_cache_that_cannot_be_written(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelRejected) as refusal:
+        get()
+    assert "the model cache cannot be written" in str(refusal.value)
+    assert str(tmp_path) not in str(refusal.value)
+
+
+def test_a_slow_download_is_cancelled_at_once_and_resumed_by_file(hub: Hub, tmp_path: Path) -> None:
+    hub.held = {WEIGHTS[1]}
+    cancel = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        download_ = threads.submit(get, cancel=cancel)
+        assert hub.half_sent.wait(60)
+        cancel.set()
+        with pytest.raises(Cancelled, match="download of model 'someone/small-model' was"):
+            download_.result(10)
+    assert partial_files(tmp_path) == []
+    hub.held.clear()
+    hub.sent.clear()
+    inspect(get(), REPOSITORY, Settings())
+    assert WEIGHTS[1] in hub.sent
+    assert "config.json" not in hub.sent
+
+
+def test_the_child_ends_with_its_parent_and_leaves_no_half_file(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.held = {"config.json"}
+    started: list[hub_process.Child] = []
+    follow = hub_process._follow
+
+    def close_input(child: hub_process.Child, *rest: object) -> Path:
+        started.append(child)
+        assert hub.half_sent.wait(60)
+        assert child.stdin is not None
+        child.stdin.close()  # as the end of the parent does
+        return follow(child, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hub_process, "_follow", close_input)
+    with pytest.raises(ModelRejected, match="the download process ended"):
+        get()
+    assert started[0].poll() is not None
+    assert partial_files(tmp_path) == []
+
+
+def test_progress_is_told_in_lines(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(hub_process, "_PROGRESS_SECONDS", 0.0)
+    hub.held = {WEIGHTS[1]}
+
+    class LetGo(logging.Handler):
+        """Lets the hub go on once a progress line has counted its half file's siblings."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if "3 of 6 files" in record.getMessage() or "5 of 6 files" in record.getMessage():
+                hub.go_on.set()
+
+    handler = LetGo()
+    logging.getLogger(hub_process.__name__).addHandler(handler)
+    try:
+        get()
+    finally:
+        logging.getLogger(hub_process.__name__).removeHandler(handler)
+    assert "downloading model 'someone/small-model': 5 of 6 files, 0 of 0 MiB" in caplog.text
+    assert "downloaded model 'someone/small-model'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"HF_HOME": "/m", "HUGGINGFACE_HUB_CACHE": "/m"}, "/m"),
+        ({"HF_HOME": "/m", "HUGGINGFACE_HUB_CACHE": "/m", "HF_HUB_CACHE": "/h"}, "/h"),
+        ({"HF_HOME": "/m"}, "/m/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(environ: dict[str, str], expected: str) -> None:
+    assert hub_cache(environ) == Path(expected)
+
+
+def test_the_default_cache_is_the_hub_clients_own() -> None:
+    assert hub_cache({}) == Path.home() / ".cache" / "huggingface" / "hub"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("disk_full", ModelRejected), ("unheard of", ModelRejected)]
+)
+def test_every_failure_has_a_sentence(kind: str, error: type[EngineError]) -> None:
+    failure = hub_process._failure(HubModel("a/b", "", "a/b"), {"kind": kind})
+    assert isinstance(failure, error)
+    assert str(failure).startswith("model 'a/b'")
