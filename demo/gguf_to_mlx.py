@@ -81,7 +81,9 @@ class Shape:
 
 def convert(gguf: Path, directory: Path) -> None:
     """Writes the model of `gguf` into `directory`, which must exist and be empty."""
-    tensors, metadata = mx.load(str(gguf), return_metadata=True)
+    # With metadata asked for, it is a pair; the declared type also allows for the other formats.
+    loaded: Any = mx.load(str(gguf), return_metadata=True)
+    tensors, metadata = loaded
     for key, expected in {
         "general.architecture": "llama",
         "tokenizer.ggml.model": "gpt2",

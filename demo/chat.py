@@ -1,0 +1,257 @@
+"""`make demo`: one question to a real model, over the wire, as a host would ask it.
+
+Starts the backend through run.sh, waits for Health, loads a model, streams the answer, frees the
+model and stops the process. It knows nothing of the backend but backend.proto.
+"""
+
+import codecs
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import grpc
+
+from demo import default_model
+from wire import backend_pb2, backend_pb2_grpc
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_PROMPT = "What is the capital of France?"
+CONTEXT_SIZE = 4096
+MOST_TOKENS = 256
+
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+# From here on a person wants to see why it takes so long.
+PATIENCE_SECONDS = 2.0
+
+
+class DemoFailed(Exception):
+    """What went wrong, in one line for a person."""
+
+
+def say(line: str) -> None:
+    print(f"demo: {line}", file=sys.stderr, flush=True)
+
+
+class Backend:
+    """The backend process and what it says on stderr."""
+
+    def __init__(self, port: int) -> None:
+        environment = dict(os.environ)
+        # This backend is ours alone; a token meant for a host's backends would lock us out.
+        environment.pop("LOCALAI_GRPC_AUTH_TOKEN", None)
+        try:
+            # In a session of its own: Ctrl-C is for this program, which then stops the backend.
+            self.process = subprocess.Popen(
+                [str(ROOT / "run.sh"), "--addr", f"127.0.0.1:{port}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise DemoFailed(f"run.sh could not be started: {error}") from error
+        self.last_line = ""
+        self.show_lines = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for raw in self.process.stderr:
+            line = raw.decode("utf-8", "replace").rstrip()
+            if line:
+                self.last_line = line
+                if self.show_lines.is_set():
+                    print(line, file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def shown_if_slow(self) -> Iterator[None]:
+        """Passes the backend's own lines on once the block takes longer than a moment."""
+        timer = threading.Timer(PATIENCE_SECONDS, self.show_lines.set)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.show_lines.clear()
+
+    def require_alive(self) -> None:
+        code = self.process.poll()
+        if code is None:
+            return
+        self._reader.join(timeout=STOP_SECONDS)
+        raise DemoFailed(f"the backend ended with exit code {code}: {self.last_line or 'no word'}")
+
+    def wait_a_moment(self) -> None:
+        """A connection breaks a little before its process is gone."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_SECONDS)
+            except BaseException as error:
+                # The session has no other members than the backend and its own children.
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                raise DemoFailed(
+                    f"the backend did not stop within {STOP_SECONDS:.0f} s of SIGTERM"
+                ) from None
+        self._reader.join(timeout=STOP_SECONDS)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for_health(stub: backend_pb2_grpc.BackendStub, backend: Backend) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        backend.require_alive()
+        try:
+            answer = stub.Health(backend_pb2.HealthMessage(), timeout=1)
+        except grpc.RpcError:
+            time.sleep(0.02)
+            continue
+        if answer.message == b"OK":
+            return
+        raise DemoFailed(f"the backend's Health answered {answer.message!r} instead of 'OK'")
+    raise DemoFailed(
+        f"the backend did not answer Health within {START_SECONDS:.0f} s: {backend.last_line}"
+    )
+
+
+def chosen_model() -> backend_pb2.ModelOptions:
+    reference = os.environ.get("MODEL") or str(default_model.ensure(say_plainly))
+    options = backend_pb2.ModelOptions(Model=reference, ContextSize=CONTEXT_SIZE)
+    local = Path(reference).expanduser()
+    if local.exists():
+        options.Model = options.ModelFile = str(local.absolute())
+    return options
+
+
+def say_plainly(line: str) -> None:
+    say(line.removeprefix("model: "))
+
+
+def load(
+    stub: backend_pb2_grpc.BackendStub, backend: Backend, options: backend_pb2.ModelOptions
+) -> None:
+    say(f"loading {options.Model}")
+    started = time.monotonic()
+    with backend.shown_if_slow():
+        result = stub.LoadModel(options)
+    if not result.success:
+        raise DemoFailed(f"the model was not loaded: {result.message}")
+    say(f"loaded in {time.monotonic() - started:.1f} s")
+
+
+def stream_answer(stub: backend_pb2_grpc.BackendStub, prompt: str) -> None:
+    request = backend_pb2.PredictOptions(
+        Messages=[backend_pb2.Message(role="user", content=prompt)],
+        UseTokenizerTemplate=True,
+        Tokens=MOST_TOKENS,
+        Temperature=0,
+    )
+    print(f"> {prompt}", flush=True)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    last = backend_pb2.Reply()
+    first_text: float | None = None
+    started = time.monotonic()
+    stream = stub.PredictStream(request)
+    try:
+        for reply in stream:
+            if reply.message and first_text is None:
+                first_text = time.monotonic() - started
+            print(decoder.decode(reply.message), end="", flush=True)
+            last = reply
+    finally:
+        stream.cancel()
+        print(flush=True)
+    if first_text is None:
+        raise DemoFailed("the model's answer is empty")
+    if last.tokens >= MOST_TOKENS:
+        say(f"the answer was cut after {MOST_TOKENS} tokens")
+    print(summary(last, first_text))
+
+
+def summary(last: backend_pb2.Reply, first_text: float) -> str:
+    counts = f"{last.prompt_tokens} prompt tokens, {last.tokens} completion tokens"
+    line = f"[{counts}, first token after {first_text:.2f} s"
+    # The first token belongs to the prompt's time, so what remains is one token less.
+    if last.timing_token_generation > 0 and last.tokens > 1:
+        line += f", {(last.tokens - 1) * 1000 / last.timing_token_generation:.1f} tokens/s"
+    return line + "]"
+
+
+def reason(failure: Any) -> str:
+    return f"{failure.details()} ({failure.code().name})"
+
+
+def converse(prompt: str) -> None:
+    model = chosen_model()
+    port = free_port()
+    say("starting the backend")
+    backend = Backend(port)
+    try:
+        channel_options = [
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 200),
+            ("grpc.enable_http_proxy", 0),
+        ]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=channel_options) as channel:
+            stub = backend_pb2_grpc.BackendStub(channel)
+            wait_for_health(stub, backend)
+            try:
+                load(stub, backend, model)
+                stream_answer(stub, prompt)
+                stub.Free(backend_pb2.HealthMessage(), timeout=STOP_SECONDS)
+            except grpc.RpcError as error:
+                # A process that died explains itself better than a broken connection does.
+                failure: Any = error
+                if failure.code() is grpc.StatusCode.UNAVAILABLE:
+                    backend.wait_a_moment()
+                    backend.require_alive()
+                raise DemoFailed(reason(failure)) from error
+    finally:
+        backend.stop()
+
+
+def terminated(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        converse(os.environ.get("PROMPT") or DEFAULT_PROMPT)
+    except (DemoFailed, default_model.ModelUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
