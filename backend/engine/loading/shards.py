@@ -40,10 +40,7 @@ def read_shards(directory: Path) -> Shards:
     present = {path.name for path in files}
     missing = sorted(_expected(directory, present) - present)
     if missing:
-        raise ShardError(
-            f"{len(missing)} of its weight files are missing ({_listed(missing)}): download it"
-            " again"
-        )
+        raise ShardError(f"weight files are missing ({_listed(missing)}): download it again")
     tensors: set[str] = set()
     total = 0
     for path in files:
@@ -112,4 +109,4 @@ def _read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], 
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,279 @@
+"""Each way in which a directory fails to be a text model has its own sentence."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.errors import ModelRejected
+from backend.engine.loading import architectures
+from backend.engine.loading.checkpoint import inspect
+from backend.engine.settings import Settings
+from tests.engine.loading_models import read_weights, write_model, write_weights
+
+ROOT = Path(__file__).parents[2]
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("checkpoints") / "whole")
+
+
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("checkpoints") / "sharded", shards=3)
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    """A copy of a good checkpoint, to be broken."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def refusal(path: Path, **settings: Any) -> str:
+    with pytest.raises(ModelRejected) as refused:
+        inspect(path, "mine", Settings(**settings))
+    sentence = str(refused.value)
+    assert sentence.startswith("model 'mine' ")
+    assert str(path.parent) not in sentence
+    assert "\n" not in sentence
+    return sentence
+
+
+def configure(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+
+
+def only(path: Path, *names: str) -> None:
+    """Replace all files of a directory by empty ones of these names."""
+    for entry in path.iterdir():
+        entry.unlink()
+    for name in names:
+        (path / name).touch()
+
+
+def test_a_good_checkpoint(whole: Path, sharded: Path) -> None:
+    found = inspect(whole, "mine", Settings())
+    assert (found.path, found.name, found.config["model_type"]) == (whole, "mine", "llama")
+    assert found.weights_bytes == sum(array.nbytes for array in read_weights(whole).values())
+    assert inspect(sharded, "mine", Settings()).weights_bytes == found.weights_bytes
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ([], "the folder is empty"),
+        (["README.md"], "the folder has no config.json, so it is not a model directory"),
+        (["model.Q4_K_M.gguf", "README.md"], "is in GGUF format"),
+        (["config.json", "model.gguf"], "is in GGUF format"),
+        (["config.json", "pytorch_model.bin"], "its weights are PyTorch files: convert it with"),
+        (["config.json", "consolidated.safetensors"], "has no weights (model*.safetensors)"),
+        (["adapter_config.json", "adapters.safetensors"], "it is a LoRA adapter, not a model"),
+        (["config.json", "model.safetensors"], "config.json is not valid JSON"),
+    ],
+)
+def test_folders_that_hold_no_model(model: Path, files: list[str], sentence: str) -> None:
+    only(model, *files)
+    assert sentence in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "config.json is not valid JSON"),
+        ("\x00\xff", "config.json is not valid JSON"),
+        ("[]", "config.json is not a JSON object"),
+        ("[" * 100_000, "config.json is not valid JSON"),
+        ("{}", "config.json names no model_type"),
+        ('{"model_type": 3}', "config.json names no model_type"),
+    ],
+)
+def test_bad_configurations(model: Path, text: str, sentence: str) -> None:
+    (model / "config.json").write_text(text, encoding="latin-1")
+    assert sentence in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"model_type": "lama"},
+            "its model type 'lama' is unknown to this version of mlx-lm; did you mean 'llama'?",
+        ),
+        ({"model_type": "zzzz"}, "its model type 'zzzz' is unknown to this version of mlx-lm"),
+        ({"model_type": "../llama"}, "its model type '../llama' is unknown"),
+        ({"model_type": "switch_layers"}, "its model type 'switch_layers' is unknown"),
+        ({"model_type": "bert"}, "it embeds or scores text and does not generate it"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "it embeds or scores text and does not generate it",
+        ),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder model"),
+        (
+            {"model_type": "florence2", "vision_config": {"depth": 1}},
+            "it is a vision-language model, and this version serves text models only",
+        ),
+    ],
+)
+def test_models_of_other_kinds(model: Path, changes: dict[str, Any], sentence: str) -> None:
+    configure(model, **changes)
+    assert sentence in refusal(model)
+
+
+def test_an_embedding_model_with_the_configuration_of_a_text_model(model: Path) -> None:
+    (model / "modules.json").write_text("[]")
+    assert "it embeds or scores text and does not generate it" in refusal(model)
+
+
+VISION = {"vision_config": {"depth": 1}, "image_token_id": 5}
+
+
+@pytest.mark.parametrize(
+    "tensor", ["vision_tower.a.weight", "model.visual.a.weight", "audio_tower.a.weight"]
+)
+def test_vision_weights_are_refused_and_their_text_part_is_an_option(
+    model: Path, tensor: str
+) -> None:
+    configure(model, model_type="gemma3", **VISION)
+    write_weights(model, read_weights(model) | {tensor: mx.zeros((2,))})
+    sentence = refusal(model)
+    assert "it is a vision-language model, and this version serves text models only" in sentence
+    assert sentence.endswith("to serve its text part alone, set the option type:text")
+    assert inspect(model, "mine", Settings(type="text")).config["model_type"] == "gemma3"
+
+
+def test_a_vision_model_is_refused_by_its_index_alone(model: Path) -> None:
+    configure(model, model_type="gemma3", **VISION)
+    index = {"weight_map": {"vision_tower.a.weight": "model.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "it is a vision-language model" in refusal(model)
+
+
+def test_a_text_conversion_that_keeps_the_vision_configuration_is_a_text_model(
+    model: Path,
+) -> None:
+    configure(model, model_type="gemma3", **VISION)
+    assert inspect(model, "mine", Settings()).config["model_type"] == "gemma3"
+
+
+def test_code_of_the_checkpoint_needs_trust(model: Path) -> None:
+    configure(model, model_type="own", model_file="own.py")
+    assert "it brings its own Python code ('own.py'), which is not run unless" in refusal(model)
+    assert "its code file 'own.py' is not in its folder" in refusal(model, trust_remote_code=True)
+    (model / "own.py").touch()
+    assert inspect(model, "mine", Settings(trust_remote_code=True)).weights_bytes > 0
+    configure(model, model_file="../own.py")
+    assert "is not in its folder" in refusal(model, trust_remote_code=True)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_missing_shards(sharded: Path, tmp_path: Path, index: bool) -> None:
+    path = Path(shutil.copytree(sharded, tmp_path / "model"))
+    (path / SHARDS[1]).unlink()
+    if not index:
+        (path / "model.safetensors.index.json").unlink()
+    assert f"weight files are missing ({SHARDS[1]}): download it again" in refusal(path)
+
+
+def test_many_missing_shards_are_not_all_listed(sharded: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(sharded, tmp_path / "model"))
+    files = {f"t{number}": f"model-{number:05}-of-00100.safetensors" for number in range(1, 101)}
+    index = {"weight_map": files | {"t": SHARDS[0], "u": SHARDS[1], "v": SHARDS[2]}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    sentence = refusal(path)
+    assert "weight files are missing (model-00001-of-00100.safetensors, " in sentence
+    assert "model-00003-of-00100.safetensors and 97 more): download it again" in sentence
+    assert len(sentence) < 300
+
+
+def test_an_index_left_over_by_a_conversion_is_ignored(model: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert inspect(model, "mine", Settings()).weights_bytes > 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}'])
+def test_a_broken_index(model: Path, text: str) -> None:
+    (model / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json is not a valid index: download it again" in refusal(model)
+    configure(model, model_type="gemma3", **VISION)
+    assert "model.safetensors.index.json is not a valid index: download it again" in refusal(model)
+
+
+def cut(keep: Callable[[int], int]) -> Callable[[bytes], bytes]:
+    return lambda body: body[: keep(len(body))]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (cut(lambda size: size - 1), "model.safetensors is truncated, it has "),
+        (cut(lambda size: size // 2), "model.safetensors is truncated, it has "),
+        (cut(lambda _: 100), "model.safetensors is truncated, it ends in its header"),
+        (cut(lambda _: 5), "model.safetensors is truncated, it ends in its header"),
+        (cut(lambda _: 0), "model.safetensors is truncated, it ends in its header"),
+        (lambda body: b"\xff" * len(body), "model.safetensors is truncated"),
+        (lambda _: (2).to_bytes(8, "little") + b"[]", "model.safetensors is not a safetensors"),
+        (lambda _: (9).to_bytes(8, "little") + b'{"a": {}}', "is not a safetensors file"),
+        (
+            lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n",
+            "model.safetensors is a Git LFS pointer: fetch the file itself with git lfs pull",
+        ),
+    ],
+)
+def test_damaged_weight_files(model: Path, change: Callable[[bytes], bytes], sentence: str) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(change(file.read_bytes()))
+    assert sentence in refusal(model)
+
+
+def test_a_missing_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    sentence = "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or"
+    assert sentence in refusal(model)
+    (model / "vocab.json").touch()
+    assert sentence in refusal(model)
+    (model / "merges.txt").touch()
+    assert inspect(model, "mine", Settings()).weights_bytes > 0
+
+
+def test_files_that_cannot_be_read(model: Path) -> None:
+    (model / "config.json").unlink()
+    (model / "config.json").mkdir()
+    assert "its files cannot be read: Is a directory" in refusal(model)
+
+
+def test_the_list_of_model_types_is_mlx_lms_own() -> None:
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    assert architectures.aliases() == MODEL_REMAPPING
+    types = architectures.model_types()
+    assert {"llama", "qwen3", "gpt_oss", "solar_open", "mistral"} <= types
+    assert not {"base", "cache", "switch_layers", "rope_utils", "ssm"} & types
+    for type_ in ("solar_open", "mistral", "qwen3_vl"):
+        module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(type_, type_)}")
+        assert module.Model
+        assert module.ModelArgs
+
+
+def test_the_look_imports_neither_mlx_nor_mlx_lm(whole: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from backend.engine.loading.checkpoint import inspect
+from backend.engine.settings import Settings
+inspect(Path(sys.argv[1]), "mine", Settings())
+sys.exit(bool({"mlx", "mlx.core", "mlx_lm"} & set(sys.modules)))
+"""
+    subprocess.run([sys.executable, "-c", code, str(whole)], check=True, cwd=ROOT)
