@@ -1,0 +1,170 @@
+"""install.sh from nothing, again, after an interruption, and with interpreters it cannot use.
+
+The real locks take half a minute to install, so most of this runs on a copy of the project whose
+lock holds only what generating the stubs needs.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.install.shell import ROOT, clean_environment, last_line, shell, write_program
+
+SMALL = ("grpcio", "grpcio-tools", "protobuf", "typing-extensions")
+PROFILE = {"BUILD_TYPE": "cublas", "CUDA_MAJOR_VERSION": "12"}
+
+
+def lock_of(names: tuple[str, ...]) -> str:
+    text = (ROOT / "requirements" / "linux-cuda12.lock").read_text()
+    blocks = re.findall(r"^[a-z0-9-]+==.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    return "".join(block for block in blocks if block.split("==")[0] in names)
+
+
+def project_copy(folder: Path) -> Path:
+    (folder / "requirements").mkdir(parents=True)
+    shutil.copy(ROOT / "install.sh", folder)
+    shutil.copy(ROOT / "backend.proto", folder)
+    (folder / "requirements" / "linux-cuda12.lock").write_text(lock_of(SMALL))
+    (folder / "requirements" / "dev.lock").write_text("")
+    return folder
+
+
+def install(project: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    changes = PROFILE | changes
+    return shell("./install.sh", *arguments, cwd=project, environment=clean_environment(**changes))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = project_copy(tmp_path_factory.mktemp("fresh") / "my backend")
+    result = install(project)
+    assert result.returncode == 0, result.stderr
+    return project
+
+
+def assert_usable(project: Path) -> None:
+    result = shell(
+        project / "venv/bin/python",
+        "-c",
+        "from wire import backend_pb2, backend_pb2_grpc; print(backend_pb2_grpc.BackendStub)",
+        cwd=project,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(os.uname().sysname != "Linux", reason="the copy installs a Linux profile")
+class TestInstallingFromNothing:
+    def test_leaves_a_venv_and_the_stubs(self, installed: Path) -> None:
+        assert_usable(installed)
+        assert (installed / "wire" / "backend_pb2.pyi").exists()
+        assert list(installed.glob(".wire.*")) == []
+        assert not (installed / "venv.lock").exists()
+
+    def test_again_changes_nothing_and_says_so_in_one_line(self, installed: Path) -> None:
+        before = (installed / "venv" / ".installed").stat()
+        result = install(installed)
+        assert result.returncode == 0
+        (line,) = result.stdout.splitlines()
+        assert line.startswith("install.sh: up to date: linux-cuda12, Python 3.")
+        assert (installed / "venv" / ".installed").stat() == before
+
+    def test_a_changed_proto_regenerates_only_the_stubs(self, installed: Path) -> None:
+        stamp = (installed / "venv" / ".installed").stat()
+        with (installed / "backend.proto").open("a") as proto:
+            proto.write("\nmessage AddedByTheTest { string text = 1; }\n")
+        result = install(installed)
+        assert result.returncode == 0, result.stderr
+        assert "AddedByTheTest" in (installed / "wire" / "backend_pb2.pyi").read_text()
+        assert (installed / "venv" / ".installed").stat() == stamp
+
+    def test_a_broken_proto_keeps_the_old_stubs(self, installed: Path) -> None:
+        sound = (installed / "backend.proto").read_text()
+        (installed / "backend.proto").write_text("this is no proto")
+        result = install(installed)
+        (installed / "backend.proto").write_text(sound)
+        assert result.returncode == 1
+        assert "backend.proto could not be compiled" in last_line(result.stderr)
+        assert_usable(installed)
+
+    def test_after_an_interruption_everything_is_built_anew(self, installed: Path) -> None:
+        # What a kill in the middle leaves: packages half there, no stamp, and a lock whose owner
+        # is gone.
+        (installed / "venv" / ".installed").unlink()
+        (packages,) = (installed / "venv" / "lib").glob("python3*/site-packages")
+        shutil.rmtree(packages / "google")
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        (installed / "venv.lock").mkdir()
+        (installed / "venv.lock" / "pid").write_text(f"{gone.pid}\n")
+        result = install(installed)
+        assert result.returncode == 0, result.stderr
+        assert_usable(installed)
+
+    def test_packages_with_another_hash_are_not_installed(self, tmp_path: Path) -> None:
+        project = project_copy(tmp_path / "project")
+        lock = project / "requirements" / "linux-cuda12.lock"
+        lock.write_text(re.sub(r"sha256:[0-9a-f]{8}", "sha256:00000000", lock.read_text()))
+        result = install(project)
+        assert result.returncode != 0
+        assert "HASHES" in result.stderr
+        assert not (project / "venv" / ".installed").exists()
+
+
+def test_the_projects_own_install_is_in_place_at_once() -> None:
+    result = shell(ROOT / "install.sh", "--dev")
+    assert result.returncode == 0, result.stderr
+    assert "up to date" in last_line(result.stdout)
+
+
+@pytest.mark.parametrize("version", ["3.10 64bit", "3.15 64bit", "3.12 32bit", "2.7 64bit"])
+def test_an_unsupported_python_is_named(tmp_path: Path, version: str) -> None:
+    python = write_program(tmp_path / "python", f'echo "{version}"')
+    result = shell(ROOT / "install.sh", environment=clean_environment(PYTHON=str(python)))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert f"Python {version} is not supported (PYTHON={python})" in line
+    assert "3.11, 3.12, 3.13 or 3.14" in line
+
+
+def test_a_python_that_does_not_run_is_named() -> None:
+    result = shell(ROOT / "install.sh", environment=clean_environment(PYTHON="/no/python"))
+    assert result.returncode == 1
+    assert result.stderr == "install.sh: PYTHON=/no/python is not a working Python 3\n"
+
+
+def test_without_any_supported_python_the_ones_found_are_listed(tmp_path: Path) -> None:
+    project = project_copy(tmp_path / "project")
+    programs = tmp_path / "programs"
+    for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
+        write_program(programs / name, "exit 127")
+    write_program(programs / "python3", 'echo "3.9 64bit"')
+    result = install(project, PATH=f"{programs}:/usr/bin:/bin")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert "python3 is 3.9 64bit" in line
+
+
+def test_a_python_without_venv_is_told_which_package_has_it(tmp_path: Path) -> None:
+    project = project_copy(tmp_path / "project")
+    python = write_program(
+        tmp_path / "python", 'case $2 in *ensurepip*) exit 1 ;; *) echo "3.12 64bit" ;; esac'
+    )
+    result = install(project, PYTHON=str(python))
+    assert result.returncode == 1
+    assert "apt install python3.12-venv" in last_line(result.stderr)
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    result = shell(ROOT / "install.sh", "--devel")
+    assert result.returncode == 1
+    assert result.stderr == "install.sh: unknown argument '--devel' (see ./install.sh --help)\n"
+
+
+def test_locks_name_no_index_and_no_place() -> None:
+    for lock in (ROOT / "requirements").glob("*.lock"):
+        for line in lock.read_text().splitlines():
+            assert not re.search(r"://|--(index|extra|find|trusted)", line), f"{lock.name}: {line}"

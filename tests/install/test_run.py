@@ -1,0 +1,181 @@
+"""run.sh in front of Python: where it may be called from, and what Python gets to see."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.install.shell import ROOT, clean_environment, shell, write_program
+
+VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
+
+# Stands in for the backend: tells what it was started with.
+WITNESS = """
+import json, os, sys
+print(json.dumps({
+    "arguments": sys.argv[1:],
+    "pid": os.getpid(),
+    "cwd": os.getcwd(),
+    "prefix": sys.prefix,
+    "path": sys.path,
+    "environment": dict(os.environ),
+}))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project at a path with a space, around the real venv."""
+    folder = tmp_path / "some where"
+    folder.mkdir()
+    shutil.copy(ROOT / "run.sh", folder)
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    (folder / "backend").mkdir()
+    (folder / "backend" / "__main__.py").write_text(WITNESS)
+    return folder
+
+
+def start(program: str | Path, *arguments: str, cwd: Path, **environment: str) -> dict[str, object]:
+    full = clean_environment(**({"ENV_DIR": str(VENV.parent)} | environment))
+    result = shell(program, *arguments, cwd=cwd, environment=full)
+    assert result.returncode == 0, result.stderr
+    answer: dict[str, object] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--addr", "127.0.0.1:1234"],
+        ["--addr=127.0.0.1:1234"],
+        ["--addr", "localhost:1", "two words", "", "*", "$HOME", 'quo"te'],
+    ],
+)
+def test_arguments_arrive_as_they_are(project: Path, arguments: list[str]) -> None:
+    assert start(project / "run.sh", *arguments, cwd=project)["arguments"] == arguments
+
+
+def test_it_works_from_anywhere_and_stays_there(project: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "json.py").write_text("raise SystemExit('imported from the working directory')")
+    for program, cwd in (
+        ("./run.sh", project),
+        (project / "run.sh", elsewhere),
+        ("../some where/run.sh", elsewhere),
+    ):
+        seen = start(program, cwd=cwd)
+        assert seen["cwd"] == str(cwd)
+        assert seen["prefix"] == str(VENV)
+
+
+def test_it_works_through_links(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "first").symlink_to("../some where/run.sh")
+    (tmp_path / "second").symlink_to(tmp_path / "bin" / "first")
+    (tmp_path / "folder").symlink_to(project)
+    for program in ("second", "bin/first", "folder/run.sh"):
+        seen = start(f"./{program}", cwd=tmp_path)
+        assert str(project) in seen["path"]  # type: ignore[operator]
+
+
+def test_it_works_when_the_shell_is_named(project: Path) -> None:
+    full = clean_environment(ENV_DIR=str(VENV.parent))
+    assert shell("bash", "run.sh", cwd=project, environment=full).returncode == 0
+
+
+def test_python_takes_the_place_of_the_shell(project: Path) -> None:
+    full = clean_environment(ENV_DIR=str(VENV.parent))
+    command = f'echo $$; exec "{project}/run.sh"'
+    lines = shell("sh", "-c", command, cwd=project, environment=full).stdout.splitlines()
+    assert json.loads(lines[1])["pid"] == int(lines[0])
+
+
+def test_a_hosts_python_settings_do_not_leak_in(project: Path, tmp_path: Path) -> None:
+    seen = start(project / "run.sh", cwd=tmp_path, PYTHONHOME="/nowhere", PYTHONPATH="/foreign")
+    environment = seen["environment"]
+    assert isinstance(environment, dict)
+    assert "PYTHONHOME" not in environment
+    assert environment["PYTHONPATH"] == str(project)
+    assert environment["PYTHONUNBUFFERED"] == "1"
+    assert "/foreign" not in seen["path"]  # type: ignore[operator]
+
+
+def test_gpu_libraries_beside_it_come_first(project: Path) -> None:
+    (project / "lib").mkdir()
+    seen = start(
+        project / "run.sh", cwd=project, LD_LIBRARY_PATH="/theirs", MLX_BACKEND_OPENBLAS="0"
+    )
+    environment = seen["environment"]
+    assert isinstance(environment, dict)
+    assert environment["LD_LIBRARY_PATH"] == f"{project}/lib:/theirs"
+
+
+def test_a_missing_venv_is_one_line(project: Path, tmp_path: Path) -> None:
+    environment = clean_environment(ENV_DIR=str(tmp_path))
+    result = shell(project / "run.sh", cwd=project, environment=environment)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert f"no virtual environment at {tmp_path}/venv" in line
+    assert f"run {project}/install.sh" in line
+
+
+def test_a_travelling_interpreter_is_found_where_it_is_now(project: Path) -> None:
+    write_program(project / "python" / "bin" / "python3", "exit 0")
+    write_program(project / "venv" / "bin" / "python", 'cat "$(dirname "$0")/../pyvenv.cfg"')
+    config = project / "venv" / "pyvenv.cfg"
+    config.write_text("home = /where/it/was/python/bin\nversion = 3.12.1\n")
+    environment = clean_environment()
+    environment.pop("ENV_DIR", None)
+    result = shell(project / "run.sh", cwd=project, environment=environment)
+    assert result.stdout == f"home = {project}/python/bin\nversion = 3.12.1\n"
+
+
+preloads = pytest.mark.skipif(
+    not (VENV / "lib" / "openblas").exists(), reason="only Linux CPU installs preload a BLAS"
+)
+
+
+@preloads
+class TestOpenBLAS:
+    def test_is_preloaded_on_one_thread_and_tells_what_was_before(self, project: Path) -> None:
+        seen = start(project / "run.sh", cwd=project, LD_LIBRARY_PATH="/theirs")["environment"]
+        assert isinstance(seen, dict)
+        assert seen["LD_PRELOAD"] == "libopenblas.so.0"
+        assert seen["LD_LIBRARY_PATH"] == f"{VENV}/lib/openblas:/theirs"
+        assert seen["OPENBLAS_NUM_THREADS"] == "1"
+        assert seen["MLX_BACKEND_LD_PRELOAD_BEFORE"] == ""
+        assert seen["MLX_BACKEND_LD_LIBRARY_PATH_BEFORE"] == "/theirs"
+
+    def test_keeps_the_users_number_of_threads(self, project: Path) -> None:
+        seen = start(project / "run.sh", cwd=project, OPENBLAS_NUM_THREADS="3")["environment"]
+        assert isinstance(seen, dict)
+        assert seen["OPENBLAS_NUM_THREADS"] == "3"
+
+    @pytest.mark.parametrize("off", ["0", "off", "False", "no"])
+    def test_can_be_switched_off(self, project: Path, off: str) -> None:
+        seen = start(project / "run.sh", cwd=project, MLX_BACKEND_OPENBLAS=off)["environment"]
+        assert isinstance(seen, dict)
+        assert "LD_PRELOAD" not in seen
+        assert "OPENBLAS_NUM_THREADS" not in seen
+
+    def test_gives_mlx_its_speed(self) -> None:
+        # Both in one process each, on the same product; the margin is some 15 times.
+        timing = (
+            "import time, mlx.core as mx\n"
+            "a = mx.random.normal((512, 512), stream=mx.cpu); mx.eval(a)\n"
+            "def once():\n"
+            "    started = time.perf_counter(); mx.eval(mx.matmul(a, a, stream=mx.cpu))\n"
+            "    return time.perf_counter() - started\n"
+            "once(); print(min(once() for _ in range(5)))\n"
+        )
+        seconds = {}
+        for switch in ("1", "0"):
+            full = clean_environment(MLX_BACKEND_OPENBLAS=switch)
+            result = shell(ROOT / "scripts/python", "-c", timing, environment=full)
+            assert result.returncode == 0, result.stderr
+            seconds[switch] = float(result.stdout)
+        assert seconds["1"] * 4 < seconds["0"]
