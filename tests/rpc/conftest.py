@@ -45,6 +45,10 @@ class Running:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.later(work).result(WAIT)
 
+    def close_calls(self) -> None:
+        """End the server once every call has run to its end, log line included."""
+        self.run(self.server.stop(WAIT))
+
     def close(self) -> None:
         self.channel.close()
         self.run(self.server.stop(0))

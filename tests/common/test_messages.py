@@ -1,0 +1,94 @@
+"""Wire messages become template dicts with nothing lost (contract 1.12, 3.2)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.messages import template_messages
+
+
+@dataclass
+class Wire:
+    role: str = "user"
+    content: str = ""
+    name: str = ""
+    tool_call_id: str = ""
+    reasoning_content: str = ""
+    tool_calls: str = ""
+
+
+def calls(arguments: object) -> str:
+    function = {"name": "f", "arguments": arguments}
+    return json.dumps([{"index": 0, "id": "c1", "type": "function", "function": function}])
+
+
+def test_a_bare_message_has_role_and_content_only() -> None:
+    assert template_messages([Wire("system")]) == ({"role": "system", "content": ""},)
+
+
+def test_every_field_arrives_under_its_own_name() -> None:
+    message = Wire("tool", "12°", "weather", "c1", "hm", calls("{}"))
+    (entry,) = template_messages([message])
+    assert entry.pop("tool_calls")[0]["id"] == "c1"
+    assert entry == {
+        "role": "tool",
+        "content": "12°",
+        "name": "weather",
+        "tool_call_id": "c1",
+        "reasoning_content": "hm",
+    }
+
+
+@pytest.mark.parametrize("role", ["developer", "function", "my role"])
+def test_roles_are_passed_on_as_given(role: str) -> None:
+    assert template_messages([Wire(role)])[0]["role"] == role
+
+
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [
+        ('{"city": "Rome"}', {"city": "Rome"}),
+        ("{}", {}),
+        ("", {}),
+        ("not json", "not json"),
+        ("[1]", "[1]"),
+        ({"city": "Rome"}, {"city": "Rome"}),
+        (None, None),
+    ],
+)
+def test_arguments_are_decoded_where_they_are_an_object(sent: object, seen: object) -> None:
+    (entry,) = template_messages([Wire(tool_calls=calls(sent))])
+    assert entry["tool_calls"] == [
+        {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": seen}}
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "  ", "[]", "null"])
+def test_no_calls_leave_no_key(text: str) -> None:
+    assert "tool_calls" not in template_messages([Wire(tool_calls=text)])[0]
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '"x"', "[1]", "7", "[" * 100_000])
+def test_unreadable_calls_name_the_message(text: str) -> None:
+    with pytest.raises(ValueError, match=r"Messages\[1\]\.tool_calls"):
+        template_messages([Wire(), Wire(tool_calls=text)])
+
+
+def test_a_message_without_a_role_is_named() -> None:
+    with pytest.raises(ValueError, match=r"Messages\[0\] has no role"):
+        template_messages([Wire(role="")])
+
+
+@given(st.text())
+def test_any_text_of_calls_is_either_read_or_refused_with_a_sentence(text: str) -> None:
+    try:
+        entries = template_messages([Wire(tool_calls=text)])
+    except ValueError as error:
+        assert str(error).startswith("Messages[0].tool_calls")
+    else:
+        assert all(isinstance(call, dict) for call in entries[0].get("tool_calls", []))

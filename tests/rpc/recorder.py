@@ -1,0 +1,17 @@
+"""Stands in for a message and remembers which of its fields were read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Recorder:
+    """Forwards to the message; `read` holds the names that were asked for."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self._message, name)

@@ -1,0 +1,186 @@
+"""Each RPC over a real socket: what comes in reaches the engine, what comes out has its form."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import pytest
+
+from backend.engine.engine import EngineState
+from tests.rpc.conftest import WAIT, Running
+from tests.rpc.fake_engine import FakeEngine, Script
+from tests.rpc.requests_of_hosts import model_options, predict_options
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+
+def test_health_is_exactly_ok(stub: BackendStub) -> None:
+    assert stub.Health(pb.HealthMessage()).message == b"OK"
+
+
+def test_a_unary_answer_carries_the_text_twice_and_the_totals(stub: BackendStub) -> None:
+    reply = stub.Predict(predict_options())
+    assert reply == pb.Reply(
+        message=b"Hello",
+        chat_deltas=[pb.ChatDelta(content="Hello")],
+        tokens=2,
+        prompt_tokens=7,
+        timing_prompt_processing=1.5,
+        timing_token_generation=4.0,
+    )
+
+
+def test_a_stream_has_running_totals_and_ends_with_them_alone(stub: BackendStub) -> None:
+    *pieces, last = stub.PredictStream(predict_options())
+    assert [piece.message for piece in pieces] == [b"Hel", b"lo"]
+    assert [piece.chat_deltas[0].content for piece in pieces] == ["Hel", "lo"]
+    assert [piece.tokens for piece in pieces] == [1, 2]
+    assert {piece.prompt_tokens for piece in pieces} == {7}
+    assert last == pb.Reply(
+        tokens=2, prompt_tokens=7, timing_prompt_processing=1.5, timing_token_generation=4.0
+    )
+
+
+@pytest.mark.parametrize("pieces", [[], ["\N{GRINNING FACE}"], ["漢", "字"]])
+def test_stream_and_unary_give_the_same_text(
+    stub: BackendStub, engine: FakeEngine, pieces: list[str]
+) -> None:
+    engine.script = Script(pieces)
+    streamed = b"".join(reply.message for reply in stub.PredictStream(predict_options()))
+    assert streamed == stub.Predict(predict_options()).message == "".join(pieces).encode()
+
+
+def test_a_replacement_character_never_leaves(stub: BackendStub, engine: FakeEngine) -> None:
+    engine.script = Script(["a\ufffdb"])
+    for reply in (stub.Predict(predict_options()), next(stub.PredictStream(predict_options()))):
+        assert reply.message == b"a?b"
+        assert reply.chat_deltas[0].content == "a?b"
+
+
+def test_load_reaches_the_engine_and_says_what_was_loaded(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    result = stub.LoadModel(model_options())
+    assert result.success
+    assert result.message == "loaded tiny (qwen3, context 2048 tokens)"
+    assert engine.loads[0].model == "mlx-community/tiny"
+
+
+def test_free_succeeds_with_and_without_a_model(stub: BackendStub) -> None:
+    first, second = stub.Free(pb.HealthMessage()), stub.Free(pb.HealthMessage())
+    assert first.success
+    assert second.success
+    assert first.message != second.message
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Predict", predict_options()),
+        ("TokenizeString", predict_options()),
+        ("Detokenize", pb.DetokenizeRequest(tokens=[1])),
+        ("ModelMetadata", pb.ModelOptions()),
+        ("Predict", pb.PredictOptions(Temperature=-1)),
+    ],
+)
+def test_without_a_model_the_state_is_told_before_anything_else(
+    stub: BackendStub, engine: FakeEngine, method: str, request_: object
+) -> None:
+    engine.facts = None
+    with pytest.raises(grpc.RpcError) as caught:
+        getattr(stub, method)(request_)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "model not loaded" in (caught.value.details() or "")
+
+
+def test_tokenize_ignores_the_template_and_fills_both_fields(stub: BackendStub) -> None:
+    reply = stub.TokenizeString(pb.PredictOptions(Prompt="hi", UseTokenizerTemplate=True))
+    assert (reply.length, list(reply.tokens)) == (2, [104, 105])
+    assert stub.TokenizeString(pb.PredictOptions()).length == 0
+
+
+def test_detokenize(stub: BackendStub) -> None:
+    assert stub.Detokenize(pb.DetokenizeRequest(tokens=[104, 105])).content == "hi"
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (EngineState.EMPTY, pb.StatusResponse.UNINITIALIZED),
+        (EngineState.LOADING, pb.StatusResponse.BUSY),
+        (EngineState.GENERATING, pb.StatusResponse.BUSY),
+        (EngineState.READY, pb.StatusResponse.READY),
+        (EngineState.FAILED, pb.StatusResponse.ERROR),
+    ],
+)
+def test_status(stub: BackendStub, engine: FakeEngine, state: EngineState, told: int) -> None:
+    engine.state = state
+    status = stub.Status(pb.HealthMessage())
+    assert status.state == told
+    assert status.memory.total == 300
+    assert dict(status.memory.breakdown) == {"weights": 200, "cache": 100}
+
+
+def test_metrics_stay_within_the_wires_integers(stub: BackendStub) -> None:
+    metrics = stub.GetMetrics(pb.MetricsRequest())
+    assert metrics.tokens_generated == 2**31 - 1
+    assert metrics.prompt_tokens_processed == 12
+    assert metrics.tokens_per_second == pytest.approx(34.5)
+    assert metrics.prompt_json_for_slot == ""
+
+
+def test_metadata(stub: BackendStub) -> None:
+    metadata = stub.ModelMetadata(pb.ModelOptions())
+    assert metadata.supports_thinking
+    assert metadata.rendered_template == "<rendered>"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Embedding", pb.PredictOptions(Embeddings="x")),
+        ("Score", pb.ScoreRequest(prompt="x", candidates=["y"])),
+        ("Rerank", pb.RerankRequest(query="x", documents=["y"])),
+        ("TokenClassify", pb.TokenClassifyRequest(text="x")),
+    ],
+)
+@pytest.mark.parametrize("loaded", [True, False])
+def test_what_is_not_served_says_so_with_and_without_a_model(
+    stub: BackendStub, engine: FakeEngine, method: str, request_: object, loaded: bool
+) -> None:
+    if not loaded:
+        engine.facts = None
+    with pytest.raises(grpc.RpcError) as caught:
+        getattr(stub, method)(request_)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert (caught.value.details() or "").startswith(f"{method} is not served")
+
+
+def test_an_rpc_that_does_not_exist_here_is_unimplemented(running: Running) -> None:
+    call = running.channel.unary_unary("/backend.Backend/TTS")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_connection_for_each_call_from_many_threads(running: Running) -> None:
+    faults: list[Exception] = []
+
+    def calls() -> None:
+        try:
+            for _ in range(10):
+                with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+                    stub = BackendStub(channel)
+                    assert stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
+                    assert stub.Predict(predict_options(), timeout=WAIT).message == b"Hello"
+        except Exception as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=calls) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert faults == []
+    assert len(running.engine.requests) == 80

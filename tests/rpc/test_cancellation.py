@@ -1,0 +1,69 @@
+"""A client that leaves, by any door, is heard by the engine at once."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from tests.rpc.conftest import WAIT, Running
+from tests.rpc.fake_engine import FakeEngine, Script
+from tests.rpc.requests_of_hosts import predict_options
+from wire.backend_pb2_grpc import BackendStub
+
+
+@pytest.fixture(autouse=True)
+def _endless(engine: FakeEngine) -> None:
+    engine.script = Script(["a"], hold=True)
+
+
+def test_a_cancelled_unary_call_leaves(stub: BackendStub, engine: FakeEngine) -> None:
+    call = stub.Predict.future(predict_options())
+    assert engine.holding.wait(WAIT)
+    call.cancel()
+    assert engine.left.wait(WAIT)
+
+
+def test_a_cancelled_stream_leaves(stub: BackendStub, engine: FakeEngine) -> None:
+    stream = stub.PredictStream(predict_options())
+    next(stream)
+    stream.cancel()
+    assert engine.left.wait(WAIT)
+
+
+def test_a_client_that_disconnects_leaves(running: Running, engine: FakeEngine) -> None:
+    channel = grpc.insecure_channel(f"127.0.0.1:{running.port}")
+    next(BackendStub(channel).PredictStream(predict_options()))
+    channel.close()
+    assert engine.left.wait(WAIT)
+
+
+@pytest.mark.parametrize("method", ["Predict", "PredictStream"])
+def test_a_deadline_leaves(stub: BackendStub, engine: FakeEngine, method: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        answer = getattr(stub, method)(predict_options(), timeout=0.5)
+        list(answer)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert engine.left.wait(WAIT)
+
+
+def test_a_client_that_stops_reading_leaves_when_it_cancels(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    """The servicer waits in a write then, not in the engine."""
+    engine.script = Script(["x" * 1_000_000] * 200)
+    stream = stub.PredictStream(predict_options())
+    next(stream)
+    assert not engine.left.is_set()
+    stream.cancel()
+    assert engine.left.wait(WAIT)
+    assert engine.running == []
+
+
+def test_a_thousand_leavers_leave_nothing_behind(stub: BackendStub, engine: FakeEngine) -> None:
+    for _ in range(1000):
+        engine.left.clear()
+        stream = stub.PredictStream(predict_options())
+        next(stream)
+        stream.cancel()
+        assert engine.left.wait(WAIT)
+    assert engine.running == []

@@ -1,0 +1,157 @@
+"""What goes wrong reaches the caller as one status and one sentence, and the next call is served."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from backend.engine import errors
+from backend.rpc.statuses import IdentityMismatch, NotServed, status_of
+from tests.rpc.conftest import Running
+from tests.rpc.fake_engine import FakeEngine, Script
+from tests.rpc.requests_of_hosts import model_options, predict_options
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+Code = grpc.StatusCode
+
+CASES = [
+    (errors.InvalidRequest("TopK is -5"), Code.INVALID_ARGUMENT, "TopK is -5"),
+    (errors.ModelRejected("no config.json"), Code.INVALID_ARGUMENT, "no config.json"),
+    (errors.NotLoaded(), Code.FAILED_PRECONDITION, "model not loaded: call LoadModel first"),
+    (errors.Overloaded("the queue is full"), Code.RESOURCE_EXHAUSTED, "the queue is full"),
+    (errors.ModelNotFound("no such model"), Code.NOT_FOUND, "no such model"),
+    (errors.ShuttingDown(), Code.UNAVAILABLE, "the backend is shutting down"),
+    (errors.Cancelled("freed"), Code.CANCELLED, "freed"),
+    (errors.EngineFailed("the row failed"), Code.INTERNAL, "the row failed"),
+    (KeyError("what the user wrote"), Code.INTERNAL, "internal error; see the backend log"),
+]
+
+
+def told(call: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    assert isinstance(call, grpc.Call)
+    return call.code(), call.details() or ""
+
+
+@pytest.mark.parametrize(("error", "code", "sentence"), CASES)
+def test_errors_before_and_within_a_generation(
+    stub: BackendStub, engine: FakeEngine, error: Exception, code: Code, sentence: str
+) -> None:
+    def outcomes() -> list[tuple[Code, str]]:
+        seen = []
+        for call in (stub.Predict, lambda request: list(stub.PredictStream(request))):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(predict_options())
+            seen.append(told(caught.value))
+        return seen
+
+    engine.fault = error
+    assert outcomes() == [(code, sentence)] * 2
+    engine.fault, engine.script = None, Script(error=error)
+    assert outcomes() == [(code, sentence)] * 2
+    engine.script = Script()
+    assert stub.Predict(predict_options()).message == b"Hello"
+    assert engine.running == []
+
+
+@pytest.mark.parametrize(("error", "code", "sentence"), CASES)
+def test_a_failed_load_is_an_error_not_a_false_result(
+    stub: BackendStub, engine: FakeEngine, error: Exception, code: Code, sentence: str
+) -> None:
+    engine.load_fault = error
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.LoadModel(model_options())
+    assert told(caught.value) == (code, sentence)
+
+
+def test_a_stream_keeps_what_was_sent_before_it_failed(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    engine.script = Script(["kept"], errors.EngineFailed("later"))
+    stream = stub.PredictStream(predict_options())
+    assert next(stream).message == b"kept"
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert told(caught.value) == (Code.INTERNAL, "later")
+
+
+TRIGGERS = [
+    "model not loaded",
+    "Unimplemented",
+    "model identity mismatch",
+    "Connection refused",
+    "connection reset by peer",
+    "no such host",
+]
+
+
+@pytest.mark.parametrize("phrase", TRIGGERS)
+@pytest.mark.parametrize("kind", [errors.InvalidRequest, errors.ModelNotFound, errors.Overloaded])
+def test_no_sentence_sets_off_the_host_by_accident(
+    kind: type[errors.EngineError], phrase: str
+) -> None:
+    sentence = status_of(kind(f"it said: {phrase}!")).sentence.lower()
+    assert not any(trigger.lower() in sentence for trigger in TRIGGERS)
+
+
+def test_phrases_stay_where_they_belong() -> None:
+    assert "model not loaded" in status_of(errors.NotLoaded()).sentence
+    assert "model identity mismatch" in status_of(IdentityMismatch("a", "b")).sentence
+    assert "unimplemented" in status_of(NotServed("it is unimplemented")).sentence
+
+
+def test_a_sentence_fits_a_trailer(stub: BackendStub, engine: FakeEngine) -> None:
+    engine.fault = errors.InvalidRequest("é" * 100_000)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Predict(predict_options())
+    code, sentence = told(caught.value)
+    assert code is Code.INVALID_ARGUMENT
+    assert sentence.endswith("é…")
+
+
+BAD_UTF8 = {
+    "prompt": b"\x0a\x02\xff\xfe",
+    "message content": b"\xe2\x02\x04\x12\x02\xc3\x28",
+    "metadata": b"\xa2\x03\x08\x0a\x01\xff\x12\x03abc",
+    "cut short": b"\x0a\x7fabc",
+}
+
+
+@pytest.mark.parametrize("raw", BAD_UTF8.values(), ids=BAD_UTF8.keys())
+@pytest.mark.parametrize("method", ["Predict", "PredictStream", "TokenizeString"])
+def test_bytes_that_cannot_be_read_are_an_invalid_argument(
+    running: Running, method: str, raw: bytes
+) -> None:
+    path = f"/backend.Backend/{method}"
+    with pytest.raises(grpc.RpcError) as caught:
+        list(running.channel.unary_stream(path)(raw))
+    code, sentence = told(caught.value)
+    assert code is Code.INVALID_ARGUMENT
+    assert sentence.startswith(f"the request of {method} cannot be read")
+    assert running.stub.Predict(predict_options()).message == b"Hello"
+
+
+def test_a_load_that_cannot_be_read_is_refused(running: Running, engine: FakeEngine) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        running.channel.unary_unary("/backend.Backend/LoadModel")(BAD_UTF8["prompt"])
+    assert told(caught.value)[1].startswith("the request of LoadModel cannot be read")
+    assert engine.loads == []
+
+
+def test_fifty_mebibytes_pass_and_one_more_byte_does_not(running: Running) -> None:
+    limit = 50 * 1024 * 1024
+    overhead = pb.PredictOptions(Prompt="x" * limit).ByteSize() - limit
+    largest = pb.PredictOptions(Prompt="x" * (limit - overhead))
+    assert largest.ByteSize() == limit
+    assert running.stub.Predict(largest).message == b"Hello"
+    largest.Prompt += "x"
+    with pytest.raises(grpc.RpcError) as caught:
+        running.stub.Predict(largest)
+    assert told(caught.value)[0] is Code.RESOURCE_EXHAUSTED
+    assert running.stub.Predict(predict_options()).message == b"Hello"
+
+
+def test_text_to_tokenise_is_bounded(stub: BackendStub) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.TokenizeString(pb.PredictOptions(Prompt="x" * (4 * 1024 * 1024 + 1)))
+    assert told(caught.value)[0] is Code.INVALID_ARGUMENT

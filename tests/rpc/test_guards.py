@@ -1,0 +1,155 @@
+"""The token comes first and covers every method; the identity is learnt from good loads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from backend.engine.errors import ModelNotFound
+from backend.rpc.identity import GUARDED
+from tests.rpc.conftest import Running
+from tests.rpc.fake_engine import FakeEngine
+from tests.rpc.requests_of_hosts import model_options, predict_options
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+Code = grpc.StatusCode
+GOOD = (("authorization", "Bearer s3cret"),)
+SERVICE = pb.DESCRIPTOR.services_by_name["Backend"]
+METHODS = [method.name for method in SERVICE.methods]
+
+
+def call(stub: BackendStub, method: str, request: Any, metadata: Any = ()) -> Any:
+    answer = getattr(stub, method)(request, metadata=metadata)
+    return list(answer) if method == "PredictStream" else answer
+
+
+def code_of(work: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        work()
+    assert isinstance(caught.value, grpc.Call)
+    return caught.value.code(), caught.value.details() or ""
+
+
+def empty_request(method: str) -> Any:
+    return getattr(pb, SERVICE.methods_by_name[method].input_type.name)()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", ""),),
+        (("authorization", "s3cret"),),
+        (("authorization", "Bearer wrong"),),
+        (("authorization", "bearer s3cret"),),
+        (("authorization", "Bearer s3cret "),),
+        (("x-authorization", "Bearer s3cret"),),
+    ],
+)
+def test_no_method_answers_without_the_token(guarded: Running, method: str, metadata: Any) -> None:
+    def work() -> None:
+        call(guarded.stub, method, empty_request(method), metadata)
+
+    assert code_of(work) == (Code.UNAUTHENTICATED, "invalid token")
+    assert guarded.engine.loads == []
+    assert guarded.engine.requests == []
+
+
+def test_the_token_opens_every_kind_of_call(guarded: Running) -> None:
+    assert call(guarded.stub, "Health", pb.HealthMessage(), GOOD).message == b"OK"
+    assert call(guarded.stub, "Predict", predict_options(), GOOD).message == b"Hello"
+    assert len(call(guarded.stub, "PredictStream", predict_options(), GOOD)) == 3
+
+
+def test_bytes_are_not_even_parsed_without_the_token(guarded: Running) -> None:
+    def work() -> None:
+        guarded.channel.unary_unary("/backend.Backend/Predict")(b"\x0a\x02\xff\xfe")
+
+    assert code_of(work)[0] is Code.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("path", ["/backend.Backend/TTS", "/other.Service/Method"])
+def test_unknown_methods_are_closed_as_well(guarded: Running, path: str) -> None:
+    assert code_of(lambda: guarded.channel.unary_unary(path)(b""))[0] is Code.UNAUTHENTICATED
+    call = guarded.channel.unary_unary(path)
+    assert code_of(lambda: call(b"", metadata=GOOD))[0] is Code.UNIMPLEMENTED
+
+
+def test_health_v1_and_reflection_are_closed_as_well(guarded: Running) -> None:
+    health = health_pb2_grpc.HealthStub(guarded.channel)
+    reflection = reflection_pb2_grpc.ServerReflectionStub(guarded.channel)
+    check = health_pb2.HealthCheckRequest()
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    for work in (
+        lambda: health.Check(check),
+        lambda: list(health.Watch(check)),
+        lambda: list(reflection.ServerReflectionInfo(iter([listing]))),
+    ):
+        assert code_of(work) == (Code.UNAUTHENTICATED, "invalid token")
+    assert health.Check(check, metadata=GOOD).status == health_pb2.HealthCheckResponse.SERVING
+    assert len(list(reflection.ServerReflectionInfo(iter([listing]), metadata=GOOD))) == 1
+
+
+def test_a_refused_load_leaves_the_identity_alone(guarded: Running) -> None:
+    call(guarded.stub, "LoadModel", model_options(Model="a"), GOOD)
+    code_of(lambda: call(guarded.stub, "LoadModel", model_options(Model="b")))
+    request = predict_options(ModelIdentity="b")
+    code, _ = code_of(lambda: call(guarded.stub, "Predict", request, GOOD))
+    assert code is Code.NOT_FOUND
+
+
+@pytest.mark.parametrize("method", sorted(GUARDED))
+def test_a_call_for_another_model_is_sent_away(stub: BackendStub, method: str) -> None:
+    stub.LoadModel(model_options(Model="org/a"))
+    request = empty_request(method)
+    request.ModelIdentity = "org/b"
+    code, sentence = code_of(lambda: call(stub, method, request))
+    assert code is Code.NOT_FOUND
+    assert sentence == "model identity mismatch: loaded 'org/a', requested 'org/b'"
+
+
+def test_every_message_with_an_identity_is_guarded() -> None:
+    with_identity = {
+        method.name
+        for method in SERVICE.methods
+        if "ModelIdentity" in method.input_type.fields_by_name
+    }
+    assert with_identity == GUARDED
+
+
+def test_the_same_name_or_none_passes(stub: BackendStub) -> None:
+    assert stub.Predict(predict_options(ModelIdentity="anything")).message == b"Hello"
+    stub.LoadModel(model_options(Model="org/a"))
+    for name in ("", "org/a"):
+        assert stub.Predict(predict_options(ModelIdentity=name)).message == b"Hello"
+
+
+def test_the_name_follows_good_loads_and_outlives_free(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    def sent_away(name: str) -> bool:
+        try:
+            stub.Predict(predict_options(ModelIdentity=name))
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            return "model identity mismatch" in (error.details() or "")
+        return False
+
+    stub.LoadModel(model_options(Model="a"))
+    engine.load_fault = ModelNotFound("model identity mismatch")
+    code, sentence = code_of(lambda: stub.LoadModel(model_options(Model="b")))
+    assert code is Code.NOT_FOUND
+    assert "model identity mismatch" not in sentence
+    assert (sent_away("a"), sent_away("b")) == (False, True)
+    stub.Free(pb.HealthMessage())
+    assert (sent_away("a"), sent_away("b")) == (False, True)
+    engine.load_fault = None
+    stub.LoadModel(model_options(Model="b"))
+    assert (sent_away("a"), sent_away("b")) == (True, False)

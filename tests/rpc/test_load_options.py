@@ -1,0 +1,148 @@
+"""Every field of ModelOptions is read, refused by name, or listed as meaningless."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.engine.engine import LoadRequest
+from backend.engine.errors import InvalidRequest
+from backend.rpc.load_options import REFUSED, UNUSED, load_request
+from tests.rpc.recorder import Recorder
+from tests.rpc.requests_of_hosts import model_options
+from wire import backend_pb2 as pb
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        load_request(model_options(**changes))
+    return str(caught.value)
+
+
+def test_every_field_has_exactly_one_place() -> None:
+    recorder = Recorder(model_options())
+    load_request(recorder)  # type: ignore[arg-type]
+    fields = {field.name for field in pb.ModelOptions.DESCRIPTOR.fields}
+    assert set(UNUSED) & recorder.read == set()
+    assert recorder.read | set(UNUSED) == fields
+    assert set(REFUSED) <= recorder.read
+    assert all(why.strip() for why in UNUSED.values())
+
+
+def test_the_hosts_defaults_are_accepted() -> None:
+    request, warnings = load_request(model_options())
+    assert request == LoadRequest(
+        model="mlx-community/tiny",
+        model_file="/models/mlx-community/tiny",
+        model_path="/models",
+        context_size=4096,
+        settings={"tool_parser": "hermes", "reasoning_parser": "qwen3"},
+    )
+    assert warnings == []
+
+
+REFUSED_VALUES: dict[str, list[Any]] = {
+    "Embeddings": [True],
+    "Reranking": [True],
+    "EnableScore": [True],
+    "LoraAdapter": ["a"],
+    "LoraBase": ["b"],
+    "LoraAdapters": [["a"]],
+    "DraftModel": ["/models/small"],
+    "MMProj": ["/models/mmproj"],
+    "Quantization": ["awq"],
+    "LoadFormat": ["gguf"],
+    "Tokenizer": ["other/tokenizer"],
+    "Overrides": [["a=int:1"]],
+    "CacheTypeKey": ["q8_0"],
+    "CacheTypeValue": ["q4_0"],
+    "RopeScaling": ["yarn"],
+    "RopeFreqBase": [1e6],
+    "RopeFreqScale": [0.5],
+    "YarnExtFactor": [1.0],
+    "YarnAttnFactor": [0.5],
+    "YarnBetaFast": [16.0],
+    "YarnBetaSlow": [2.0],
+    "TensorParallelSize": [2, -1],
+}
+
+
+def test_each_refused_field_is_tried() -> None:
+    assert set(REFUSED_VALUES) == set(REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in REFUSED_VALUES.items() for value in values],
+)
+def test_a_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) -> None:
+    assert refusal(**{name: value}).startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CacheTypeKey", "F16"),
+        ("CacheTypeValue", "f16"),
+        ("LoadFormat", "auto"),
+        ("RopeScaling", "none"),
+        ("RopeFreqScale", 1.0),
+        ("YarnExtFactor", -1.0),
+        ("YarnBetaFast", 32.0),
+        ("TensorParallelSize", 1),
+        ("LoraScale", 1.0),
+        ("GPUMemoryUtilization", 0.9),
+        ("F16Memory", True),
+        ("MLock", True),
+        ("Type", "AutoModelForCausalLM"),
+        ("GrammarTriggers", [pb.GrammarTrigger(word="<tool_call>")]),
+        ("Proxy", pb.ProxyOptions(mode="x")),
+    ],
+)
+def test_a_field_that_changes_nothing_is_accepted(name: str, value: Any) -> None:
+    load_request(model_options(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("context", "length", "meant"), [(0, 0, 0), (512, 0, 512), (0, 256, 256), (512, 256, 256)]
+)
+def test_the_smaller_bound_counts(context: int, length: int, meant: int) -> None:
+    options = pb.ModelOptions(Model="m", ContextSize=context, MaxModelLen=length)
+    assert load_request(options)[0].context_size == meant
+
+
+@pytest.mark.parametrize("name", ["ContextSize", "MaxModelLen"])
+def test_a_negative_bound_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is -1"):
+        load_request(pb.ModelOptions(**{"Model": "m", name: -1}))
+
+
+def test_a_load_names_a_model() -> None:
+    with pytest.raises(InvalidRequest, match="Model is empty"):
+        load_request(pb.ModelOptions(ModelPath="/models"))
+    assert load_request(pb.ModelOptions(ModelFile="/models/m"))[0].model == ""
+
+
+@pytest.mark.parametrize("name", ["Model", "ModelFile", "ModelPath"])
+def test_no_reference_holds_a_nul(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} holds a NUL"):
+        load_request(pb.ModelOptions(**{name: "a\0b"}))
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "meant"),
+    [(False, [], False), (True, [], True), (False, ["trust_remote_code:true"], True)],
+)
+def test_remote_code_is_trusted_only_where_asked(
+    field: bool, options: list[str], meant: bool
+) -> None:
+    request, _ = load_request(pb.ModelOptions(Model="m", TrustRemoteCode=field, Options=options))
+    assert request.trust_remote_code is meant
+
+
+def test_unknown_options_warn_and_unknown_engine_args_fail() -> None:
+    _, warnings = load_request(pb.ModelOptions(Model="m", Options=["paralel:4"]))
+    assert "parallel" in warnings[0]
+    with pytest.raises(InvalidRequest, match="parallel"):
+        load_request(pb.ModelOptions(Model="m", EngineArgs='{"paralel": 4}'))

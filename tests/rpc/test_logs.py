@@ -1,0 +1,187 @@
+"""One line an event, whatever is logged by whomever, and never what users wrote."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from backend.engine.errors import InvalidRequest
+from backend.rpc import logs
+from tests.rpc.conftest import Running
+from tests.rpc.fake_engine import FakeEngine
+from tests.rpc.process import ROOT, WAIT
+from tests.rpc.requests_of_hosts import model_options, predict_options
+from wire import backend_pb2 as pb
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("word", "word"),
+        ("/a/b-c:d", "/a/b-c:d"),
+        ("", '""'),
+        ("two words", '"two words"'),
+        ("a=b", '"a=b"'),
+        ('say "x"', '"say \\"x\\""'),
+        ("a\nb\r\tc\x00\u2028", '"a\\nb\\r\\tc\\x00\\u2028"'),
+        ("back\\slash", '"back\\\\slash"'),
+        (True, "true"),
+        (7, "7"),
+        (1.26, "1.3"),
+    ],
+)
+def test_values_stay_on_their_line(value: object, shown: str) -> None:
+    assert logs.rendered(value) == shown
+
+
+def lines_of(code: str, level: str = "") -> list[str]:
+    program = f"from backend.rpc import logs\nlogs.configure({level!r})\n{code}"
+    child = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
+    )
+    assert child.stdout == ""
+    return child.stderr.splitlines()
+
+
+def test_levels() -> None:
+    code = "logs.debug('d'); logs.info('i'); logs.warning('w'); logs.error('e')"
+    names = ["debug", "info", "warning", "error"]
+    for first, level in enumerate(names):
+        wanted = [f"level={name} event={name[0]}" for name in names[first:]]
+        assert lines_of(code, level) == wanted
+    assert lines_of(code) == lines_of(code, " INFO ")
+
+
+def test_an_unknown_level_is_said_once() -> None:
+    assert lines_of("", "loud") == [
+        "level=warning event=log_level value=loud allowed=error,warning,info,debug"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (
+            "import logging; logging.getLogger('lib').warning('a\\nb')",
+            'level=warning event=log logger=lib message="a\\nb"',
+        ),
+        (
+            "import logging; logging.getLogger('backend.engine').info('ready')",
+            "level=info event=log logger=backend.engine message=ready",
+        ),
+        (
+            "import sys; print('stray words', file=sys.stderr)",
+            'level=info event=output text="stray words"',
+        ),
+        (
+            "import sys; sys.stderr.write('10%\\r20%\\r'); sys.stderr.flush()",
+            "level=info event=output text=10%\nlevel=info event=output text=20%",
+        ),
+        ("import warnings; warnings.warn('old')", ""),
+        ("import logging; logging.getLogger('lib').info('chatter')", ""),
+    ],
+)
+def test_what_others_say_takes_the_same_form(code: str, line: str) -> None:
+    assert lines_of(code) == line.splitlines()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise ValueError('x\\ny')",
+        "import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+        "import logging\ntry: 1 / 0\nexcept Exception: logging.getLogger('l').exception('m')",
+    ],
+)
+def test_a_traceback_is_one_line(code: str) -> None:
+    (line,) = lines_of(code)
+    assert line.startswith("level=error event=")
+    assert 'traceback="  File' in line
+
+
+def test_a_long_exception_is_cut() -> None:
+    assert len(logs.traceback_of(ValueError("x" * 10_000))) < 500
+
+
+SECRET = "the user's very own words"
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, "backend")
+    return caplog
+
+
+def call_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    return [vars(record)["fields"] for record in caplog.records if record.msg == "call"]
+
+
+def test_a_request_ends_in_one_line_with_its_counts(
+    running: Running, told: pytest.LogCaptureFixture
+) -> None:
+    list(running.stub.PredictStream(predict_options(CorrelationId="job-7")))
+    running.close_calls()
+    (line,) = call_lines(told)
+    assert str(line.pop("id")).startswith("job-7.")
+    assert isinstance(line.pop("ms"), float)
+    assert line == {
+        "rpc": "PredictStream",
+        "status": "OK",
+        "prompt_tokens": 7,
+        "cached_tokens": 3,
+        "completion_tokens": 2,
+        "finish": "stop",
+    }
+
+
+def test_probes_are_told_at_debug_level_only(
+    running: Running, told: pytest.LogCaptureFixture
+) -> None:
+    running.stub.Health(pb.HealthMessage())
+    running.close_calls()
+    assert {record.levelno for record in told.records if record.msg == "call"} == {logging.DEBUG}
+
+
+def test_no_line_repeats_what_a_user_wrote(
+    running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
+) -> None:
+    secret = pb.Message(role="user", content=SECRET, tool_calls=f'[{{"id": "{SECRET}"}}]')
+    requests = [
+        predict_options(Prompt=SECRET),
+        predict_options(Messages=[secret], Metadata={"note": SECRET}),
+        predict_options(Tools=SECRET),
+        predict_options(Grammar=SECRET),
+        predict_options(LogitBias=SECRET),
+        predict_options(StopPrompts=[SECRET], CorrelationId=SECRET),
+        predict_options(Messages=[secret, pb.Message(role="user", tool_calls=SECRET)]),
+        predict_options(Metadata={"chat_template_kwargs": SECRET}, Messages=[secret]),
+    ]
+    for fault in (None, InvalidRequest("refused"), RuntimeError("broken")):
+        engine.fault = fault
+        for request in requests:
+            try:
+                running.stub.Predict(request)
+            except grpc.RpcError:
+                continue
+    running.stub.LoadModel(model_options())
+    running.close_calls()
+    formatter = logging.Formatter("%(message)s")
+    assert len(call_lines(told)) == 3 * len(requests) + 1
+    for record in told.records:
+        assert SECRET not in formatter.format(record) + str(vars(record).get("fields"))
+
+
+def test_a_fault_of_ours_leaves_its_traceback_in_the_log(
+    running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
+) -> None:
+    engine.fault = RuntimeError("broken")
+    with pytest.raises(grpc.RpcError):
+        running.stub.Predict(predict_options())
+    running.close_calls()
+    (line,) = call_lines(told)
+    assert line["status"] == "INTERNAL"
+    assert "fake_engine.py" in str(line["traceback"])
