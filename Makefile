@@ -4,7 +4,7 @@ PYTHON_ENV := scripts/python
 PACKAGE_DIR ?= build/package
 TESTS ?=
 BENCH ?=
-CHECKED := backend common demo tests
+CHECKED := backend bench common demo gateway tests
 
 export PROMPT MODEL
 
