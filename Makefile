@@ -12,7 +12,7 @@ export PROMPT MODEL
 .PHONY: help install install-dev demo test lint bench protogen package lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 14
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## install the backend into venv/ (see ./install.sh --help)
 	@./install.sh
