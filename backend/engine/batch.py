@@ -8,7 +8,7 @@ therefore what the previous one sampled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -74,11 +74,11 @@ class DecodeBatch:
             self._tokens = self._sample(logits)
             mx.async_eval(self._tokens)
             mx.eval(fed)
-            for held, token in zip(self._held, fed.tolist(), strict=True):
+            for held, token in zip(self._held, _ids(fed), strict=True):
                 held.append(token)
         return [
             (row, token)
-            for row, token, told in zip(self.rows, fed.tolist(), heard, strict=True)
+            for row, token, told in zip(self.rows, _ids(fed), heard, strict=True)
             if told
         ]
 
@@ -123,3 +123,7 @@ class DecodeBatch:
                 [self._end_ids if row.request.ignore_eos else None for row in self.rows],
             )
         return self._sampler(logits, self._steps)
+
+
+def _ids(tokens: mx.array) -> list[int]:
+    return cast(list[int], tokens.tolist())

@@ -9,10 +9,11 @@ import asyncio
 import itertools
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.commands import Cancel, Free, Load, Stop, Submit
 from backend.engine.errors import EngineError, EngineFailed, NotLoaded, Overloaded, ShuttingDown
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from backend.engine.load import Served
 
 _PROMPT_THREADS = 2
+
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 
 
 class EngineState(Enum):
@@ -251,10 +255,10 @@ class Engine:
             return EngineState.EMPTY
         return EngineState.GENERATING if self._generations else EngineState.READY
 
-    async def _in_prompt_thread(self, work: Any, argument: Any) -> Any:
+    async def _in_prompt_thread(self, work: Callable[[Given], Answer], given: Given) -> Answer:
         self._refuse_when_stopping()
         assert self._loop is not None
-        return await self._loop.run_in_executor(self._prompts, work, argument)
+        return await self._loop.run_in_executor(self._prompts, work, given)
 
     def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
         """On a prompt thread: tokenise, and hand the row to the engine thread."""

@@ -15,6 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+_STEP: int = KVCache.step  # tokens by which a cache grows
+
 RowCache = list[Any]
 BatchCache = list[Any]
 
@@ -32,8 +34,8 @@ class CacheCost:
 
     def of(self, tokens: int) -> int:
         """Bytes of a row of so many tokens, with the caches' own growth step included."""
-        steps = -(-tokens // KVCache.step) * KVCache.step
-        bounded = sum(size * min(steps, most) for size, most in self.windowed)
+        steps = -(-tokens // _STEP) * _STEP
+        bounded: int = sum(size * min(steps, most) for size, most in self.windowed)
         return self.fixed + steps * self.per_token + bounded
 
 

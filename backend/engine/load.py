@@ -62,8 +62,7 @@ class Loaded:
 def find(request: LoadRequest, cancelled: threading.Event) -> Found:
     """Find the checkpoint. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled."""
     settings = Settings.from_values(
-        request.settings
-        | ({"trust_remote_code": True} if request.trust_remote_code else {})
+        request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
     place = resolve(
         request.model, request.model_file, request.model_path, revision=settings.revision
@@ -91,9 +90,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     settings = found.settings
     here = device.detect()
     device.prepare(here)
-    loaded = load_model(
-        found.checkpoint, settings, here, dtype=request.dtype, cancel=cancelled
-    )
+    loaded = load_model(found.checkpoint, settings, here, dtype=request.dtype, cancel=cancelled)
     try:
         cost = kv.cost(loaded.model)
         slots = settings.parallel if kv.can_batch(kv.new_row(loaded.model)) else 1

@@ -39,9 +39,7 @@ class Pace:
         if self._seconds_per_token is None:
             self._seconds_per_token = latest
         else:
-            self._seconds_per_token = (
-                _MEMORY * self._seconds_per_token + (1 - _MEMORY) * latest
-            )
+            self._seconds_per_token = _MEMORY * self._seconds_per_token + (1 - _MEMORY) * latest
 
 
 def chunk_end(filled: int, prompt_length: int, budget: int, checkpoints: Sequence[int]) -> int:

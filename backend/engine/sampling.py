@@ -112,4 +112,3 @@ class BatchSampler:
             # Rank 0 always stays, also where rounding or a tiny top_p would empty the set.
             kept = kept & ((before < self._top_p) | (mx.arange(ranked.shape[-1])[None] == 0))
         return mx.put_along_axis(mx.zeros(kept.shape, dtype=mx.bool_), order, kept, axis=-1)
-

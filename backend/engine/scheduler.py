@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -108,9 +108,7 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.admitted) < self._model.slots:
             row = self.waiting[0]
-            needed = self._model.weights_bytes + bytes_with(
-                self._model.cost, self.admitted, row
-            )
+            needed = self._model.weights_bytes + bytes_with(self._model.cost, self.admitted, row)
             if needed > self._model.memory_limit:
                 if self.admitted:
                     return
@@ -224,7 +222,7 @@ class Scheduler:
         except Exception as fault:
             self._report("prompt cache", fault)
 
-    def _store(self, cache: kv.RowCache, tokens: list[int] | tuple[int, ...]) -> None:
+    def _store(self, cache: kv.RowCache, tokens: Sequence[int]) -> None:
         self.prefixes.store(tokens, cache, kv.nbytes(cache), trimmable=kv.can_trim(cache))
 
     def _count(self, tokens: int, seconds: float) -> None:

@@ -86,7 +86,8 @@ class Rounds:
 
     def _take(self, ticket: int, what: Event | EngineError) -> None:
         heard = self.heard[ticket]
-        assert heard.finished is None and heard.error is None, "told after the end"
+        assert heard.finished is None, "told after the end"
+        assert heard.error is None, "told after a failure"
         match what:
             case TextDelta(text):
                 heard.text += text

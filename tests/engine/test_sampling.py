@@ -16,8 +16,8 @@ LOGITS = np.random.default_rng(5).normal(0, 2, VOCABULARY).astype(np.float32)
 
 def _sample(rows: list[Sampling], steps: list[int], logits: np.ndarray | None = None) -> list[int]:
     batch = np.tile(LOGITS, (len(rows), 1)) if logits is None else logits
-    tokens: list[int] = BatchSampler(rows, [None] * len(rows))(mx.array(batch), steps).tolist()
-    return tokens
+    tokens = BatchSampler(rows, [None] * len(rows))(mx.array(batch), steps)
+    return [int(token) for token in np.array(tokens)]
 
 
 def _expected(sampling: Sampling) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_banned_tokens_are_never_drawn() -> None:
     rows = [Sampling(), Sampling(temperature=1.0, seed=4), Sampling()]
     sampler = BatchSampler(rows, [mx.array([best]), mx.array([best]), None])
     for step in range(30):
-        tokens = sampler(mx.array(np.tile(LOGITS, (3, 1))), [step] * 3).tolist()
+        tokens = np.array(sampler(mx.array(np.tile(LOGITS, (3, 1))), [step] * 3))
         assert tokens[0] != best
         assert tokens[1] != best
         assert tokens[2] == best

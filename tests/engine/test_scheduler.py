@@ -1,10 +1,11 @@
-"""Rows come, go and fail; slots, memory and the other rows must not notice more than they have to."""
+"""Rows come, go and fail, and nobody else notices more than has to be."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
@@ -74,7 +75,7 @@ class _Broken:
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
         logits: mx.array = self._model(tokens, cache=cache)
-        if self._poison in tokens.tolist()[0]:
+        if self._poison in np.array(tokens):
             raise RuntimeError("injected")
         return logits
 

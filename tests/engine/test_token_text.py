@@ -1,0 +1,99 @@
+"""Token ids to text: whole characters, nothing lost, nothing that stalls a host."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from backend.engine.token_text import TextStream, byte_level_alphabet, text_streams
+
+
+class _Wrapped:
+    """The part of mlx-lm's TokenizerWrapper that text_streams reads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.backend_tokenizer = tokenizer
+
+
+def _byte_level() -> Tokenizer:
+    alphabet = sorted(byte_level_alphabet())
+    vocabulary = {piece: token for token, piece in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<think>"), AddedToken("<é>")])
+    return tokenizer
+
+
+def _sentencepiece() -> Tokenizer:
+    vocabulary = {"<unk>": 0, "▁Hi": 1, "▁there": 2, "▁": 3}
+    vocabulary |= {f"<0x{value:02X}>": 4 + value for value in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+BYTE_LEVEL = _byte_level()
+STREAMS = text_streams(_Wrapped(BYTE_LEVEL))
+
+
+def _read(stream: TextStream, tokens: list[int]) -> list[str]:
+    return [*(stream.add(token) for token in tokens), stream.finish()]
+
+
+@given(st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"])))
+def test_every_text_comes_back_and_no_piece_splits_a_character(text: str) -> None:
+    tokens = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
+    pieces = _read(STREAMS(), tokens)
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+@given(st.lists(st.integers(0, 257)))
+def test_any_tokens_at_all_give_text_that_a_host_can_show(tokens: list[int]) -> None:
+    text = "".join(_read(STREAMS(), tokens))
+    assert "\ufffd" not in text
+    assert text.encode().decode() == text
+
+
+def test_a_space_at_the_start_and_a_lone_space_arrive_at_once() -> None:
+    tokens = BYTE_LEVEL.encode(" a  b", add_special_tokens=False).ids
+    assert _read(STREAMS(), tokens) == [" ", "a", " ", " ", "b", ""]
+
+
+def test_the_text_of_added_tokens_is_literal() -> None:
+    ids = [BYTE_LEVEL.token_to_id("<think>"), BYTE_LEVEL.token_to_id("<é>")]
+    assert _read(STREAMS(), ids) == ["<think>", "<é>", ""]
+
+
+def test_an_unfinished_character_is_dropped_and_the_next_one_is_whole() -> None:
+    alphabet = {value: piece for piece, value in byte_level_alphabet().items()}
+    ids = [BYTE_LEVEL.token_to_id(alphabet[value]) for value in b"\xf0\x9f\x98A\xe4"]
+    assert "".join(_read(STREAMS(), ids)) == "A"
+
+
+def test_sentencepiece_bytes_join_and_the_first_space_goes() -> None:
+    stream = text_streams(_Wrapped(_sentencepiece()))()
+    cjk = [4 + value for value in "好".encode()]
+    assert _read(stream, [1, 2, *cjk, 3]) == ["Hi", " there", "", "", "好", " ", ""]
+
+
+def test_ids_beyond_the_vocabulary_are_no_text() -> None:
+    assert STREAMS().add(10_000) == ""
+
+
+@pytest.mark.parametrize("tokenizer", [_byte_level(), _sentencepiece()])
+def test_streams_of_one_model_share_nothing(tokenizer: Tokenizer) -> None:
+    new = text_streams(_Wrapped(tokenizer))
+    first, second = new(), new()
+    first.add(len("half a character") + 200)
+    assert second.finish() == ""
