@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from backend.engine.engine import Engine
+from backend.rpc import reflection
 from backend.rpc.address import Address, AddressInUse, require_free
 from backend.rpc.identity import Identity
 from backend.rpc.interceptors import SERVICE, CallInterceptor, TokenInterceptor
@@ -33,9 +33,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         backend_pb2_grpc.add_BackendServicer_to_server(Servicer(engine, identity), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
+        reflection.enable(self._server, (SERVICE, health.SERVICE_NAME))
 
     async def start(self, address: Address) -> int:
         """Bind and serve; returns the port. Raises AddressInUse or UsageError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -86,9 +87,11 @@ def test_a_message_without_a_role_is_named() -> None:
 
 @given(st.text())
 def test_any_text_of_calls_is_either_read_or_refused_with_a_sentence(text: str) -> None:
+    refused = ""
+    entries: tuple[dict[str, Any], ...] = ({},)
     try:
         entries = template_messages([Wire(tool_calls=text)])
     except ValueError as error:
-        assert str(error).startswith("Messages[0].tool_calls")
-    else:
-        assert all(isinstance(call, dict) for call in entries[0].get("tool_calls", []))
+        refused = str(error)
+    assert refused.startswith("Messages[0].tool_calls") or refused == ""
+    assert all(isinstance(call, dict) for call in entries[0].get("tool_calls", []))

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from backend.engine.engine import EngineState
+from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
 from tests.rpc.requests_of_hosts import model_options, predict_options
@@ -88,10 +89,9 @@ def test_without_a_model_the_state_is_told_before_anything_else(
     stub: BackendStub, engine: FakeEngine, method: str, request_: object
 ) -> None:
     engine.facts = None
-    with pytest.raises(grpc.RpcError) as caught:
-        getattr(stub, method)(request_)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "model not loaded" in (caught.value.details() or "")
+    failure = failure_of(lambda: getattr(stub, method)(request_))
+    assert failure.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "model not loaded" in failure.sentence
 
 
 def test_tokenize_ignores_the_template_and_fills_both_fields(stub: BackendStub) -> None:
@@ -151,17 +151,14 @@ def test_what_is_not_served_says_so_with_and_without_a_model(
 ) -> None:
     if not loaded:
         engine.facts = None
-    with pytest.raises(grpc.RpcError) as caught:
-        getattr(stub, method)(request_)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert (caught.value.details() or "").startswith(f"{method} is not served")
+    failure = failure_of(lambda: getattr(stub, method)(request_))
+    assert failure.code is grpc.StatusCode.UNIMPLEMENTED
+    assert failure.sentence.startswith(f"{method} is not served")
 
 
 def test_an_rpc_that_does_not_exist_here_is_unimplemented(running: Running) -> None:
-    call = running.channel.unary_unary("/backend.Backend/TTS")
-    with pytest.raises(grpc.RpcError) as caught:
-        call(b"")
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    failure = failure_of(lambda: raw_call(running.channel, "/backend.Backend/TTS", b""))
+    assert failure.code is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_connection_for_each_call_from_many_threads(running: Running) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from tests.rpc.client import failure_of
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
 from tests.rpc.requests_of_hosts import predict_options
@@ -39,10 +40,8 @@ def test_a_client_that_disconnects_leaves(running: Running, engine: FakeEngine) 
 
 @pytest.mark.parametrize("method", ["Predict", "PredictStream"])
 def test_a_deadline_leaves(stub: BackendStub, engine: FakeEngine, method: str) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        answer = getattr(stub, method)(predict_options(), timeout=0.5)
-        list(answer)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    failure = failure_of(lambda: getattr(stub, method)(predict_options(), timeout=0.5))
+    assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert engine.left.wait(WAIT)
 
 

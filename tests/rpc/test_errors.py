@@ -1,4 +1,4 @@
-"""What goes wrong reaches the caller as one status and one sentence, and the next call is served."""
+"""What goes wrong is one status and one sentence for the caller, and the next call is served."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from backend.engine import errors
 from backend.rpc.statuses import IdentityMismatch, NotServed, status_of
+from tests.rpc.client import Failure, failure_of, raw_call
 from tests.rpc.conftest import Running
 from tests.rpc.fake_engine import FakeEngine, Script
 from tests.rpc.requests_of_hosts import model_options, predict_options
@@ -28,22 +29,15 @@ CASES = [
 ]
 
 
-def told(call: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
-    assert isinstance(call, grpc.Call)
-    return call.code(), call.details() or ""
-
-
 @pytest.mark.parametrize(("error", "code", "sentence"), CASES)
 def test_errors_before_and_within_a_generation(
     stub: BackendStub, engine: FakeEngine, error: Exception, code: Code, sentence: str
 ) -> None:
-    def outcomes() -> list[tuple[Code, str]]:
-        seen = []
-        for call in (stub.Predict, lambda request: list(stub.PredictStream(request))):
-            with pytest.raises(grpc.RpcError) as caught:
-                call(predict_options())
-            seen.append(told(caught.value))
-        return seen
+    def outcomes() -> list[Failure]:
+        return [
+            failure_of(lambda: stub.Predict(predict_options())),
+            failure_of(lambda: stub.PredictStream(predict_options())),
+        ]
 
     engine.fault = error
     assert outcomes() == [(code, sentence)] * 2
@@ -59,9 +53,7 @@ def test_a_failed_load_is_an_error_not_a_false_result(
     stub: BackendStub, engine: FakeEngine, error: Exception, code: Code, sentence: str
 ) -> None:
     engine.load_fault = error
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.LoadModel(model_options())
-    assert told(caught.value) == (code, sentence)
+    assert failure_of(lambda: stub.LoadModel(model_options())) == (code, sentence)
 
 
 def test_a_stream_keeps_what_was_sent_before_it_failed(
@@ -70,9 +62,7 @@ def test_a_stream_keeps_what_was_sent_before_it_failed(
     engine.script = Script(["kept"], errors.EngineFailed("later"))
     stream = stub.PredictStream(predict_options())
     assert next(stream).message == b"kept"
-    with pytest.raises(grpc.RpcError) as caught:
-        next(stream)
-    assert told(caught.value) == (Code.INTERNAL, "later")
+    assert failure_of(lambda: next(stream)) == (Code.INTERNAL, "later")
 
 
 TRIGGERS = [
@@ -102,9 +92,7 @@ def test_phrases_stay_where_they_belong() -> None:
 
 def test_a_sentence_fits_a_trailer(stub: BackendStub, engine: FakeEngine) -> None:
     engine.fault = errors.InvalidRequest("é" * 100_000)
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Predict(predict_options())
-    code, sentence = told(caught.value)
+    code, sentence = failure_of(lambda: stub.Predict(predict_options()))
     assert code is Code.INVALID_ARGUMENT
     assert sentence.endswith("é…")
 
@@ -123,18 +111,16 @@ def test_bytes_that_cannot_be_read_are_an_invalid_argument(
     running: Running, method: str, raw: bytes
 ) -> None:
     path = f"/backend.Backend/{method}"
-    with pytest.raises(grpc.RpcError) as caught:
-        list(running.channel.unary_stream(path)(raw))
-    code, sentence = told(caught.value)
+    code, sentence = failure_of(lambda: raw_call(running.channel, path, raw))
     assert code is Code.INVALID_ARGUMENT
     assert sentence.startswith(f"the request of {method} cannot be read")
     assert running.stub.Predict(predict_options()).message == b"Hello"
 
 
 def test_a_load_that_cannot_be_read_is_refused(running: Running, engine: FakeEngine) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        running.channel.unary_unary("/backend.Backend/LoadModel")(BAD_UTF8["prompt"])
-    assert told(caught.value)[1].startswith("the request of LoadModel cannot be read")
+    raw = BAD_UTF8["prompt"]
+    failure = failure_of(lambda: raw_call(running.channel, "/backend.Backend/LoadModel", raw))
+    assert failure.sentence.startswith("the request of LoadModel cannot be read")
     assert engine.loads == []
 
 
@@ -145,13 +131,11 @@ def test_fifty_mebibytes_pass_and_one_more_byte_does_not(running: Running) -> No
     assert largest.ByteSize() == limit
     assert running.stub.Predict(largest).message == b"Hello"
     largest.Prompt += "x"
-    with pytest.raises(grpc.RpcError) as caught:
-        running.stub.Predict(largest)
-    assert told(caught.value)[0] is Code.RESOURCE_EXHAUSTED
+    failure = failure_of(lambda: running.stub.Predict(largest))
+    assert failure.code is Code.RESOURCE_EXHAUSTED
     assert running.stub.Predict(predict_options()).message == b"Hello"
 
 
 def test_text_to_tokenise_is_bounded(stub: BackendStub) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.TokenizeString(pb.PredictOptions(Prompt="x" * (4 * 1024 * 1024 + 1)))
-    assert told(caught.value)[0] is Code.INVALID_ARGUMENT
+    options = pb.PredictOptions(Prompt="x" * (4 * 1024 * 1024 + 1))
+    assert failure_of(lambda: stub.TokenizeString(options)).code is Code.INVALID_ARGUMENT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -12,7 +11,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from backend.engine.errors import ModelNotFound
 from backend.rpc.identity import GUARDED
-from tests.rpc.conftest import Running
+from tests.rpc.client import failure_of, raw_call
+from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine
 from tests.rpc.requests_of_hosts import model_options, predict_options
 from wire import backend_pb2 as pb
@@ -25,15 +25,7 @@ METHODS = [method.name for method in SERVICE.methods]
 
 
 def call(stub: BackendStub, method: str, request: Any, metadata: Any = ()) -> Any:
-    answer = getattr(stub, method)(request, metadata=metadata)
-    return list(answer) if method == "PredictStream" else answer
-
-
-def code_of(work: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        work()
-    assert isinstance(caught.value, grpc.Call)
-    return caught.value.code(), caught.value.details() or ""
+    return getattr(stub, method)(request, metadata=metadata)
 
 
 def empty_request(method: str) -> Any:
@@ -54,10 +46,9 @@ def empty_request(method: str) -> Any:
     ],
 )
 def test_no_method_answers_without_the_token(guarded: Running, method: str, metadata: Any) -> None:
-    def work() -> None:
-        call(guarded.stub, method, empty_request(method), metadata)
-
-    assert code_of(work) == (Code.UNAUTHENTICATED, "invalid token")
+    request = empty_request(method)
+    refusal = failure_of(lambda: call(guarded.stub, method, request, metadata))
+    assert refusal == (Code.UNAUTHENTICATED, "invalid token")
     assert guarded.engine.loads == []
     assert guarded.engine.requests == []
 
@@ -65,43 +56,41 @@ def test_no_method_answers_without_the_token(guarded: Running, method: str, meta
 def test_the_token_opens_every_kind_of_call(guarded: Running) -> None:
     assert call(guarded.stub, "Health", pb.HealthMessage(), GOOD).message == b"OK"
     assert call(guarded.stub, "Predict", predict_options(), GOOD).message == b"Hello"
-    assert len(call(guarded.stub, "PredictStream", predict_options(), GOOD)) == 3
+    assert len(list(call(guarded.stub, "PredictStream", predict_options(), GOOD))) == 3
 
 
 def test_bytes_are_not_even_parsed_without_the_token(guarded: Running) -> None:
-    def work() -> None:
-        guarded.channel.unary_unary("/backend.Backend/Predict")(b"\x0a\x02\xff\xfe")
-
-    assert code_of(work)[0] is Code.UNAUTHENTICATED
+    path, raw = "/backend.Backend/Predict", b"\x0a\x02\xff\xfe"
+    assert failure_of(lambda: raw_call(guarded.channel, path, raw)).code is Code.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("path", ["/backend.Backend/TTS", "/other.Service/Method"])
 def test_unknown_methods_are_closed_as_well(guarded: Running, path: str) -> None:
-    assert code_of(lambda: guarded.channel.unary_unary(path)(b""))[0] is Code.UNAUTHENTICATED
-    call = guarded.channel.unary_unary(path)
-    assert code_of(lambda: call(b"", metadata=GOOD))[0] is Code.UNIMPLEMENTED
+    assert failure_of(lambda: raw_call(guarded.channel, path, b"")).code is Code.UNAUTHENTICATED
+    known = failure_of(lambda: raw_call(guarded.channel, path, b"", GOOD))
+    assert known.code is Code.UNIMPLEMENTED
 
 
 def test_health_v1_and_reflection_are_closed_as_well(guarded: Running) -> None:
-    health = health_pb2_grpc.HealthStub(guarded.channel)
-    reflection = reflection_pb2_grpc.ServerReflectionStub(guarded.channel)
+    health: Any = health_pb2_grpc.HealthStub(guarded.channel)
+    reflection: Any = reflection_pb2_grpc.ServerReflectionStub(guarded.channel)
     check = health_pb2.HealthCheckRequest()
     listing = reflection_pb2.ServerReflectionRequest(list_services="")
     for work in (
         lambda: health.Check(check),
-        lambda: list(health.Watch(check)),
-        lambda: list(reflection.ServerReflectionInfo(iter([listing]))),
+        lambda: health.Watch(check),
+        lambda: reflection.ServerReflectionInfo(iter([listing])),
     ):
-        assert code_of(work) == (Code.UNAUTHENTICATED, "invalid token")
+        assert failure_of(work) == (Code.UNAUTHENTICATED, "invalid token")
     assert health.Check(check, metadata=GOOD).status == health_pb2.HealthCheckResponse.SERVING
     assert len(list(reflection.ServerReflectionInfo(iter([listing]), metadata=GOOD))) == 1
 
 
 def test_a_refused_load_leaves_the_identity_alone(guarded: Running) -> None:
     call(guarded.stub, "LoadModel", model_options(Model="a"), GOOD)
-    code_of(lambda: call(guarded.stub, "LoadModel", model_options(Model="b")))
+    failure_of(lambda: call(guarded.stub, "LoadModel", model_options(Model="b")))
     request = predict_options(ModelIdentity="b")
-    code, _ = code_of(lambda: call(guarded.stub, "Predict", request, GOOD))
+    code, _ = failure_of(lambda: call(guarded.stub, "Predict", request, GOOD))
     assert code is Code.NOT_FOUND
 
 
@@ -110,7 +99,7 @@ def test_a_call_for_another_model_is_sent_away(stub: BackendStub, method: str) -
     stub.LoadModel(model_options(Model="org/a"))
     request = empty_request(method)
     request.ModelIdentity = "org/b"
-    code, sentence = code_of(lambda: call(stub, method, request))
+    code, sentence = failure_of(lambda: call(stub, method, request))
     assert code is Code.NOT_FOUND
     assert sentence == "model identity mismatch: loaded 'org/a', requested 'org/b'"
 
@@ -135,16 +124,12 @@ def test_the_name_follows_good_loads_and_outlives_free(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     def sent_away(name: str) -> bool:
-        try:
-            stub.Predict(predict_options(ModelIdentity=name))
-        except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            return "model identity mismatch" in (error.details() or "")
-        return False
+        state: Any = stub.Predict.future(predict_options(ModelIdentity=name)).exception(WAIT)
+        return state is not None and "model identity mismatch" in state.details()
 
     stub.LoadModel(model_options(Model="a"))
     engine.load_fault = ModelNotFound("model identity mismatch")
-    code, sentence = code_of(lambda: stub.LoadModel(model_options(Model="b")))
+    code, sentence = failure_of(lambda: stub.LoadModel(model_options(Model="b")))
     assert code is Code.NOT_FOUND
     assert "model identity mismatch" not in sentence
     assert (sent_away("a"), sent_away("b")) == (False, True)

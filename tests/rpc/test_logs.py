@@ -11,6 +11,7 @@ import pytest
 
 from backend.engine.errors import InvalidRequest
 from backend.rpc import logs
+from tests.rpc.client import failure_of
 from tests.rpc.conftest import Running
 from tests.rpc.fake_engine import FakeEngine
 from tests.rpc.process import ROOT, WAIT
@@ -179,8 +180,7 @@ def test_a_fault_of_ours_leaves_its_traceback_in_the_log(
     running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
 ) -> None:
     engine.fault = RuntimeError("broken")
-    with pytest.raises(grpc.RpcError):
-        running.stub.Predict(predict_options())
+    failure_of(lambda: running.stub.Predict(predict_options()))
     running.close_calls()
     (line,) = call_lines(told)
     assert line["status"] == "INTERNAL"

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.rpc.client import failure_of
 from tests.rpc.process import ROOT, WAIT, Process
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
@@ -103,10 +104,9 @@ def test_a_running_stream_is_cancelled_when_the_process_leaves(start: Start) -> 
     stream = stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="x"))
     assert next(stream).message == b"a"
     process.signal(signal.SIGTERM)
-    with pytest.raises(grpc.RpcError) as caught:
-        list(stream)
-    assert caught.value.code() is grpc.StatusCode.CANCELLED
-    assert caught.value.details() == "the backend is shutting down"
+    failure = failure_of(lambda: list(stream))
+    assert failure.code is grpc.StatusCode.CANCELLED
+    assert failure.sentence == "the backend is shutting down"
     assert process.wait() == 0
 
 
@@ -116,10 +116,9 @@ def test_new_calls_are_refused_while_the_process_leaves(start: Start) -> None:
     next(stub.PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)
     process.line_with("event=stopping")
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Predict(pb.PredictOptions(Prompt="x"))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert caught.value.details() == "the backend is shutting down"
+    failure = failure_of(lambda: stub.Predict(pb.PredictOptions(Prompt="x")))
+    assert failure.code is grpc.StatusCode.UNAVAILABLE
+    assert failure.sentence == "the backend is shutting down"
 
 
 def test_a_stuck_engine_is_left_behind_within_the_grace(start: Start) -> None:
@@ -146,7 +145,7 @@ def test_a_second_signal_leaves_at_once(start: Start) -> None:
 
 def test_an_engine_that_cannot_go_on_ends_the_process_with_its_cause(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
-    stub_of(process.port()).Predict.future(pb.PredictOptions(Prompt="die"))
+    failure_of(lambda: stub_of(process.port()).Predict(pb.PredictOptions(Prompt="die")))
     assert process.wait() == 1
     cause = "the scripted engine was told to die"
     assert process.lines[-1] == f'level=error event=exit cause="{cause}"'
@@ -200,9 +199,8 @@ def test_a_wrong_command_line_is_one_line_and_two(start: Start, arguments: tuple
 def test_the_token_of_the_environment_is_needed(start: Start) -> None:
     process = start(ANYWHERE, env={"LOCALAI_GRPC_AUTH_TOKEN": "s3cret"})
     stub = stub_of(process.port())
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.Health(pb.HealthMessage(), wait_for_ready=True, timeout=WAIT)
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    failure = failure_of(lambda: stub.Health(pb.HealthMessage(), wait_for_ready=True, timeout=WAIT))
+    assert failure.code is grpc.StatusCode.UNAUTHENTICATED
     metadata = (("authorization", "Bearer s3cret"),)
     assert stub.Health(pb.HealthMessage(), metadata=metadata).message == b"OK"
     process.signal(signal.SIGTERM)

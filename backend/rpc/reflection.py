@@ -1,0 +1,38 @@
+"""Server reflection that finds methods too.
+
+The protobuf pool knows the file of every service and message, but not of a method, and that is
+what `grpcurl describe backend.Backend.Predict` asks for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha import reflection
+
+
+class _PoolWithMethods:
+    """The default pool, and the file of a method's service for the method's name."""
+
+    def __init__(self, pool: DescriptorPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            method: Any = self._pool.FindMethodByName(symbol)
+            return cast(FileDescriptor, method.containing_service.file)
+
+
+def enable(server: grpc.aio.Server, services: tuple[str, ...]) -> None:
+    """Serve reflection of the services, and of itself."""
+    pool = cast(DescriptorPool, _PoolWithMethods(descriptor_pool.Default()))
+    reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server, pool)
