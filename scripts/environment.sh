@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by run.sh and scripts/python with `root` set to the directory that holds them: sets
 # `python` and the environment in which it runs. Only builtins, because it is part of the time
 # from the start of the process to its first answer.
@@ -12,16 +13,22 @@ fi
 # A venv records where its interpreter lives. When that interpreter travels along in python/,
 # the record goes stale as soon as the directory is moved.
 if [ -x "$root/python/bin/python3" ]; then
+    config='' home=''
     while IFS= read -r line; do
         case $line in
-            "home = $root/python/bin") break ;;
             "home = "*)
-                sed "s|^home = .*|home = $root/python/bin|" "$venv/pyvenv.cfg" >"$venv/pyvenv.cfg.$$" &&
-                    mv "$venv/pyvenv.cfg.$$" "$venv/pyvenv.cfg"
-                break
+                home=${line#home = }
+                line="home = $root/python/bin"
                 ;;
         esac
+        config=$config$line$'\n'
     done <"$venv/pyvenv.cfg"
+    if [ "$home" != "$root/python/bin" ]; then
+        if ! { printf '%s' "$config" >"$venv/pyvenv.cfg.$$" && mv -f "$venv/pyvenv.cfg.$$" "$venv/pyvenv.cfg"; }; then
+            echo "${0##*/}: $venv/pyvenv.cfg names an interpreter in $home and cannot be changed: make $venv writable" >&2
+            exit 1
+        fi
+    fi
 fi
 
 unset PYTHONHOME
