@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from backend.engine.errors import InvalidRequest, ShuttingDown
-from backend.rpc import call_log
+from backend.rpc import call_log, logs
 from backend.rpc.identity import Identity
 from backend.rpc.statuses import status_of
 
@@ -33,13 +34,21 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}".encode()
+        self._refused_before = False
 
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Handler:
         if self._carries_token(details):
             return await continuation(details)
+        self._tell(details.method)
         return _REFUSAL
+
+    def _tell(self, method: str) -> None:
+        """Say once that tokens are wrong: a host without one would fill the log for ever."""
+        level = logging.DEBUG if self._refused_before else logging.WARNING
+        self._refused_before = True
+        logs.event(level, "refused", {"rpc": method, "why": "invalid token"})
 
     def _carries_token(self, details: grpc.HandlerCallDetails) -> bool:
         given = b""

@@ -84,6 +84,7 @@ class FakeEngine(Engine):
         self.script = Script()
         self.fault: Exception | None = None
         self.load_fault: Exception | None = None
+        self.hold_load = False
         self.requests: list[GenerationRequest] = []
         self.loads: list[LoadRequest] = []
         self.running: list[FakeGeneration] = []
@@ -108,6 +109,12 @@ class FakeEngine(Engine):
         if self.load_fault:
             raise self.load_fault
         self.facts = replace(FACTS)
+        if self.hold_load:
+            self.holding.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left.set()
         return self.facts
 
     async def free(self) -> bool:

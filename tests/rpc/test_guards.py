@@ -120,21 +120,34 @@ def test_the_same_name_or_none_passes(stub: BackendStub) -> None:
         assert stub.Predict(predict_options(ModelIdentity=name)).message == b"Hello"
 
 
+def sent_away(stub: BackendStub, name: str) -> bool:
+    state: Any = stub.Predict.future(predict_options(ModelIdentity=name)).exception(WAIT)
+    return state is not None and "model identity mismatch" in state.details()
+
+
 def test_the_name_follows_good_loads_and_outlives_free(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
-    def sent_away(name: str) -> bool:
-        state: Any = stub.Predict.future(predict_options(ModelIdentity=name)).exception(WAIT)
-        return state is not None and "model identity mismatch" in state.details()
-
     stub.LoadModel(model_options(Model="a"))
     engine.load_fault = ModelNotFound("model identity mismatch")
     code, sentence = failure_of(lambda: stub.LoadModel(model_options(Model="b")))
     assert code is Code.NOT_FOUND
     assert "model identity mismatch" not in sentence
-    assert (sent_away("a"), sent_away("b")) == (False, True)
+    assert (sent_away(stub, "a"), sent_away(stub, "b")) == (False, True)
     stub.Free(pb.HealthMessage())
-    assert (sent_away("a"), sent_away("b")) == (False, True)
+    assert (sent_away(stub, "a"), sent_away(stub, "b")) == (False, True)
     engine.load_fault = None
     stub.LoadModel(model_options(Model="b"))
-    assert (sent_away("a"), sent_away("b")) == (True, False)
+    assert (sent_away(stub, "a"), sent_away(stub, "b")) == (True, False)
+
+
+def test_a_load_that_ends_as_its_caller_leaves_is_known_by_its_name(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    stub.LoadModel(model_options(Model="a"))
+    engine.hold_load = True
+    load = stub.LoadModel.future(model_options(Model="b"))
+    assert engine.holding.wait(WAIT)
+    load.cancel()
+    assert engine.left.wait(WAIT)
+    assert (sent_away(stub, "a"), sent_away(stub, "b")) == (True, False)

@@ -176,6 +176,17 @@ def test_no_line_repeats_what_a_user_wrote(
         assert SECRET not in formatter.format(record) + str(vars(record).get("fields"))
 
 
+def test_a_wrong_token_is_told_once_and_never_shown(
+    guarded: Running, told: pytest.LogCaptureFixture
+) -> None:
+    metadata = (("authorization", "Bearer wrong-token"),)
+    for _ in range(3):
+        failure_of(lambda: guarded.stub.Health(pb.HealthMessage(), metadata=metadata))
+    refusals = [record for record in told.records if record.msg == "refused"]
+    assert [record.levelno for record in refusals] == [logging.WARNING, *[logging.DEBUG] * 2]
+    assert "wrong-token" not in str([vars(record) for record in told.records])
+
+
 def test_a_fault_of_ours_leaves_its_traceback_in_the_log(
     running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
 ) -> None:
