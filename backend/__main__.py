@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from backend.rpc import logs
 
@@ -72,8 +72,18 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     return 0
 
 
+def _restore(environ: MutableMapping[str, str]) -> None:
+    """Put back what run.sh changed to preload OpenBLAS: that was for this process alone."""
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+        before = environ.pop(f"MLX_BACKEND_{name}_BEFORE", None)
+        if before:
+            environ[name] = before
+        elif before is not None:
+            environ.pop(name, None)
+
+
 if __name__ == "__main__":
-    os.environ.pop("LD_PRELOAD", None)  # was for this process alone, not for its children
+    _restore(os.environ)
     code = main(sys.argv[1:], os.environ)
     sys.stdout.flush()
     # Without the interpreter's own farewell: it would wait for threads that are busy in MLX.

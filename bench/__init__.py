@@ -1,0 +1,1 @@
+"""Measurements as ratios against references of the same run: `make bench`."""

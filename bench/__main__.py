@@ -1,0 +1,46 @@
+"""`make bench`: runs the measurements and says which goals are missed. BENCH="prefix" picks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+from bench import latency, prefix, startup, throughput
+from bench.process import ROOT
+from bench.report import Figure
+from demo.default_model import ensure
+
+Measurement = Callable[[], Iterator[Figure]]
+
+
+def measurements() -> dict[str, Measurement]:
+    """All of them by name, in the order in which they run."""
+    model = ensure()
+    chosen: dict[str, Measurement] = {
+        "startup": startup.measure,
+        "prefix": lambda: prefix.measure(model),
+        "latency": lambda: latency.measure(model),
+        "throughput": lambda: throughput.measure(model),
+        "overhead": lambda: throughput.host_overhead(ROOT / "tests" / "models" / "tiny_text"),
+    }
+    if (ROOT / "venv" / "lib" / "openblas").is_dir():
+        chosen["cpu-install"] = lambda: throughput.cpu_install(model)
+    return chosen
+
+
+def main(names: list[str]) -> int:
+    every = measurements()
+    if unknown := set(names) - set(every):
+        print(f"bench: no measurement {', '.join(unknown)}: choose from {', '.join(every)}")
+        return 2
+    missed = 0
+    for name in names or every:
+        for figure in every[name]():
+            print(figure, flush=True)
+            missed += figure.met is False
+    print(f"{missed} goals missed" if missed else "every goal is met")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,36 @@
+"""One line per figure: what was measured, against what, and whether the goal is met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured ratio or latency. `goal` is the bound in words; `met` None: no goal, a fact."""
+
+    name: str
+    value: str
+    goal: str = ""
+    met: bool | None = None
+
+    def __str__(self) -> str:
+        mark = {True: "met", False: "MISSED", None: ""}[self.met]
+        goal = f"goal {self.goal}" if self.goal else ""
+        return f"{self.name:<58} {self.value:>28}  {goal:<18} {mark}".rstrip()
+
+
+def at_most(name: str, value: float, bound: float, detail: str = "") -> Figure:
+    return Figure(name, _shown(value, detail), f"<= {bound:.3g}", value <= bound)
+
+
+def at_least(name: str, value: float, bound: float, detail: str = "") -> Figure:
+    return Figure(name, _shown(value, detail), f">= {bound:.3g}", value >= bound)
+
+
+def fact(name: str, value: float, detail: str = "") -> Figure:
+    return Figure(name, _shown(value, detail))
+
+
+def _shown(value: float, detail: str) -> str:
+    return f"{value:.3g} ({detail})" if detail else f"{value:.3g}"

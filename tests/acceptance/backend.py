@@ -1,0 +1,108 @@
+"""The backend as a host has it: run.sh in a process of its own, spoken to over a socket."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
+
+ROOT = Path(__file__).parents[2]
+TINY_TEXT = Path("/tmp/snap")
+WAIT = 60.0
+
+
+class Backend:
+    """A running backend; `stub` speaks to it, `log` is what it wrote to stderr."""
+
+    def __init__(self, **environ: str) -> None:
+        self.log: list[str] = []
+        self._bound = threading.Event()
+        self.child = subprocess.Popen(
+            [ROOT / "run.sh", "--addr", "127.0.0.1:0"],
+            cwd="/",
+            env=os.environ | environ,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._bound.wait(WAIT) or self.port == 0:
+            raise AssertionError(f"the backend did not start: {self.log}")
+        self.channel = self.connect()
+        self.stub = backend_pb2_grpc.BackendStub(self.channel)
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        self.port = 0
+        for line in self.child.stderr:
+            self.log.append(line.rstrip())
+            match = re.search(r"event=listening addr=\S+:(\d+)", line)
+            if match:
+                self.port = int(match[1])
+                self._bound.set()
+        self._bound.set()
+
+    def connect(self) -> grpc.Channel:
+        """A channel of its own: hosts open one for every call."""
+        return grpc.insecure_channel(
+            f"127.0.0.1:{self.port}",
+            options=[("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
+        )
+
+    def load(self, model: Path = TINY_TEXT, **options: Any) -> pb.Result:
+        options.setdefault("ContextSize", 4096)
+        request = pb.ModelOptions(Model=model.name, ModelFile=str(model), **options)
+        result: pb.Result = self.stub.LoadModel(request, timeout=WAIT)
+        return result
+
+    def memory(self) -> int:
+        """Bytes that MLX holds, as Status tells them."""
+        status: pb.StatusResponse = self.stub.Status(pb.HealthMessage(), timeout=WAIT)
+        return status.memory.breakdown["mlx_active"]
+
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.child.pid)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Ask again and again over the wire, a round trip each, until the answer is yes."""
+        for _ in range(20_000):
+            if holds():
+                return
+        raise AssertionError("it never came true")
+
+    def idle(self) -> bool:
+        status = self.stub.Status(pb.HealthMessage(), timeout=WAIT)
+        return bool(status.state == pb.StatusResponse.READY)
+
+    def close(self) -> int:
+        self.channel.close()
+        self.child.send_signal(signal.SIGTERM)
+        try:
+            return self.child.wait(WAIT)
+        finally:
+            self.child.kill()
+            self._reader.join(WAIT)
+
+
+def chat(*turns: str, **fields: Any) -> pb.PredictOptions:
+    """A chat request; turns alternate between user and assistant. Greedy unless asked."""
+    roles = ("user", "assistant")
+    messages = [pb.Message(role=roles[place % 2], content=turn) for place, turn in enumerate(turns)]
+    fields.setdefault("Metadata", {"enable_thinking": "false"})
+    return pb.PredictOptions(Messages=messages, UseTokenizerTemplate=True, **fields)
+
+
+def text_of(replies: Iterator[pb.Reply]) -> str:
+    return b"".join(reply.message for reply in replies).decode()

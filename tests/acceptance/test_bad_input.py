@@ -1,0 +1,137 @@
+"""Each bad input gets its own status and sentence, and the next request is served."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.acceptance.backend import WAIT, Backend, chat
+from wire import backend_pb2 as pb
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.fixture
+def healthy(served: Backend) -> Iterator[Backend]:
+    yield served
+    assert served.stub.Predict(chat("Count to 5."), timeout=WAIT).message
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"Prompt": ""}, "prompt is empty"),
+        ({"Prompt": "x", "Temperature": math.nan}, "Temperature is nan"),
+        ({"Prompt": "x", "Temperature": -1.0}, "Temperature is -1"),
+        ({"Prompt": "x", "Temperature": math.inf}, "Temperature is inf"),
+        ({"Prompt": "x", "TopP": -0.5}, "TopP is -0.5"),
+        ({"Prompt": "x", "TopP": math.nan}, "TopP is nan"),
+        ({"Prompt": "x", "MinP": 2.0}, "MinP is 2"),
+        ({"Prompt": "x", "MinP": -1.0}, "MinP is -1"),
+        ({"Prompt": "x", "TopK": -7}, "TopK is -7"),
+        ({"Prompt": "x", "Tokens": -2_000_000}, "Tokens is -2000000"),
+        ({"Prompt": "x", "Penalty": 1.3}, "Penalty"),
+        ({"Prompt": "x", "FrequencyPenalty": 1.0}, "FrequencyPenalty"),
+        ({"Prompt": "x", "PresencePenalty": 1.0}, "PresencePenalty"),
+        ({"Prompt": "x", "Grammar": 'root ::= "x"'}, "Grammar"),
+        ({"Prompt": "x", "LogitBias": '{"1": -100}'}, "LogitBias"),
+        ({"Prompt": "x", "Logprobs": 1}, "Logprobs"),
+        ({"Prompt": "x", "Images": ["aGk="]}, "Images"),
+        ({"Prompt": "word " * 20_000}, "the context holds 4096"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(sorted(value.items()))[:60],
+)
+def test_a_bad_field_is_named(healthy: Backend, fields: dict[str, Any], words: str) -> None:
+    for method in (healthy.stub.Predict, healthy.stub.PredictStream):
+        with pytest.raises(grpc.RpcError) as refused:
+            list(method(pb.PredictOptions(**fields), timeout=WAIT))
+        assert refused.value.code() is INVALID
+        assert words in (refused.value.details() or "")
+
+
+def test_absurd_samplers_answer_and_harm_nobody(healthy: Backend) -> None:
+    """Peers' defect 1: `top_k` beyond the vocabulary broke the process for good."""
+    for fields in (
+        {"TopK": 2**31 - 1},
+        {"TopP": 1e-30},
+        {"MinP": 1.0},
+        {"Temperature": 1e-30},
+        {"Seed": -(2**31)},
+        {"TopP": 5.0},
+    ):
+        request = chat("Count to 5.", Tokens=5, **({"Temperature": 1.0} | fields))
+        assert healthy.stub.Predict(request, timeout=WAIT).tokens
+
+
+def test_a_message_above_50_mib(healthy: Backend) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        healthy.stub.Predict(pb.PredictOptions(Prompt="x" * (50 * 2**20 + 1)), timeout=WAIT)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_prompt_of_almost_50_mib_is_refused_at_once(healthy: Backend) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        healthy.stub.Predict(pb.PredictOptions(Prompt="x " * (24 * 2**20)), timeout=WAIT)
+    assert refused.value.code() is INVALID
+    assert "the context holds 4096" in (refused.value.details() or "")
+
+
+def test_bytes_that_are_not_utf8(healthy: Backend) -> None:
+    call: Any = healthy.channel.unary_unary("/backend.Backend/Predict")
+    with pytest.raises(grpc.RpcError) as refused:
+        call(b"\x0a\x02\xff\xfe", timeout=WAIT)
+    assert refused.value.code() is INVALID
+
+
+def test_not_loaded(bare: Backend) -> None:
+    calls = {
+        bare.stub.Predict: chat("Hi"),
+        bare.stub.PredictStream: chat("Hi"),
+        bare.stub.TokenizeString: pb.PredictOptions(Prompt="x"),
+        bare.stub.Detokenize: pb.DetokenizeRequest(tokens=[1]),
+        bare.stub.ModelMetadata: pb.ModelOptions(),
+    }
+    for method, request in calls.items():
+        with pytest.raises(grpc.RpcError) as refused:
+            list(method(request, timeout=WAIT))
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "model not loaded" in (refused.value.details() or "")
+    assert bare.load().success
+
+
+def test_models_that_cannot_be_loaded(bare: Backend, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for reference, code, words in (
+        (tmp_path / "nowhere", grpc.StatusCode.NOT_FOUND, "nowhere"),
+        (tmp_path / "empty", INVALID, "the folder is empty"),
+        (tmp_path / "model.gguf", INVALID, "GGUF"),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            bare.load(reference)
+        assert refused.value.code() is code
+        details = refused.value.details() or ""
+        assert words in details
+        assert str(tmp_path) not in details
+
+
+def test_settings_that_cannot_work_fail_the_load(bare: Backend) -> None:
+    """Peers' defect 5: a wrong type loaded, and failed every request after."""
+    for options, words in (
+        ({"Options": ["max_cache_entries:abc"]}, "max_cache_entries"),
+        ({"EngineArgs": '{"paralel": 4}'}, "parallel"),
+        ({"EngineArgs": "[]"}, "EngineArgs"),
+        ({"ContextSize": -4}, "ContextSize"),
+        ({"LoraAdapter": "x"}, "LoraAdapter"),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            bare.load(**options)
+        assert refused.value.code() is INVALID
+        assert words in (refused.value.details() or "")
+    assert bare.load(Options=["tool_parser:hermes", "unknown_key:1"]).success
+    assert any("unknown_key" in line for line in bare.log)

@@ -1,0 +1,176 @@
+"""The main job on a real model: load, answer, stream, tokenise, free, load again, leave."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
+from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
+
+
+def test_health_is_ok_before_and_after_the_model(bare: Backend) -> None:
+    assert bare.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
+    assert bare.load().success
+    assert bare.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
+
+
+def test_a_stream_and_a_unary_answer_are_the_same_and_well_formed(served: Backend) -> None:
+    for fields in ({}, {"Temperature": 0.8, "Seed": 7}, {"Temperature": 1.0, "TopP": 0.9}):
+        request = chat("Count to 12.", Tokens=60, **fields)
+        replies = list(served.stub.PredictStream(request, timeout=WAIT))
+        whole = served.stub.Predict(request, timeout=WAIT)
+        assert text_of(iter(replies)) == whole.message.decode() != ""
+        for reply in replies[:-1]:
+            assert reply.message.decode() == "".join(d.content for d in reply.chat_deltas)
+        last = replies[-1]
+        assert (last.message, len(last.chat_deltas)) == (b"", 0)
+        assert (last.tokens, last.prompt_tokens) == (whole.tokens, whole.prompt_tokens)
+        assert 0 < last.tokens <= 60
+        assert last.timing_prompt_processing > 0
+        assert last.timing_token_generation > 0
+        assert [reply.tokens for reply in replies] == sorted(reply.tokens for reply in replies)
+        assert whole.chat_deltas[0].content == whole.message.decode()
+
+
+def test_the_model_answers(served: Backend) -> None:
+    reply = served.stub.Predict(chat("Count to 12."), timeout=WAIT)
+    assert reply.message.decode().split()[:3] == ["1", "2", "3"]
+    assert reply.message.decode().split()[-1] == "12"
+
+
+def test_eight_clients_at_once_get_their_own_answers(served: Backend) -> None:
+    names = ["Kim", "Ana", "Tom", "Eva", "Max", "Ida", "Leo", "Zoe"]
+
+    def ask(name: str) -> str:
+        with served.connect() as channel:
+            stub = backend_pb2_grpc.BackendStub(channel)
+            request = chat(f"My name is {name}.", "Nice to meet you.", "What is my name?")
+            return text_of(stub.PredictStream(request, timeout=WAIT))
+
+    alone = {name: ask(name) for name in names}
+    with ThreadPoolExecutor(len(names)) as pool:
+        together = dict(zip(names, pool.map(ask, names), strict=True))
+    assert together == alone
+    assert sum(name in answer for name, answer in alone.items()) >= 6
+
+
+def test_characters_arrive_whole(served: Backend) -> None:
+    replies = list(served.stub.PredictStream(chat("Say hello in Chinese."), timeout=WAIT))
+    text = "".join(reply.message.decode() for reply in replies)
+    assert any("\u4e00" <= character <= "\u9fff" for character in text)
+    assert "\ufffd" not in text
+
+
+def test_stop_strings_over_token_boundaries_are_never_sent(served: Backend) -> None:
+    whole = served.stub.Predict(chat("Count to 20."), timeout=WAIT).message.decode()
+    for stop in (" 7 8", "1 12", "\n", whole[10:25]):
+        request = chat("Count to 20.", StopPrompts=["", stop])
+        replies = list(served.stub.PredictStream(request, timeout=WAIT))
+        assert text_of(iter(replies)) == whole.partition(stop)[0]
+        unary = served.stub.Predict(request, timeout=WAIT)
+        assert unary.message.decode() == whole.partition(stop)[0]
+
+
+def test_tokens_counts_exactly_what_was_generated(served: Backend) -> None:
+    for limit in (1, 2, 9):
+        reply = served.stub.Predict(chat("Count to 60.", Tokens=limit), timeout=WAIT)
+        assert reply.tokens == limit
+    natural = served.stub.Predict(chat("Count to 5."), timeout=WAIT)
+    again = served.stub.Predict(chat("Count to 5.", Tokens=natural.tokens), timeout=WAIT)
+    assert (again.message, again.tokens) == (natural.message, natural.tokens)
+
+
+def test_no_limit_ends_at_the_context(bare: Backend) -> None:
+    bare.load(ContextSize=128)
+    for tokens in (0, -1):
+        request = chat("Count to 60.", Tokens=tokens, IgnoreEOS=True)
+        reply = bare.stub.Predict(request, timeout=WAIT)
+        assert reply.prompt_tokens + reply.tokens == 128
+
+
+def test_tokens_and_text_round_trip(served: Backend) -> None:
+    for text in ("Hello there", "héllo 你好 😀\n\n  x", "<|im_start|>user\nhi<|im_end|>"):
+        tokens = served.stub.TokenizeString(pb.PredictOptions(Prompt=text), timeout=WAIT)
+        assert tokens.length == len(tokens.tokens) > 0
+        back = served.stub.Detokenize(pb.DetokenizeRequest(tokens=tokens.tokens), timeout=WAIT)
+        assert back.content == text
+
+
+def test_the_prompt_is_counted_whole_when_most_of_it_is_cached(served: Backend) -> None:
+    """Peers' defect 7."""
+    request = chat("Count to 7. " * 20, Tokens=3)
+    first = served.stub.Predict(request, timeout=WAIT)
+    second = served.stub.Predict(request, timeout=WAIT)
+    assert first.prompt_tokens == second.prompt_tokens
+    assert first.message == second.message
+    assert f"cached_tokens={first.prompt_tokens - 1}" in _line(served, "rpc=Predict", -1)
+
+
+def _line(backend: Backend, text: str, place: int) -> str:
+    found: list[str] = []
+
+    def arrived() -> bool:
+        found[:] = [line for line in backend.log if "event=call" in line and text in line]
+        backend.stub.Health(pb.HealthMessage(), timeout=WAIT)
+        return len(found) > 1 and "cached_tokens=0" not in found[place]
+
+    backend.until(arrived)
+    return found[place]
+
+
+def test_free_and_load_again_release_the_memory(bare: Backend) -> None:
+    bare.load()
+    bare.stub.Predict(chat("Count to 30."), timeout=WAIT)
+    loaded = bare.memory()
+    for _ in range(3):
+        assert bare.stub.Free(pb.HealthMessage(), timeout=WAIT).success
+        assert bare.memory() < loaded / 50
+        with pytest.raises(grpc.RpcError) as refused:
+            bare.stub.Predict(chat("Hi"), timeout=WAIT)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        bare.load()
+        bare.stub.Predict(chat("Count to 30."), timeout=WAIT)
+        assert bare.memory() <= loaded * 1.05
+    for _ in range(3):
+        bare.load()
+        assert bare.memory() <= loaded
+
+
+def test_a_failed_load_leaves_the_loaded_model_as_it_was(bare: Backend) -> None:
+    bare.load()
+    with pytest.raises(grpc.RpcError) as refused:
+        bare.load(TINY_TEXT.parent / "no_such_model")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert bare.stub.Predict(chat("Count to 5."), timeout=WAIT).message
+
+
+def test_sigterm_in_the_middle_of_streams_ends_them_and_the_process(bare: Backend) -> None:
+    bare.load()
+    streams = [
+        bare.stub.PredictStream(chat("Count to 60.", IgnoreEOS=True), timeout=WAIT)
+        for _ in range(4)
+    ]
+    for stream in streams:
+        next(stream)
+    bare.child.send_signal(signal.SIGTERM)
+    for stream in streams:
+        with pytest.raises(grpc.RpcError):
+            text_of(stream)
+    assert bare.child.wait(WAIT) == 0
+
+
+def test_metrics_and_metadata_tell_of_the_model(served: Backend) -> None:
+    before = served.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).tokens_generated
+    reply = served.stub.Predict(chat("Count to 9."), timeout=WAIT)
+    served.until(served.idle)
+    after = served.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).tokens_generated
+    # The end-of-sequence token is generated, and not counted in the answer.
+    assert after - before in (reply.tokens, reply.tokens + 1)
+    metadata = served.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
+    assert metadata.supports_thinking
+    assert "Hello" in metadata.rendered_template
