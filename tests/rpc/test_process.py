@@ -218,7 +218,7 @@ def test_the_preload_is_not_handed_on() -> None:
     child = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env={**os.environ, "LD_PRELOAD": ""},
+        env={**os.environ, "LD_PRELOAD": "", "MLX_BACKEND_LD_PRELOAD_BEFORE": ""},
         capture_output=True,
         text=True,
         timeout=WAIT,
