@@ -1,0 +1,116 @@
+"""What a parsed answer is made of: the events of a stream, and the message they add up to.
+
+The two describe the same thing. `merged` is the sense in which they are equal: how a text was cut
+into events says nothing, so neighbours of one kind are one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of the thinking that comes before or between answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins; its name is whole and comes once."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of a call's arguments; the pieces of one index add up to a JSON object."""
+
+    index: int
+    text: str
+
+
+ChatEvent = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A complete call; `arguments` is the text of a JSON object."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """An answer as a whole; empty strings and an empty list where there is nothing."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+def merged(events: Iterable[ChatEvent]) -> list[ChatEvent]:
+    """The events with neighbouring texts of one kind, and of one call, made one."""
+    groups: list[tuple[ChatEvent, list[str]]] = []
+    for event in events:
+        text = [] if isinstance(event, ToolCallStart) else [event.text]
+        if groups and _continues(groups[-1][0], event):
+            groups[-1][1].extend(text)
+        else:
+            groups.append((event, text))
+    return [_with_text(event, "".join(texts)) for event, texts in groups]
+
+
+def _continues(previous: ChatEvent, event: ChatEvent) -> bool:
+    if isinstance(previous, ToolCallArguments) and isinstance(event, ToolCallArguments):
+        return previous.index == event.index
+    return type(previous) is type(event) and not isinstance(event, ToolCallStart)
+
+
+def _with_text(event: ChatEvent, text: str) -> ChatEvent:
+    match event:
+        case Content():
+            return Content(text)
+        case Reasoning():
+            return Reasoning(text)
+        case ToolCallArguments(index):
+            return ToolCallArguments(index, text)
+        case ToolCallStart():
+            return event
+
+
+def message_of(events: Iterable[ChatEvent]) -> ChatMessage:
+    """The message that a whole stream of events adds up to."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    starts: dict[int, ToolCallStart] = {}
+    arguments: dict[int, list[str]] = {}
+    for event in events:
+        match event:
+            case Content(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case ToolCallStart(index):
+                starts[index] = event
+            case ToolCallArguments(index, text):
+                arguments.setdefault(index, []).append(text)
+    calls = [
+        ToolCall(index, start.id, start.name, "".join(arguments.get(index, ())))
+        for index, start in sorted(starts.items())
+    ]
+    return ChatMessage("".join(content), "".join(reasoning), calls)

@@ -1,0 +1,90 @@
+"""Turns what a model writes into content, reasoning and tool calls, piece by piece.
+
+Every split of the text gives the same result, because a family's grammar sees characters and
+never pieces; a whole text is parsed by the same code as a stream. A call is handed out when it is
+certain, at its end: only then is it known that it was not cut by the length limit or written
+wrongly, which would make it content exactly as the model wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.chat_events import (
+    ChatEvent,
+    ChatMessage,
+    Content,
+    Reasoning,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
+    message_of,
+)
+from common.chat_format import ChatFormat
+from common.formats.answer import Answer
+from common.formats.cursor import Cursor
+from common.formats.reading import FinishReason, Reading
+from common.tool_schema import ToolSchemas
+
+__all__ = [
+    "ChatEvent",
+    "ChatMessage",
+    "ChatParser",
+    "Content",
+    "Reasoning",
+    "ToolCall",
+    "ToolCallArguments",
+    "ToolCallStart",
+    "parse_chat",
+]
+
+
+class ChatParser:
+    """Parses one answer. `tools` are those the model may call: without any, calls are content."""
+
+    def __init__(
+        self,
+        format: ChatFormat,  # noqa: A002 - the name is part of the public seam
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt_tail: str = "",
+    ) -> None:
+        self._answer = Answer()
+        self._cursor = Cursor()
+        self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools), prompt_tail)
+        self._grammar = format.grammar.read(self._reading)
+        self._finished = False
+
+    def feed(self, text: str) -> list[ChatEvent]:
+        """Take the next piece of text; return what is certain by now."""
+        if self._finished:
+            raise ValueError("the answer is finished: start another parser")
+        self._cursor.feed(text)
+        next(self._grammar)
+        return self._answer.take()
+
+    def finish(self, reason: FinishReason) -> list[ChatEvent]:
+        """The answer is over, by the model's decision or at the length limit."""
+        if self._finished:
+            return []
+        self._finished = True
+        self._cursor.ended = True
+        self._reading.reason = reason
+        for _ in self._grammar:
+            raise AssertionError("a grammar must not wait after the end")
+        self._answer.flush()
+        return self._answer.take()
+
+
+def parse_chat(
+    text: str,
+    format: ChatFormat,  # noqa: A002 - the name is part of the public seam
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    prompt_tail: str = "",
+    reason: FinishReason = "stop",
+) -> ChatMessage:
+    """Parse a whole answer."""
+    parser = ChatParser(format, tools=tools, prompt_tail=prompt_tail)
+    return message_of([*parser.feed(text), *parser.finish(reason)])

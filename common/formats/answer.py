@@ -1,0 +1,100 @@
+"""Collects what a grammar finds, and leaves out the blank lines that templates put around blocks.
+
+Templates separate reasoning, answer and calls by newlines that belong to none of them, while
+whitespace inside an answer is the model's own. So newlines are held until it is known what
+follows: text makes them part of it, the edge of a block drops them. What stands between two
+blocks and is nothing but whitespace is dropped too.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from common.chat_events import ChatEvent, Content, Reasoning, ToolCallArguments, ToolCallStart
+from common.formats.markdown import Markdown
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as it was read: `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+class Answer:
+    """The events of one answer; `take` hands out those that are new."""
+
+    def __init__(self) -> None:
+        self._events: list[ChatEvent] = []
+        self._kind: type[Content] | type[Reasoning] = Content
+        self._blank: list[str] = []
+        self._after_block = False
+        self._ids: set[str] = set()
+        self.calls = 0
+        self.last = ""
+        """The latest character of the text since the last block."""
+        self.fresh = True
+        """Nothing but whitespace has come since the beginning or the last block."""
+        self.markdown = Markdown()
+
+    @property
+    def reasoning(self) -> bool:
+        return self._kind is Reasoning
+
+    def take(self) -> list[ChatEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def write(self, text: str) -> None:
+        """Add text to what is being written: an answer or reasoning."""
+        if not text:
+            return
+        self.markdown.feed(text)
+        self.last = text[-1]
+        body = text.strip() if self.fresh else text.rstrip("\n")
+        if not body:
+            self._blank.append(text)
+            return
+        end = len(text.rstrip("\n"))
+        lead = "".join(self._blank)
+        if self.fresh and self._after_block:
+            shown = (lead + text[:end]).lstrip("\n")
+        else:
+            shown = lead + text[:end]
+        self._blank = [text[end:]]
+        self.fresh = False
+        self._events.append(self._kind(shown))
+
+    def edge(self, *, reasoning: bool | None = None) -> None:
+        """A block begins or ends here; what follows may be of another kind."""
+        self._blank = []
+        self._after_block = self.fresh = True
+        self.markdown = Markdown()
+        self.last = ""
+        if reasoning is not None:
+            self._kind = Reasoning if reasoning else Content
+
+    def exact(self, *, reasoning: bool) -> None:
+        """An edge without separators: whitespace on both its sides is the model's own."""
+        self.flush()
+        self.edge(reasoning=reasoning)
+        self._after_block = False
+
+    def call(self, call: Call) -> None:
+        identity = call.id
+        if not identity or identity in self._ids:
+            identity = f"call_{uuid.uuid4().hex}"
+        self._ids.add(identity)
+        self.edge()
+        self._events.append(ToolCallStart(self.calls, identity, call.name))
+        self._events.append(ToolCallArguments(self.calls, call.arguments))
+        self.calls += 1
+
+    def flush(self) -> None:
+        """The text is over: whitespace at its end is the model's own, unless it is all there is."""
+        if not (self.fresh and self._after_block) and (text := "".join(self._blank)):
+            self._events.append(self._kind(text))
+        self._blank = []

@@ -1,0 +1,220 @@
+"""A place in a text that is still arriving, and the waits that grammars are written with.
+
+A grammar is a generator that reads as if the whole text were there; where a decision needs
+characters that have not come yet, it yields, and is resumed when they have. Decisions look at
+characters only, never at where a piece ended, so every split of a text is read alike. Text that
+was read is let go, except after `save`: then it can be put back, should it turn out not to be
+what it seemed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+Wait = Generator[None, None, T]
+"""A grammar that gives a T in the end and yields while it needs more text."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Unreadable(Exception):
+    """The text is not what it seemed to begin as."""
+
+
+class Cut(Unreadable):
+    """The text ended in the middle of something."""
+
+
+class Markers:
+    """A set of literals, and where one of them is, or may be about to be, in a text."""
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        self.literals = tuple(sorted({text for text in literals if text}, key=len, reverse=True))
+        self._any = re.compile("|".join(map(re.escape, self.literals)) or r"(?!)")
+        self._beginnings = {text[:end] for text in self.literals for end in range(1, len(text))}
+        self._longest = max(map(len, self.literals), default=0)
+        self._first = re.compile("|".join({re.escape(text[0]) for text in self.literals}) or "(?!)")
+
+    def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
+        """Where the plain text stops, and the marker there: '' when it has yet to be seen."""
+        if match := self._any.search(text, at):
+            found = match.group()
+            if ended or match.end() < len(text) or found not in self._beginnings:
+                return match.start(), found
+            return match.start(), ""
+        return (len(text) if ended else self._open_end(text, at)), ""
+
+    def _open_end(self, text: str, at: int) -> int:
+        """The first place from which the text is the beginning of a marker."""
+        at = max(at, len(text) - self._longest + 1)
+        while match := self._first.search(text, at):
+            at = match.start()
+            if text[at:] in self._beginnings:
+                return at
+            at += 1
+        return len(text)
+
+
+class Cursor:
+    """The text that has arrived and not been read; `ended` tells that no more will come."""
+
+    __slots__ = ("_at", "_kept", "_saves", "_text", "ended", "position")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._kept: list[str] = []
+        self._saves = 0
+        self.ended = False
+        self.position = 0
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def take(self, length: int) -> str:
+        """Read characters that `peek` or a search has shown to be there."""
+        chunk = self._text[self._at : self._at + length]
+        self._at += len(chunk)
+        self.position += len(chunk)
+        if self._saves and chunk:
+            self._kept.append(chunk)
+        return chunk
+
+    def save(self) -> int:
+        """Remember this place; every save must be released."""
+        self._saves += 1
+        return len(self._kept)
+
+    def restore(self, place: int) -> None:
+        """Put back everything that was read since the place was saved."""
+        back = "".join(self._kept[place:])
+        del self._kept[place:]
+        self._text = back + self._text[self._at :]
+        self._at = 0
+        self.position -= len(back)
+
+    def forget(self) -> None:
+        """What was read so far cannot be put back any more; only the outermost save may do this."""
+        self._kept.clear()
+
+    def release(self) -> None:
+        """Forget the latest saved place."""
+        self._saves -= 1
+        if not self._saves:
+            self._kept.clear()
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Look further than a few characters: what is read in here is put back."""
+        place = self.save()
+        try:
+            yield
+        finally:
+            self.restore(place)
+            self.release()
+
+    def peek(self, length: int = 1) -> Wait[str]:
+        """The next characters; fewer at the end of the text."""
+        while len(self._text) - self._at < length and not self.ended:
+            yield
+        return self._text[self._at : self._at + length]
+
+    def more(self) -> Wait[bool]:
+        """Whether any text is left."""
+        while self._at == len(self._text) and not self.ended:
+            yield
+        return self._at < len(self._text)
+
+    def at(self, literals: Iterable[str]) -> Wait[str]:
+        """The longest of the literals that comes next, unread; '' if none does."""
+        found = ""
+        for literal in literals:
+            if len(literal) > len(found) and (yield from self._comes(literal)):
+                found = literal
+        return found
+
+    def accept(self, *literals: str) -> Wait[str]:
+        """Read the longest of the literals that comes next; '' if none does."""
+        found = yield from self.at(literals)
+        return self.take(len(found))
+
+    def expect(self, *literals: str) -> Wait[str]:
+        """Read one of the literals, which must come next."""
+        found = yield from self.accept(*literals)
+        if not found:
+            raise self.unreadable()
+        return found
+
+    def drop_cut(self, literals: tuple[str, ...]) -> Wait[None]:
+        """Read the beginning of a literal, and space before it, where the text ends in it."""
+        start = self.position
+        with self.ahead():
+            yield from self.space()
+            length = self.position - start
+            comes = yield from self.at(literals)
+            left = self._text[self._at :] if self.ended else ""
+        if left and not comes and any(literal.startswith(left) for literal in literals):
+            self.take(length + len(left))
+
+    def run(self, pattern: re.Pattern[str]) -> Wait[str]:
+        """Read characters while the pattern, a repeated character class, takes them."""
+        chunks: list[str] = []
+        while True:
+            match = pattern.match(self._text, self._at)
+            chunks.append(self.take(match.end() - self._at if match else 0))
+            if self._at < len(self._text) or self.ended:
+                return "".join(chunks)
+            yield
+
+    def space(self) -> Wait[str]:
+        return (yield from self.run(_SPACE))
+
+    def until(self, markers: Markers, show: Callable[[str], None]) -> Wait[str]:
+        """Hand on text up to a marker, which is left unread; '' at the end of the text."""
+        while True:
+            end, marker = markers.find(self._text, self._at, self.ended)
+            if end > self._at:
+                show(self.take(end - self._at))
+            if marker or self.ended:
+                return marker
+            yield
+
+    def unreadable(self) -> Unreadable:
+        """The right complaint for this place: a text that ended was cut."""
+        return Cut() if self.ended and self._at == len(self._text) else Unreadable()
+
+    def rest(self) -> str:
+        """Read all that has arrived."""
+        return self.take(len(self._text) - self._at)
+
+    def _comes(self, literal: str) -> Wait[bool]:
+        while True:
+            if self._text.startswith(literal, self._at):
+                return True
+            left = len(self._text) - self._at
+            if self.ended or left >= len(literal):
+                return False
+            if not literal.startswith(self._text[self._at :]):
+                return False
+            yield
+
+
+def complete(grammar: Callable[[Cursor], Wait[T]], text: str) -> T | None:
+    """What a grammar makes of a whole text, or None if that is not all of it or not readable."""
+    cursor = Cursor()
+    cursor.feed(text)
+    cursor.ended = True
+    running = grammar(cursor)
+    try:
+        next(running)
+    except StopIteration as end:
+        value: T = end.value
+        return value if not cursor.rest().strip() else None
+    except Unreadable:
+        return None
+    raise AssertionError("a grammar must not wait after the end")

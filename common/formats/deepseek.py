@@ -1,0 +1,81 @@
+"""DeepSeek: marked sections in V3 and V3.1, tagged parameters (DSML) from V3.2 on."""
+
+from __future__ import annotations
+
+from common.formats.answer import Call
+from common.formats.cursor import Markers, Unreadable, Wait
+from common.formats.json_calls import arguments_of
+from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.sections import Section
+from common.formats.tagged_calls import CallTags
+from common.formats.tagged_text import TaggedText
+from common.formats.values import read_value
+
+THINK = Tags("<think>", "</think>")
+_SEPARATOR = "<｜tool▁sep｜>"
+_CALL_END = "<｜tool▁call▁end｜>"
+_LINE = Markers(["\n", "{", _CALL_END])
+
+
+def _read_call(reading: Reading) -> Wait[Call]:
+    """`function<sep>NAME`, a line break and fenced JSON in V3; `NAME<sep>` and JSON in V3.1."""
+    cursor = reading.cursor
+    words: list[str] = []
+    if (yield from cursor.until(Markers([_SEPARATOR, "\n", "{"]), words.append)) != _SEPARATOR:
+        raise cursor.unreadable()
+    cursor.take(len(_SEPARATOR))
+    after: list[str] = []
+    yield from cursor.until(_LINE, after.append)
+    name = "".join(after).strip() or "".join(words).strip()
+    yield from cursor.space()
+    if (yield from cursor.accept("```")):
+        yield from cursor.accept("json")
+        yield from cursor.space()
+    if not name or any(letter.isspace() for letter in name):
+        raise cursor.unreadable()
+    if (yield from cursor.at([_CALL_END])):
+        return Call(name, "{}")
+    arguments = arguments_of((yield from read_value(cursor, ends=("\n```", _CALL_END))))
+    if arguments is None:
+        raise Unreadable
+    yield from cursor.space()
+    yield from cursor.accept("```")
+    return Call(name, arguments)
+
+
+_SECTION = Section(
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    _CALL_END,
+    _read_call,
+)
+
+
+def _dsml(prefix: str, block: str) -> CallTags:
+    return CallTags(
+        call=f"<{prefix}invoke",
+        call_close=f"</{prefix}invoke>",
+        parameter=f"<{prefix}parameter",
+        parameter_close=f"</{prefix}parameter>",
+        block=f"<{prefix}{block}>",
+        block_close=f"</{prefix}{block}>",
+        text_flag=("string", "true"),
+    )
+
+
+_DSML = (
+    _dsml("｜DSML｜", "function_calls"),
+    _dsml("｜DSML｜", "tool_calls"),
+    _dsml("｜DSML｜ ", "calls"),
+)
+V3_TEXT = TaggedText(
+    tags=(THINK,), calls=(CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),)
+)
+DSML_TEXT = TaggedText(
+    tags=(THINK,),
+    calls=(
+        *(CallSyntax(tags.openers, tags.read, tags.closers) for tags in _DSML),
+        *V3_TEXT.calls,
+    ),
+)

@@ -1,0 +1,70 @@
+"""Tells a family from the markers in a chat template, or from the tokens of a vocabulary.
+
+The template comes first: families share vocabularies (a fine-tune keeps its base's tokens), but a
+template writes what the model was taught. Markers are tried from the most to the least telling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from common.formats import families
+from common.formats.reading import Tags
+
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("openai", ("<|channel|>", "<|message|>")),
+    ("gemma4", ("<|tool_call>",)),
+    ("function_gemma", ("<start_function_call>",)),
+    ("kimi_k3", ("<|open|>", "<|sep|>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseek_v41", ("｜DSML｜ calls",)),
+    ("deepseek_v4", ("｜DSML｜tool_calls",)),
+    ("deepseek_v32", ("｜DSML｜",)),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("longcat", ("<longcat_tool_call>",)),
+    ("muse_spark", ("<atem:function_calls>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("glm45", ("<arg_key>",)),
+    ("minicpm5", ("<function name=",)),
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("phi4_mini_json", ("<|/tool_call|>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("olmo3", ("<function_calls>",)),
+    ("jamba", ("<tool_calls>",)),
+    ("hermes", ("<tool_call>",)),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama4_pythonic", ("<|header_start|>",)),
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+)
+_TAGS = tuple(
+    dict.fromkeys(
+        tags
+        for name in ("qwen3", "mistral", "seed_oss", "longcat", "gemma4", "kimi_k3", "muse_spark")
+        for tags in families.REASONING[name]
+    )
+)
+
+
+def tool_parser(chat_template: str, vocabulary: Collection[str]) -> str:
+    """The name of the tool parser whose markers are there; `plain` where none are."""
+    has: Callable[[str], bool]
+    for has in (chat_template.__contains__, vocabulary.__contains__):
+        for name, markers in _SIGNS:
+            if all(map(has, markers)):
+                return name
+    return "plain"
+
+
+def reasoning_tags(chat_template: str, vocabulary: Collection[str]) -> tuple[Tags, ...]:
+    """The tags that the template writes, or that are tokens."""
+    return tuple(
+        tags
+        for tags in _TAGS
+        if tags.closing in chat_template
+        or (tags.opening in vocabulary and tags.closing in vocabulary)
+    )

@@ -1,0 +1,64 @@
+"""Gemma 4 and FunctionGemma: `call:NAME{key:value,…}` in a JSON without quotes of its own."""
+
+from __future__ import annotations
+
+import re
+
+from common.formats.answer import Call
+from common.formats.cursor import Wait
+from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.tagged_text import TaggedText
+from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect, read_value
+
+_NAME = re.compile(r"[\w.:-]*")
+
+
+def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[None]:
+    cursor = reading.cursor
+    marked = bool((yield from cursor.accept(opener)))
+    while True:
+        yield from cursor.space()
+        yield from cursor.expect("call:")
+        name = yield from cursor.run(_NAME)
+        yield from cursor.space()
+        if not name or not (marked or name in reading.tools):
+            raise cursor.unreadable()
+        if (yield from cursor.peek()) != "{":
+            raise cursor.unreadable()
+        arguments = yield from read_value(cursor, dialect, (closer,))
+        reading.call(Call(name, arguments))
+        with cursor.ahead():
+            start = cursor.position
+            yield from cursor.space()
+            another = yield from cursor.at(["call:"])
+            length = cursor.position - start
+            closes = yield from cursor.accept(closer)
+        cursor.take(length + len(closes) if closes or another else 0)
+        if not another:
+            return
+
+
+def _read_gemma4(reading: Reading) -> Wait[None]:
+    yield from _read(reading, GEMMA4, "<|tool_call>", "<tool_call|>")
+
+
+def _read_function_gemma(reading: Reading) -> Wait[None]:
+    yield from _read(reading, FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>")
+
+
+def _nothing_said(reading: Reading, _opener: str) -> bool:
+    return reading.answer.fresh and not reading.answer.reasoning
+
+
+GEMMA4_TEXT = TaggedText(
+    tags=(Tags("<|channel>thought", "<channel|>", anywhere=True),),
+    calls=(
+        CallSyntax(("<|tool_call>",), _read_gemma4, ("<tool_call|>",)),
+        CallSyntax(("call:",), _read_gemma4, begins=_nothing_said),
+    ),
+    silent=("<|tool_response>", "<turn|>"),
+)
+FUNCTION_GEMMA_TEXT = TaggedText(
+    calls=(CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),),
+    silent=("<start_function_response>", "<end_of_turn>"),
+)

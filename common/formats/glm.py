@@ -1,0 +1,76 @@
+"""GLM 4.5, 4.7 and 5, and Longcat, which follows them: keys and values in tags of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.json_calls import read_json_calls
+from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.tagged_calls import CallTags
+from common.formats.tagged_text import TaggedText
+
+_NAME = re.compile(r"[^<>{}\s]*")
+_KEY = re.compile(r"[^<\n]*")
+
+
+@dataclass(frozen=True)
+class KeyValueTags(CallTags):
+    """`<tool_call>NAME`, then keys and values, each between tags."""
+
+    key_close: str = ""
+    value: str = ""
+
+    def read(self, reading: Reading) -> Wait[None]:
+        cursor = reading.cursor
+        with cursor.ahead():
+            yield from cursor.accept(self.call)
+            space = len((yield from cursor.space()))
+            is_json = (yield from cursor.peek()) in ("{", "[")
+        if is_json:
+            cursor.take(len(self.call) + space)
+            yield from read_json_calls(reading, (self.call_close,))
+            yield from cursor.space()
+            yield from cursor.accept(self.call_close)
+        else:
+            yield from CallTags.read(self, reading)
+
+    def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
+        yield from cursor.space()
+        name = yield from cursor.run(_NAME)
+        yield from cursor.space()
+        if not (yield from cursor.at([self.parameter, self.call_close, "{"])):
+            raise cursor.unreadable()
+        return name, False, ""
+
+    def _read_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
+        key = (yield from cursor.run(_KEY)).strip()
+        yield from cursor.accept(self.key_close)
+        yield from cursor.space()
+        yield from cursor.expect(self.value)
+        if not key:
+            raise Unreadable
+        return {"name": key}, False
+
+
+def _text(prefix: str, think: str) -> TaggedText:
+    tags = KeyValueTags(
+        call=f"<{prefix}tool_call>",
+        call_close=f"</{prefix}tool_call>",
+        parameter=f"<{prefix}arg_key>",
+        parameter_close=f"</{prefix}arg_value>",
+        key_close=f"</{prefix}arg_key>",
+        value=f"<{prefix}arg_value>",
+        undeclared="guess",
+    )
+    return TaggedText(
+        tags=(Tags(f"<{think}>", f"</{think}>"),),
+        calls=(CallSyntax(tags.openers, tags.read, tags.closers),),
+        starts_line=True,
+    )
+
+
+GLM_TEXT = _text("", "think")
+LONGCAT_TEXT = _text("longcat_", "longcat_think")

@@ -1,0 +1,126 @@
+"""Calls that are written as JSON objects: `{"name": …, "arguments": {…}}` and its relatives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from common.formats.answer import Call
+from common.formats.cursor import Unreadable, Wait
+from common.formats.reading import Reading
+from common.formats.values import as_json, parts, read_value, string_of
+
+_NAMES = ("name", "function", "tool_name", "tool")
+_ARGUMENTS = ("arguments", "parameters", "args")
+_EXTRAS = frozenset({"id", "type", "index", "call_id"})
+_KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS)
+_KEY_EDGE = '{["' + " \t\r\n"
+_SURPLUS = re.compile(r"[}\]\s]*")
+_FIRST_KEY = re.compile(r'[\w" \t\r\n{\[]*')
+
+
+def arguments_of(text: str | None) -> str | None:
+    """Arguments as the text of an object: a JSON string of one is decoded, nothing is `{}`."""
+    if text is None or text == "null":
+        return "{}"
+    inner = string_of(text)
+    if inner is not None:
+        text = as_json(inner) if inner.strip() else "{}"
+    return text if text and text.startswith("{") else None
+
+
+def calls_of(text: str, *, strict: bool = False) -> list[Call]:
+    """The calls in a JSON object or list; `strict` wants nothing in it but a call."""
+    items = [value for _, value in parts(text)] if text.startswith("[") else [text]
+    if not items:
+        raise Unreadable
+    return [_call_of(item, strict) for item in items]
+
+
+def _call_of(text: str, strict: bool) -> Call:
+    members = dict(parts(text)) if text.startswith("{") else {}
+    identity = string_of(members.get("id", "")) or string_of(members.get("call_id", "")) or ""
+    if members.get("function", "").startswith("{"):
+        members = dict(parts(members["function"]))
+    name_key, arguments_key = _first(_NAMES, members), _first(_ARGUMENTS, members)
+    name = string_of(members.get(name_key, ""))
+    arguments = arguments_of(members.get(arguments_key))
+    others = members.keys() - _EXTRAS - {name_key, arguments_key}
+    if not name or arguments is None or (strict and (others or not arguments_key)):
+        raise Unreadable
+    return Call(name, arguments, identity)
+
+
+def _first(keys: tuple[str, ...], members: Mapping[str, str]) -> str:
+    return next((key for key in keys if key in members), "")
+
+
+def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
+    """A call, or a list of them; a bracket too few or too many before an end is mended."""
+    cursor = reading.cursor
+    if not (yield from cursor.accept("[")):
+        yield from _read_json_call(reading, ends)
+        with cursor.ahead():
+            surplus = yield from cursor.run(_SURPLUS)
+            mended = yield from cursor.at(ends)
+        cursor.take(len(surplus) if mended else 0)
+        return
+    yield from cursor.space()
+    while True:
+        yield from _read_json_call(reading, ends)
+        yield from cursor.space()
+        if not (yield from cursor.accept(",")):
+            break
+        yield from cursor.space()
+        reading.settle()
+    if not (yield from cursor.at(ends)):
+        yield from cursor.expect("]")
+    reading.settle()
+
+
+def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
+    for call in calls_of((yield from read_value(reading.cursor, ends=ends))):
+        reading.call(call)
+
+
+def read_bare_calls(reading: Reading, ends: tuple[str, ...] | None = None) -> Wait[None]:
+    """Calls without markers, separated by semicolons: only what is nothing but an offered call.
+
+    With `ends`, one of these or the end of the text must follow.
+    """
+    cursor = reading.cursor
+    while True:
+        yield from _expect_offered_call(reading)
+        found = calls_of((yield from read_value(cursor)), strict=True)
+        if not all(call.name in reading.tools for call in found):
+            raise Unreadable
+        start = cursor.position
+        with cursor.ahead():
+            yield from cursor.space()
+            over = not (yield from cursor.more()) or bool((yield from cursor.at(ends or ())))
+            separator = yield from cursor.accept(";", ",")
+            yield from cursor.space()
+            length = cursor.position - start
+            another = bool(separator) and (yield from cursor.peek()) in ("{", "[")
+        if ends is not None and not (over or another):
+            raise Unreadable
+        for call in found:
+            reading.call(call)
+        if not another:
+            return
+        cursor.take(length)
+
+
+def _expect_offered_call(reading: Reading) -> Wait[None]:
+    """Give up at once on JSON that does not begin as a call does, so that it can be shown."""
+    cursor = reading.cursor
+    with cursor.ahead():
+        key = (yield from cursor.run(_FIRST_KEY)).strip(_KEY_EDGE)
+        yield from cursor.expect(":")
+        if key not in _KEYS:
+            raise Unreadable
+        yield from cursor.space()
+        if key in _NAMES and (yield from cursor.peek()) == '"':
+            name = string_of((yield from read_value(cursor)))
+            if name is None or name not in reading.tools:
+                raise Unreadable

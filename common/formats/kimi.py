@@ -1,0 +1,74 @@
+"""Kimi: marked sections with ids of the model's own in K2, nested tags (XTML) in K3."""
+
+from __future__ import annotations
+
+import re
+
+from common.formats.answer import Call
+from common.formats.cursor import Markers, Unreadable, Wait
+from common.formats.json_calls import arguments_of
+from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.sections import Section
+from common.formats.tagged_calls import CallTags
+from common.formats.tagged_text import TaggedText
+from common.formats.values import read_value
+
+_ARGUMENTS = "<|tool_call_argument_begin|>"
+_CALL_END = "<|tool_call_end|>"
+_IDENTITY = re.compile(r"(?:functions\.)?([^\s:]+?)(?::\d+)?")
+
+
+def _read_call(reading: Reading) -> Wait[Call]:
+    """`functions.NAME:INDEX`, which is also the call's id, and JSON."""
+    cursor = reading.cursor
+    words: list[str] = []
+    marker = yield from cursor.until(Markers([_ARGUMENTS, _CALL_END, "{", "\n\n"]), words.append)
+    identity = "".join(words).strip()
+    named = _IDENTITY.fullmatch(identity)
+    if marker != _ARGUMENTS or not named:
+        raise cursor.unreadable()
+    cursor.take(len(marker))
+    yield from cursor.space()
+    if (yield from cursor.at([_CALL_END])):
+        return Call(named[1], "{}", identity)
+    arguments = arguments_of((yield from read_value(cursor, ends=(_CALL_END,))))
+    if arguments is None:
+        raise Unreadable
+    return Call(named[1], arguments, identity)
+
+
+_SECTION = Section(
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    _CALL_END,
+    _read_call,
+)
+_XTML = CallTags(
+    call="<|open|>call",
+    call_close="<|close|>call<|sep|>",
+    parameter="<|open|>argument",
+    parameter_close="<|close|>argument<|sep|>",
+    header_close="<|sep|>",
+    block="<|open|>tools<|sep|>",
+    block_close="<|close|>tools<|sep|>",
+    name_key="tool",
+    parameter_key="key",
+    text_flag=("type", "string"),
+    json_block="<|open|>json",
+    json_close="<|close|>json<|sep|>",
+)
+K2_TEXT = TaggedText(
+    tags=(Tags("<think>", "</think>"),),
+    calls=(CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),),
+)
+K3_TEXT = TaggedText(
+    tags=(Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True),),
+    calls=(CallSyntax(_XTML.openers, _XTML.read, _XTML.closers),),
+    silent=(
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+        "<|close|>message<|sep|>",
+        "<|end_of_msg|>",
+    ),
+)

@@ -1,0 +1,89 @@
+"""Llama 3 and 4, LFM2 and others whose calls may stand without any marker: JSON or Python calls."""
+
+from __future__ import annotations
+
+from common.formats.cursor import Wait
+from common.formats.json_calls import read_bare_calls, read_json_calls
+from common.formats.pythonic import read_fenced_pythonic, read_pythonic
+from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.tagged_text import TaggedText
+
+_JSON_TAG = "<|python_tag|>"
+_LIST_TAG, _LIST_CLOSE = "<|python_start|>", "<|python_end|>"
+_THINK = Tags("<think>", "</think>")
+
+
+def _is_answer(reading: Reading, _opener: str) -> bool:
+    return not reading.answer.reasoning
+
+
+def _read_unmarked(reading: Reading) -> Wait[None]:
+    """JSON or a list of Python calls; only tools that were offered, since no marker says so."""
+    cursor = reading.cursor
+    with cursor.ahead():
+        opening = cursor.take(1)
+        yield from cursor.space()
+        is_json = opening == "{" or (yield from cursor.peek()) == "{"
+    if is_json:
+        yield from read_bare_calls(reading)
+    else:
+        yield from read_pythonic(reading, offered=True)
+
+
+def _read_tagged(reading: Reading) -> Wait[None]:
+    """After a tag: JSON calls separated by semicolons, or Python calls."""
+    cursor = reading.cursor
+    cursor.take(len(reading.opener))
+    yield from cursor.space()
+    if (yield from cursor.peek()) != "{":
+        yield from read_pythonic(reading, (_LIST_CLOSE,), offered=reading.opener != _LIST_TAG)
+    else:
+        yield from read_json_calls(reading, (";",))
+        while (yield from _separated(reading)):
+            yield from read_json_calls(reading, (";",))
+    with cursor.ahead():
+        space = len((yield from cursor.space()))
+        closes = yield from cursor.at([_LIST_CLOSE])
+    cursor.take(space + len(closes) if closes else 0)
+
+
+def _separated(reading: Reading) -> Wait[bool]:
+    """Read what stands between two calls, if another one follows."""
+    cursor = reading.cursor
+    start = cursor.position
+    with cursor.ahead():
+        yield from cursor.space()
+        yield from cursor.accept(";", ",")
+        yield from cursor.space()
+        length = cursor.position - start
+        another = (yield from cursor.peek()) == "{"
+    cursor.take(length if another else 0)
+    return another
+
+
+def _fenced(opener: str, closer: str) -> CallSyntax:
+    def read(reading: Reading) -> Wait[None]:
+        cursor = reading.cursor
+        cursor.take(len(opener))
+        yield from cursor.space()
+        if (yield from cursor.peek()) == "{":
+            yield from read_json_calls(reading, (closer,))
+        else:
+            yield from read_fenced_pythonic(reading, (closer,))
+        yield from cursor.space()
+        if not (yield from cursor.accept(closer)) and (yield from cursor.more()):
+            raise cursor.unreadable()
+
+    return CallSyntax((opener,), read, (closer,))
+
+
+_UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
+_TAGGED = CallSyntax((_JSON_TAG, _LIST_TAG), _read_tagged, (_LIST_CLOSE,))
+LLAMA_TEXT = TaggedText(tags=(_THINK,), calls=(_TAGGED, _UNMARKED))
+LFM2_TEXT = TaggedText(
+    tags=(_THINK, Tags("<|thought_start|>", "<|thought_end|>")),
+    calls=(_fenced("<|tool_call_start|>", "<|tool_call_end|>"), _UNMARKED),
+)
+OLMO3_TEXT = TaggedText(
+    tags=(_THINK,), calls=(_fenced("<function_calls>", "</function_calls>"), _UNMARKED)
+)

@@ -1,0 +1,61 @@
+"""Mistral: `[TOOL_CALLS]` before a JSON list, or before each name with its `[ARGS]`."""
+
+from __future__ import annotations
+
+import re
+
+from common.formats.answer import Call
+from common.formats.cursor import Unreadable, Wait
+from common.formats.json_calls import arguments_of, read_json_calls
+from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.tagged_text import TaggedText
+from common.formats.values import read_value
+
+_CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_NAME = re.compile(r"[\w.:/-]*")
+
+
+def _read(reading: Reading) -> Wait[None]:
+    cursor = reading.cursor
+    yield from cursor.accept(_CALLS)
+    while True:
+        yield from cursor.space()
+        if not (yield from cursor.at([_ARGS, _CALL_ID])) and (yield from cursor.peek()) in (
+            "[",
+            "{",
+        ):
+            yield from read_json_calls(reading)
+            return
+        yield from _read_named(reading)
+        with cursor.ahead():
+            yield from cursor.space()
+            named = bool((yield from cursor.run(_NAME)))
+            another = named and bool((yield from cursor.at([_ARGS, _CALL_ID])))
+        if not another:
+            return
+
+
+def _read_named(reading: Reading) -> Wait[None]:
+    """`NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions the mark of arguments, is absent."""
+    cursor = reading.cursor
+    name = yield from cursor.run(_NAME)
+    if not name:
+        raise cursor.unreadable()
+    yield from cursor.space()
+    identity = ""
+    if (yield from cursor.accept(_CALL_ID)):
+        identity = (yield from cursor.run(_NAME)).strip()
+    marked = yield from cursor.accept(_ARGS)
+    yield from cursor.space()
+    if (yield from cursor.peek()) != "{" and not marked:
+        raise cursor.unreadable()
+    arguments = arguments_of((yield from read_value(cursor, ends=(_CALLS,))))
+    if arguments is None:
+        raise Unreadable
+    reading.call(Call(name, arguments, identity))
+
+
+MISTRAL_TEXT = TaggedText(
+    tags=(Tags("[THINK]", "[/THINK]", anywhere=True), Tags("<think>", "</think>")),
+    calls=(CallSyntax((_CALLS,), _read),),
+)

@@ -1,0 +1,99 @@
+"""Calls that are written as Python calls, in a list or alone: `[get_weather(city='Rome')]`."""
+
+from __future__ import annotations
+
+import re
+
+from common.formats.answer import Call
+from common.formats.cursor import Unreadable, Wait
+from common.formats.reading import Reading
+from common.formats.tagged_calls import object_of
+from common.formats.values import PYTHON, read_value
+
+_NAME = re.compile(r"[\w.-]*")
+_NEXT_ARGUMENT = re.compile(r"[,\s]*")
+
+
+def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool) -> Wait[None]:
+    """A list of calls, or calls one after the other. `offered`: only tools of the request."""
+    cursor = reading.cursor
+    in_list = bool((yield from cursor.accept("[")))
+    found: list[Call] = []
+    while True:
+        yield from cursor.space()
+        if found and in_list and (yield from cursor.accept("]")):
+            break
+        call = yield from _read_call(reading)
+        if offered and call.name not in reading.tools:
+            raise Unreadable
+        found.append(call)
+        with cursor.ahead():
+            start = cursor.position
+            yield from cursor.space()
+            yield from cursor.accept(",", ";")
+            yield from cursor.space()
+            length = cursor.position - start
+            another = (yield from cursor.peek()).isidentifier()
+        if in_list:
+            yield from cursor.space()
+            if not (yield from cursor.accept(",")) and (yield from cursor.peek()) != "]":
+                raise cursor.unreadable()
+        elif another and ends:
+            cursor.take(length)
+        else:
+            break
+    for call in found:
+        reading.call(call)
+
+
+def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
+    """Calls that may stand in a code block of their own inside the family's markers."""
+    cursor = reading.cursor
+    fence = yield from cursor.accept("```")
+    if fence:
+        yield from cursor.run(re.compile(r"\w*"))
+        yield from cursor.space()
+    yield from read_pythonic(reading, (*ends, "```"), offered=False)
+    with cursor.ahead():
+        start = cursor.position
+        yield from cursor.space()
+        yield from cursor.accept("```")
+        length = cursor.position - start
+    cursor.take(length if fence else 0)
+
+
+def _read_call(reading: Reading) -> Wait[Call]:
+    cursor = reading.cursor
+    name = yield from cursor.run(_NAME)
+    if not name or not (name[0].isalpha() or name[0] == "_"):
+        raise cursor.unreadable()
+    yield from cursor.expect("(")
+    positions = iter(reading.tools.properties(name))
+    arguments: dict[str, str] = {}
+    while True:
+        yield from cursor.run(_NEXT_ARGUMENT)
+        if (yield from cursor.accept(")")):
+            return Call(name, object_of(arguments))
+        key = yield from _read_keyword(reading)
+        if key is None and (key := next(positions, None)) is None:
+            raise Unreadable
+        arguments[key] = yield from read_value(cursor, PYTHON)
+        yield from cursor.space()
+        if (yield from cursor.peek()) not in (",", ")"):
+            raise cursor.unreadable()
+
+
+def _read_keyword(reading: Reading) -> Wait[str | None]:
+    """The name before an equals sign; None, with nothing read, for a positional argument."""
+    cursor = reading.cursor
+    with cursor.ahead():
+        start = cursor.position
+        name = yield from cursor.run(_NAME)
+        yield from cursor.space()
+        equals = bool(name) and bool((yield from cursor.accept("=")))
+        length = cursor.position - start
+    if not equals:
+        return None
+    cursor.take(length)
+    yield from cursor.space()
+    return name

@@ -1,0 +1,37 @@
+"""Qwen3, Hermes and all who write `<tool_call>` blocks: with JSON in them, or tagged parameters."""
+
+from __future__ import annotations
+
+from common.formats.cursor import Wait
+from common.formats.json_calls import read_bare_calls
+from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.tagged_calls import CallTags, named
+from common.formats.tagged_text import TaggedText
+
+THINK = Tags("<think>", "</think>")
+BLOCK_CLOSE = "</tool_call>"
+
+_TAGS = CallTags(
+    call="<function=",
+    call_close="</function>",
+    parameter="<parameter=",
+    parameter_close="</parameter>",
+    header=named,
+    block="<tool_call>",
+    block_close=BLOCK_CLOSE,
+    trims_line=True,
+)
+
+
+def nothing_said(reading: Reading, _opener: str) -> bool:
+    """Markup that begins like ordinary text counts at the beginning of an answer only."""
+    return reading.answer.fresh and not reading.answer.reasoning
+
+
+def _read_without_opening(reading: Reading) -> Wait[None]:
+    yield from read_bare_calls(reading, ends=(BLOCK_CLOSE,))
+
+
+MARKED_CALLS = CallSyntax(_TAGS.openers, _TAGS.read, _TAGS.closers)
+UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=nothing_said)
+TEXT = TaggedText(tags=(THINK,), calls=(MARKED_CALLS, UNMARKED_CALLS))

@@ -1,0 +1,98 @@
+"""What a grammar works with while it reads one answer, and how a family says what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.formats.answer import Answer, Call
+from common.formats.cursor import Cursor, Unreadable, Wait
+from common.tool_schema import ToolSchemas
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class Reading:
+    """One answer being read. Calls are kept back in `held` while they may still be quotations."""
+
+    cursor: Cursor
+    answer: Answer
+    tools: ToolSchemas
+    prompt_tail: str
+    reason: FinishReason = "length"
+    held: list[Call] | None = None
+    opener: str = ""
+    reread: int = 0
+    _progress: int = 0
+
+    def call(self, call: Call) -> None:
+        """A call is certain, so what was read up to here will not be put back."""
+        if self.held is not None:
+            self.held.append(call)
+            return
+        self.answer.call(call)
+        self.settle()
+
+    def settle(self) -> None:
+        """Nothing before this place is put back any more."""
+        if self.held is None:
+            self.cursor.forget()
+            self._progress = self.cursor.position
+
+    def worth_trying(self) -> bool:
+        """Whether another attempt fits the budget that keeps hostile texts linear."""
+        return self.reread <= 2 * self.cursor.position + 65536
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Read something that may turn out to be text: then it is put back, unread."""
+        self.cursor.save()
+        self._progress = -1
+        try:
+            yield
+        except Unreadable:
+            start = self.cursor.position
+            self.cursor.restore(0)
+            self.reread += start - self.cursor.position
+            raise
+        finally:
+            self.cursor.release()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the latest attempt found something before it failed."""
+        return self._progress >= 0
+
+    def was_cut(self) -> bool:
+        """The text ended here, and not by the model's own decision."""
+        return self.cursor.ended and self.reason == "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What opens and closes a family's reasoning."""
+
+    opening: str
+    closing: str
+    anywhere: bool = False
+    """The opening tag is a token of its own, which nobody writes by accident."""
+
+
+def always(_reading: Reading, _opener: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """What may open calls, and how they are read once an opener has come."""
+
+    openers: tuple[str, ...]
+    read: Callable[[Reading], Wait[None]]
+    """Starts at the opener, which `Reading.opener` names; hands each call to `Reading.call`."""
+    closers: tuple[str, ...] = field(default=())
+    """What closes calls: left out where it stands alone after one."""
+    begins: Callable[[Reading, str], bool] = always
+    """Whether an opener counts where it stands, as far as that can be told from before."""

@@ -1,0 +1,63 @@
+"""Calls in a marked section, each between markers of its own: DeepSeek V3, V3.1 and Kimi K2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.formats.answer import Call
+from common.formats.cursor import Wait
+from common.formats.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The markers, and how to read what stands between those of one call."""
+
+    opener: str
+    closer: str
+    call: str
+    call_close: str
+    read_call: Callable[[Reading], Wait[Call]]
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return (self.opener, self.call)
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return (self.closer, self.call_close)
+
+    def read(self, reading: Reading) -> Wait[None]:
+        """A section, or calls whose section marker is missing; an empty section is nothing."""
+        cursor = reading.cursor
+        yield from cursor.accept(self.opener)
+        count = 0
+        while True:
+            with cursor.ahead():
+                space = len((yield from cursor.space()))
+                following = yield from cursor.at([self.call, self.closer])
+            if following != self.call:
+                break
+            cursor.take(space + len(following))
+            call = yield from self.read_call(reading)
+            yield from self._close_call(reading)
+            reading.call(call)
+            count += 1
+        if following:
+            cursor.take(space + len(following))
+            reading.settle()
+        elif not count:
+            raise cursor.unreadable()
+
+    def _close_call(self, reading: Reading) -> Wait[None]:
+        """A call's closing marker, which may be missing where what follows says as much."""
+        cursor = reading.cursor
+        with cursor.ahead():
+            space = len((yield from cursor.space()))
+            if not (yield from cursor.more()):
+                return
+            found = yield from cursor.at([self.call_close, self.call, self.closer])
+        if not found:
+            raise cursor.unreadable()
+        cursor.take(space + (len(found) if found == self.call_close else 0))

@@ -1,0 +1,276 @@
+"""Calls whose arguments stand one by one between tags, as in `<parameter=city>Paris</parameter>`.
+
+A value is raw text and may hold anything, the family's own tags included. A closing tag ends it
+only where the grammar goes on after it; whole calls quoted inside it are skipped by counting
+them. Closing tags that a model left out are taken as given where the next thing can only follow
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from common.formats.answer import Call
+from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
+from common.formats.json_calls import read_json_calls
+from common.formats.reading import Reading
+from common.formats.values import as_json, json_string, read_value
+from common.tool_schema import Undeclared
+
+_HEADER_RUN = re.compile(r"[^<>\n]*")
+_ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/>]+)""")
+_CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*", re.DOTALL)
+
+
+def attributes_of(header: str) -> dict[str, str]:
+    """The attributes of a tag, with the quotes and the two escapes that templates write undone.
+
+    None, where the header holds anything else: then it is no tag of the family.
+    """
+    if _ATTRIBUTE.sub("", header).strip():
+        return {}
+    return {
+        key: (value[1:-1] if value[0] in "\"'" else value)
+        .replace("&quot;", '"')
+        .replace("&amp;", "&")
+        for key, value in _ATTRIBUTE.findall(header)
+    }
+
+
+def named(header: str) -> dict[str, str]:
+    """The attributes where the header is nothing but a name, as in `<function=NAME>`."""
+    name = header.strip().strip("\"'")
+    return {"name": name} if name and not re.search(r"\s", name) else {}
+
+
+@dataclass(frozen=True)
+class CallTags:
+    """The tags of a family. Openings are the part before the header that names things."""
+
+    call: str
+    call_close: str
+    parameter: str
+    parameter_close: str
+    header_close: str = ">"
+    header: Callable[[str], Mapping[str, str]] = attributes_of
+    block: str = ""
+    block_close: str = ""
+    name_key: str = "name"
+    parameter_key: str = "name"
+    trims_line: bool = False
+    """The template writes each value on lines of its own."""
+    cdata: bool = False
+    """Text that could be taken for markup is wrapped as XML does."""
+    undeclared: Undeclared = "text"
+    text_flag: tuple[str, str] = ("", "")
+    """The attribute, and its value, that say of a value whether it is text."""
+    json_block: str = ""
+    """Opens arguments that are written as one JSON object, with its close after it."""
+    json_close: str = ""
+    _ends: Markers = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self,
+            "_ends",
+            Markers(
+                (self.call, self.call_close, self.parameter, self.parameter_close, self.block_close)
+            ),
+        )
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.block, self.call)))
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.call_close, self.block_close)))
+
+    def read(self, reading: Reading) -> Wait[None]:
+        """A block of calls, or calls without the block's tags."""
+        cursor = reading.cursor
+        in_block = bool(self.block) and bool((yield from cursor.accept(self.block)))
+        count = 0
+        while True:
+            if in_block or count:
+                space = yield from self._space_before_call(reading)
+                if space is None:
+                    break
+                cursor.take(space)
+            if in_block and not count and (yield from cursor.peek()) in ("{", "["):
+                yield from read_json_calls(reading, (self.block_close,))
+            else:
+                reading.call((yield from self._read_call(reading)))
+            count += 1
+        if self.block_close:
+            with cursor.ahead():
+                space_length = len((yield from cursor.space()))
+                closes = yield from cursor.at([self.block_close])
+            cursor.take(space_length + len(closes) if closes else 0)
+        if not count:
+            raise cursor.unreadable()
+
+    def _space_before_call(self, reading: Reading) -> Wait[int | None]:
+        """The length of the space before another call of this block; None if no call follows."""
+        cursor = reading.cursor
+        with cursor.ahead():
+            space = len((yield from cursor.space()))
+            if (yield from cursor.at([self.call])):
+                return space
+            return space if (yield from cursor.peek()) in ("{", "[") else None
+
+    def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
+        """The name of a call whose opening was read, whether it closes itself, and its id."""
+        attributes, closed = yield from self._read_header(cursor)
+        return attributes.get(self.name_key, ""), closed, attributes.get("id", "")
+
+    def _read_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
+        """The attributes of a tag whose beginning was read, and whether it closes itself."""
+        text: list[str] = []
+        if self.header_close == ">":
+            text.append((yield from cursor.run(_HEADER_RUN)))
+        else:
+            yield from cursor.until(Markers([self.header_close, "\n"]), text.append)
+        yield from cursor.expect(self.header_close)
+        header = "".join(text)
+        return self.header(header.rstrip("/")), header.endswith("/")
+
+    def _read_call(self, reading: Reading) -> Wait[Call]:
+        cursor = reading.cursor
+        yield from cursor.expect(self.call)
+        name, closed, identity = yield from self._read_call_header(cursor)
+        if not name:
+            raise cursor.unreadable()
+        arguments: dict[str, str] = {}
+        while not closed:
+            yield from cursor.space()
+            if (yield from cursor.accept(self.call_close)):
+                break
+            if (yield from cursor.accept(self.parameter)):
+                yield from self._read_parameter(reading, name, arguments)
+            elif self.json_block and (yield from cursor.accept(self.json_block)):
+                yield from self._read_header(cursor)
+                return Call(name, (yield from self._read_json(cursor)), identity)
+            elif not arguments and (yield from cursor.peek()) == "{":
+                return Call(name, (yield from self._read_json(cursor)), identity)
+            elif (yield from self._left_open(reading, bool(arguments))):
+                break
+            else:
+                raise cursor.unreadable()
+        return Call(name, object_of(arguments), identity)
+
+    def _left_open(self, reading: Reading, has_arguments: bool) -> Wait[bool]:
+        """The call's closing tag is missing, but what comes shows that the call is over."""
+        cursor = reading.cursor
+        if not (yield from cursor.more()):
+            if reading.was_cut() or not has_arguments:
+                raise Cut
+            return True
+        following = filter(None, (self.block_close, self.block, self.call))
+        return bool((yield from cursor.at(following)))
+
+    def _read_json(self, cursor: Cursor) -> Wait[str]:
+        """Arguments that are written as one JSON object, up to the end of the call."""
+        ends = tuple(filter(None, (self.json_close, self.call_close)))
+        text = yield from read_value(cursor, ends=ends)
+        yield from cursor.space()
+        yield from cursor.accept(self.json_close)
+        yield from cursor.space()
+        yield from cursor.expect(self.call_close)
+        if not text.startswith("{"):
+            raise Unreadable
+        return text
+
+    def _read_parameter(self, reading: Reading, name: str, arguments: dict[str, str]) -> Wait[None]:
+        cursor = reading.cursor
+        attributes, closed = yield from self._read_header(cursor)
+        key = attributes.get(self.parameter_key)
+        if key is None:
+            raise cursor.unreadable()
+        open_keys = [k for k in reading.tools.properties(name) if k not in {*arguments, key}]
+        text = "" if closed else (yield from self._read_text(reading, open_keys))
+        if self.cdata and (wrapped := _CDATA.fullmatch(text)):
+            text = wrapped[1]
+        elif self.trims_line:
+            text = text.removeprefix("\n").removesuffix("\n")
+        arguments[key] = self._typed(reading, name, key, text, attributes)
+
+    def _typed(
+        self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
+    ) -> str:
+        flag, is_text = self.text_flag
+        if flag in attributes:
+            if attributes[flag] == is_text:
+                return json_string(text)
+            return as_json(text) or reading.tools.typed(name, key, text, "guess")
+        return reading.tools.typed(name, key, text, self.undeclared)
+
+    def _read_text(self, reading: Reading, open_keys: list[str]) -> Wait[str]:
+        """A value up to its end; calls quoted in it are skipped, unless that leaves no end."""
+        cursor = reading.cursor
+        place = cursor.save()
+        try:
+            return (yield from self._scan_text(reading, open_keys, skips_calls=True))
+        except Cut:
+            cursor.restore(place)
+            return (yield from self._scan_text(reading, open_keys, skips_calls=False))
+        finally:
+            cursor.release()
+
+    def _scan_text(self, reading: Reading, open_keys: list[str], *, skips_calls: bool) -> Wait[str]:
+        cursor = reading.cursor
+        chunks: list[str] = []
+        depth = 0
+        while marker := (yield from cursor.until(self._ends, chunks.append)):
+            if skips_calls and marker == self.call:
+                depth += yield from self._is_quoted_call(cursor)
+            elif depth:
+                depth -= marker == self.call_close
+            elif (yield from self._ends_text(reading, marker, open_keys)):
+                cursor.take(len(marker) if marker == self.parameter_close else 0)
+                return "".join(chunks)
+            chunks.append(cursor.take(len(marker)))
+        raise Cut
+
+    def _is_quoted_call(self, cursor: Cursor) -> Wait[bool]:
+        """Whether a call's opening inside a value is followed by what follows it in a call."""
+        with cursor.ahead():
+            cursor.take(len(self.call))
+            try:
+                yield from self._read_call_header(cursor)
+            except Unreadable:
+                return False
+            yield from cursor.space()
+            return bool((yield from cursor.at([self.parameter, self.call_close])))
+
+    def _ends_text(self, reading: Reading, marker: str, open_keys: list[str]) -> Wait[bool]:
+        """Whether what comes after a tag shows that it is the grammar's and not the value's."""
+        cursor = reading.cursor
+        following = [t for t in (self.call_close, self.block_close, self.block, self.call) if t]
+        with cursor.ahead():
+            cursor.take(len(marker))
+            if marker == self.parameter:
+                try:
+                    attributes, _ = yield from self._read_header(cursor)
+                except Unreadable:
+                    return False
+                return attributes.get(self.parameter_key) in open_keys
+            if marker == self.call:
+                return False
+            yield from cursor.space()
+            if not (yield from cursor.more()):
+                return marker != self.parameter_close or not reading.was_cut()
+            if marker == self.parameter_close:
+                following.append(self.parameter)
+            elif marker == self.call_close:
+                following.remove(self.call_close)
+            else:
+                following = [t for t in (self.block,) if t]
+            return bool((yield from cursor.at(following)))
+
+
+def object_of(arguments: Mapping[str, str]) -> str:
+    """A JSON object of values that are JSON already."""
+    return "{" + ", ".join(f"{json_string(k)}: {v}" for k, v in arguments.items()) + "}"

@@ -1,0 +1,163 @@
+"""The grammar that most families share: reasoning between tags, marked calls, and text.
+
+A marker counts only where it can be meant. Reasoning whose tag is ordinary text opens where
+nothing has been said since the last block; a call that is quoted (in a code block, in inline
+code, in a sentence of reasoning) is text. What looks like a call and turns out not to be one is
+put back and read again as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from common.formats.cursor import Cut, Markers, Unreadable, Wait
+from common.formats.reading import CallSyntax, Reading, Tags
+
+_TURNS = re.compile(
+    r"<\|(?:im_start|im_end|im_user|im_assistant|im_middle|user|assistant|observation|eot_id)\|>"
+    r"|<\|(?:start_header_id|end_header_id|header_start|header_end|start_of_role|end_of_role)\|>"
+    r"|<｜(?:User|Assistant)｜>|<\|turn>|<start_of_turn>|\[/INST\]|<\|open\|>message|\]~b\]"
+)
+"""Where a turn begins in a prompt: tags before the latest are of other turns, or a user's words."""
+_QUOTES = "`'\"“‘«"
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedText:
+    """A family's markers in the shared grammar."""
+
+    tags: tuple[Tags, ...] = ()
+    calls: tuple[CallSyntax, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Markup that stands for nothing a reader sees."""
+    starts_line: bool = False
+    """The template begins every answer with a line break, which is a separator too."""
+    _with_tools: Markers = field(init=False, repr=False, compare=False)
+    _without_tools: Markers = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        plain = [*(t.opening for t in self.tags), *(t.closing for t in self.tags), *self.silent]
+        calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
+        object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
+        object.__setattr__(self, "_without_tools", Markers(plain))
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return tuple(opener for syntax in self.calls for opener in syntax.openers)
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.calls[0].closers if self.calls else ()
+
+    def with_tags(self, tags: Iterable[Tags]) -> TaggedText:
+        """The same family with further tags of reasoning, which come first."""
+        return replace(self, tags=tuple(dict.fromkeys((*tags, *self.tags))))
+
+    def read(self, reading: Reading) -> Wait[None]:
+        cursor, answer = reading.cursor, reading.answer
+        self._begin(reading)
+        markers = self._with_tools if reading.tools else self._without_tools
+        while marker := (yield from cursor.until(markers, answer.write)):
+            if not (yield from self._block(reading, marker)):
+                answer.write(cursor.take(len(marker)))
+
+    def _begin(self, reading: Reading) -> None:
+        """Start where the prompt stopped: inside reasoning, after it, or in plain text."""
+        tail = _TURNS.split(reading.prompt_tail)[-1]
+        for tags in self.tags:
+            opened, closed = tail.rfind(tags.opening), tail.rfind(tags.closing)
+            if opened > closed:
+                if tail[opened + len(tags.opening) :].strip():
+                    reading.answer.exact(reasoning=True)
+                else:
+                    reading.answer.edge(reasoning=True)
+                return
+            if closed >= 0 and not tail[closed + len(tags.closing) :].strip():
+                reading.answer.edge()
+                return
+        if self.starts_line:
+            reading.answer.edge()
+
+    def _block(self, reading: Reading, marker: str) -> Wait[bool]:
+        """Whether the marker was one here, and has been read."""
+        for tags in self.tags:
+            if marker == tags.opening and self._opens(reading, tags):
+                return self._edge(reading, marker, reasoning=True)
+            if marker == tags.closing and (yield from self._closes(reading, tags)):
+                return self._edge(reading, marker, reasoning=False)
+        if marker in self.silent:
+            return not reading.answer.markdown.quoted and self._edge(reading, marker)
+        for syntax in self.calls:
+            if marker in syntax.openers and syntax.begins(reading, marker):
+                return (yield from self._calls(reading, syntax, marker))
+            if marker in syntax.closers and reading.answer.fresh and reading.answer.calls:
+                return self._edge(reading, marker)
+        return False
+
+    def _edge(self, reading: Reading, marker: str, *, reasoning: bool | None = None) -> bool:
+        reading.cursor.take(len(marker))
+        reading.answer.edge(reasoning=reasoning)
+        return True
+
+    def _opens(self, reading: Reading, tags: Tags) -> bool:
+        """Reasoning opens; a tag that repeats the one in the prompt opens nothing new."""
+        if reading.answer.fresh:
+            return True
+        return tags.anywhere and not reading.answer.reasoning and not reading.answer.markdown.quoted
+
+    def _closes(self, reading: Reading, tags: Tags) -> Wait[bool]:
+        """Reasoning ends here; or an empty one, which the prompt closed already, ends again."""
+        answer, cursor = reading.answer, reading.cursor
+        if not answer.reasoning:
+            return answer.fresh
+        following = yield from cursor.peek(len(tags.closing) + 1)
+        if answer.last in _QUOTES and answer.last and following[-1] in "`'\"”’»":
+            return False
+        if not answer.markdown.fenced:
+            return True
+        with cursor.ahead():
+            cursor.take(len(tags.closing))
+            yield from cursor.space()
+            return not (yield from cursor.at(["```", "~~~"]))
+
+    def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:
+        answer, cursor = reading.answer, reading.cursor
+        if answer.markdown.quoted or not reading.worth_trying():
+            return False
+        careful = answer.reasoning
+        if careful and answer.last and answer.last in _QUOTES:
+            return False
+        own_line = answer.markdown.line_start
+        reading.opener = opener
+        reading.held = [] if careful else None
+        try:
+            with reading.attempt():
+                yield from syntax.read(reading)
+                if careful and not (yield from self._meant(reading, own_line)):
+                    raise Unreadable
+        except Cut:
+            if not careful:
+                answer.write(cursor.rest())
+                return True
+            return False
+        except Unreadable:
+            return reading.settled
+        finally:
+            held, reading.held = reading.held, None
+        for call in held or ():
+            answer.call(call)
+        answer.edge()
+        yield from cursor.drop_cut(syntax.closers)
+        return True
+
+    def _meant(self, reading: Reading, own_line: bool) -> Wait[bool]:
+        """Whether calls read inside reasoning are calls, and not an example in a sentence."""
+        if not all(call.name in reading.tools for call in reading.held or ()):
+            return False
+        if own_line or (yield from reading.cursor.peek()) in ("", "\n"):
+            return True
+        yield from reading.cursor.space()
+        ends = [tags.closing for tags in self.tags] + [o for c in self.calls for o in c.openers]
+        return bool((yield from reading.cursor.at(ends)))

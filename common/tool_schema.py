@@ -1,0 +1,167 @@
+"""Types the arguments that a format carries as bare text, by the JSON schema of the offered tool.
+
+A text such as `42` may be a number, a string or neither; only the tool's schema knows. Where the
+schema allows several types, the most specific one that the text can be wins, because templates
+write a string and a number alike. Numbers keep the digits that the model wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from common.formats.values import NUMBER, PYTHON, as_json, json_string
+
+Undeclared = Literal["text", "guess"]
+"""What an argument is that no schema declares: its text, or what the text looks like."""
+
+_LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
+_UNTYPED = frozenset({"untyped"})
+_ALIASES = {
+    "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
+    "double": "number", "bool": "boolean", "dict": "object", "list": "array", "tuple": "array",
+    "none": "null",
+}  # fmt: skip
+"""Names that hosts and hand-written tools use in place of JSON Schema's own."""
+
+
+class ToolSchemas:
+    """The tools of a request, by name."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.offered = tools
+        self._parameters: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = tool.get("function") if isinstance(tool, Mapping) else None
+            entry = function if isinstance(function, Mapping) else tool
+            if isinstance(entry, Mapping) and isinstance(name := entry.get("name"), str):
+                parameters = entry.get("parameters")
+                self._parameters[name] = parameters if isinstance(parameters, Mapping) else {}
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def properties(self, name: str) -> list[str]:
+        """The declared arguments of a tool, in their order."""
+        return list(_properties(self._parameters.get(name, {})))
+
+    def typed(self, name: str, argument: str, text: str, undeclared: Undeclared) -> str:
+        """The JSON of an argument that was written as bare text."""
+        root = self._parameters.get(name, {})
+        schema = _properties(root).get(argument, root.get("additionalProperties"))
+        types = _types(schema, root)
+        if not types or types == _UNTYPED:
+            return _looks_like(text, only_nested=undeclared == "text")
+        return _typed(text, types)
+
+
+def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for schema in _alternatives(root, root):
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping):
+            for name, value in properties.items():
+                found.setdefault(name, value)
+    return found
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """A schema and all that it refers to or is made of, each once: references may be circular."""
+    queue, seen = [schema], set()
+    while queue:
+        entry = queue.pop(0)
+        if not isinstance(entry, Mapping) or id(entry) in seen:
+            continue
+        seen.add(id(entry))
+        yield entry
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(entry.get(key), list):
+                queue.extend(entry[key])
+        if isinstance(reference := entry.get("$ref"), str):
+            queue.append(_resolved(reference, root))
+
+
+def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+    target: Any = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if step:
+            target = target.get(step) if isinstance(target, Mapping) else None
+    return target
+
+
+def _types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    found: set[str] = set()
+    for entry in _alternatives(schema, root):
+        declared = entry.get("type")
+        names = declared if isinstance(declared, list) else [declared]
+        found.update(_ALIASES.get(n.lower(), n.lower()) for n in names if isinstance(n, str))
+        if declared is None:
+            values = entry.get("enum") if isinstance(entry.get("enum"), list) else []
+            values = [*(values or []), *([entry["const"]] if "const" in entry else [])]
+            found.update(_type_of(value) for value in values)
+            found.update({"object"} if "properties" in entry else ())
+            found.update({"array"} if "items" in entry else ())
+        found.update({"null"} if entry.get("nullable") is True else ())
+    if not found and isinstance(schema, Mapping):
+        return _UNTYPED
+    return frozenset(found)
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _typed(text: str, types: frozenset[str]) -> str:
+    bare = text.strip()
+    if bare in ("null", "None") and ("null" in types or "string" not in types):
+        return "null"
+    if types & {"integer", "number"} and (number := _number(bare)):
+        return number
+    if "boolean" in types and bare.lower() in ("true", "false"):
+        return bare.lower()
+    if types & {"object", "array"} and bare[:1] in ("{", "["):
+        opening = {"{": "object", "[": "array"}[bare[0]]
+        value = as_json(bare) or as_json(bare, PYTHON)
+        if value and (opening in types or "string" not in types):
+            return value
+    return json_string(text) if "string" in types else _looks_like(text)
+
+
+def _number(text: str) -> str | None:
+    """A number as JSON writes it, with the digits it has."""
+    if NUMBER.fullmatch(text):
+        return text
+    match = _LOOSE_NUMBER.fullmatch(text)
+    if not match or (not (match[2] or match[3]) and "0" not in text):
+        return None
+    sign, whole, fraction, exponent = match.groups()
+    return (
+        f"{sign.strip('+')}{whole or '0'}"
+        + (f".{fraction}" if fraction else "")
+        + (f"e{exponent}" if exponent else "")
+    )
+
+
+def _looks_like(text: str, only_nested: bool = False) -> str:
+    bare = text.strip()
+    if only_nested and bare[:1] not in ("{", "["):
+        return json_string(text)
+    if bare in ("True", "False", "None"):
+        return {"True": "true", "False": "false", "None": "null"}[bare]
+    return as_json(bare) or json_string(text)

@@ -1,0 +1,101 @@
+"""What holds for any text at all: no split matters, nothing fails, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.chat_format import ChatFormat
+from common.formats import families
+from common.formats.reading import FinishReason
+from tests.common.chat_replay import parse_every_split
+from tests.common.corpus import TOOLS
+
+FORMATS = sorted({id(grammar): name for name, grammar in families.TOOLS.items()}.values())
+WORDS = [
+    *(
+        "a",
+        " ",
+        "\n",
+        "\n\n",
+        "`",
+        "```\n",
+        '"',
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        "\\",
+        "é",
+        "😀",
+        ";",
+        "0",
+    ),
+    *('{"name": "tide_now", "arguments": {}}', '"name": "tide_now"', '"arguments": {"a": 1}'),
+    *("tide_now", "ferry_times", "harbour", "call:tide_now{}", "tide_now()", "(harbour='x')"),
+    *(" to=functions.tide_now", "assistant", "analysis", "final", "functions.tide_now:0"),
+    *("<parameter=harbour>", "</parameter>", "<function=tide_now>", ' name="tide_now">', ">", "/>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '<|"|>', "<escape>", "<|message|>"),
+    *("<｜DSML｜parameter", "</｜DSML｜parameter>", "<parameter", "<|open|>argument", "<|sep|>"),
+    *("<｜tool▁sep｜>", "<|tool_call_argument_begin|>", "[ARGS]", "[CALL_ID]", "<｜DSML｜invoke"),
+]
+
+
+def pieces_of(format_: ChatFormat) -> st.SearchStrategy[str]:
+    grammar = format_.grammar
+    markers = [*grammar.openers, *grammar.closers]
+    markers += [marker for tags in grammar.tags for marker in (tags.opening, tags.closing)]
+    markers += [m for marker in markers for m in (marker[:-1], marker[1:]) if m]
+    return st.lists(st.sampled_from([*markers, *markers, *WORDS]), max_size=25).map("".join)
+
+
+def letters(text: str) -> list[str]:
+    """The numbered words in a text."""
+    return re.findall(r"zq\d+", text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
+    format_ = ChatFormat.named(name)
+    text = data.draw(pieces_of(format_))
+    tail = data.draw(st.sampled_from(["", *(tags.opening for tags in format_.grammar.tags)]))
+    reason: FinishReason = data.draw(st.sampled_from(["stop", "length"]))
+    tools = data.draw(st.sampled_from([TOOLS, []]))
+    message = parse_every_split(format_, text, tools=tools, tail=tail, reason=reason)
+    assert tools or not message.tool_calls
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_word_is_somewhere_once(name: str, data: st.DataObject) -> None:
+    """What "nothing is lost" means: numbered words strewn into any markup, even into its tags,
+    come out in content, in reasoning or in a call, and none of them twice."""
+    format_ = ChatFormat.named(name)
+    soup = data.draw(pieces_of(format_))
+    parts = re.split(r"(?<=[ \n])", soup)
+    text = "".join(f"{part}zq{number} " for number, part in enumerate(parts))
+    message = parse_every_split(format_, text, tools=TOOLS, count=1)
+    calls = [json.dumps([c.name, c.arguments, c.id]) for c in message.tool_calls]
+    found = letters(message.content) + letters(message.reasoning_content)
+    found += [word for call in calls for word in dict.fromkeys(letters(call))]
+    assert sorted(found) == sorted(letters(text))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
+@settings(max_examples=30, deadline=None)
+def test_text_without_markers_is_the_answer(name: str, text: str) -> None:
+    message = parse_every_split(ChatFormat.named(name), text, tools=TOOLS, count=1)
+    assert message.content.strip() == text.strip()
+    assert not text.strip() or message.content.strip("\n") == text.strip("\n")
+    assert not message.reasoning_content
+    assert not message.tool_calls
