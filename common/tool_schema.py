@@ -45,6 +45,10 @@ class ToolSchemas:
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._parameters)
+
     def properties(self, name: str) -> list[str]:
         """The declared arguments of a tool, in their order."""
         return list(_properties(self._parameters.get(name, {})))

@@ -8,11 +8,14 @@ blocks and is nothing but whitespace is dropped too.
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass
 
 from common.chat_events import ChatEvent, Content, Reasoning, ToolCallArguments, ToolCallStart
 from common.formats.markdown import Markdown
+
+_OPENING_QUOTE = re.compile(r"(?:^|[\s(\[{])[`'\"“‘«]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,7 @@ class Answer:
         self._after_block = False
         self._ids: set[str] = set()
         self.calls = 0
-        self.last = ""
-        """The latest character of the text since the last block."""
+        self._latest = ""
         self.fresh = True
         """Nothing but whitespace has come since the beginning or the last block."""
         self.markdown = Markdown()
@@ -43,6 +45,11 @@ class Answer:
     @property
     def reasoning(self) -> bool:
         return self._kind is Reasoning
+
+    @property
+    def quotes(self) -> bool:
+        """The latest character opens a quotation: it stands at the beginning of a word."""
+        return bool(_OPENING_QUOTE.search(self._latest))
 
     def take(self) -> list[ChatEvent]:
         events, self._events = self._events, []
@@ -53,7 +60,7 @@ class Answer:
         if not text:
             return
         self.markdown.feed(text)
-        self.last = text[-1]
+        self._latest = (self._latest + text[-2:])[-2:]
         body = text.strip() if self.fresh else text.rstrip("\n")
         if not body:
             self._blank.append(text)
@@ -73,7 +80,7 @@ class Answer:
         self._blank = []
         self._after_block = self.fresh = True
         self.markdown = Markdown()
-        self.last = ""
+        self._latest = ""
         if reasoning is not None:
             self._kind = Reasoning if reasoning else Content
 

@@ -42,10 +42,10 @@ class Markers:
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
         """Where the plain text stops, and the marker there: '' when it has yet to be seen."""
         if match := self._any.search(text, at):
-            found = match.group()
-            if ended or match.end() < len(text) or found not in self._beginnings:
-                return match.start(), found
-            return match.start(), ""
+            start = match.start()
+            left = len(text) - start
+            longer = not ended and left < self._longest and text[start:] in self._beginnings
+            return start, "" if longer else match.group()
         return (len(text) if ended else self._open_end(text, at)), ""
 
     def _open_end(self, text: str, at: int) -> int:

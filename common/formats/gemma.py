@@ -6,7 +6,7 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
 from common.formats.tagged_text import TaggedText
 from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect, read_value
 
@@ -46,15 +46,11 @@ def _read_function_gemma(reading: Reading) -> Wait[None]:
     yield from _read(reading, FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>")
 
 
-def _nothing_said(reading: Reading, _opener: str) -> bool:
-    return reading.answer.fresh and not reading.answer.reasoning
-
-
 GEMMA4_TEXT = TaggedText(
     tags=(Tags("<|channel>thought", "<channel|>", anywhere=True),),
     calls=(
         CallSyntax(("<|tool_call>",), _read_gemma4, ("<tool_call|>",)),
-        CallSyntax(("call:",), _read_gemma4, begins=_nothing_said),
+        CallSyntax(("call:",), _read_gemma4, begins=nothing_said),
     ),
     silent=("<|tool_response>", "<turn|>"),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.formats.cursor import Cursor, Unreadable, Wait
 from common.formats.json_calls import read_json_calls
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
 
@@ -65,9 +65,16 @@ def _text(prefix: str, think: str) -> TaggedText:
         value=f"<{prefix}arg_value>",
         undeclared="guess",
     )
+
+    def read_without_opening(reading: Reading) -> Wait[None]:
+        reading.call((yield from tags.read_inside(reading)))
+
     return TaggedText(
         tags=(Tags(f"<{think}>", f"</{think}>"),),
-        calls=(CallSyntax(tags.openers, tags.read, tags.closers),),
+        calls=(
+            CallSyntax(tags.openers, tags.read, tags.closers),
+            CallSyntax((), read_without_opening, begins=nothing_said, by_name=True),
+        ),
         starts_line=True,
     )
 

@@ -83,26 +83,31 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
         reading.call(call)
 
 
-def read_bare_calls(reading: Reading, ends: tuple[str, ...] | None = None) -> Wait[None]:
-    """Calls without markers, separated by semicolons: only what is nothing but an offered call.
+def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[None]:
+    """Calls without an opening marker, separated by semicolons; they must be nothing but calls.
 
-    With `ends`, one of these or the end of the text must follow.
+    A family that closes its calls wants one of its closers, or the end of the text, after them.
+    A name that was not offered is taken for a call's only where it is all of the answer, in the
+    family's way of writing a call.
     """
     cursor = reading.cursor
+    alone = reading.answer.fresh
     while True:
-        yield from _expect_offered_call(reading)
+        yield from _expect_call(reading, alone)
         found = calls_of((yield from read_value(cursor)), strict=True)
-        if not all(call.name in reading.tools for call in found):
-            raise Unreadable
         start = cursor.position
         with cursor.ahead():
             yield from cursor.space()
-            over = not (yield from cursor.more()) or bool((yield from cursor.at(ends or ())))
+            over = not (yield from cursor.more())
+            closed = bool((yield from cursor.at(closers)))
             separator = yield from cursor.accept(";", ",")
             yield from cursor.space()
             length = cursor.position - start
             another = bool(separator) and (yield from cursor.peek()) in ("{", "[")
-        if ends is not None and not (over or another):
+        if closers and not (over or closed or another):
+            raise Unreadable
+        offered = all(call.name in reading.tools for call in found)
+        if not offered and not (alone and (closed if closers else over or another)):
             raise Unreadable
         for call in found:
             reading.call(call)
@@ -111,7 +116,7 @@ def read_bare_calls(reading: Reading, ends: tuple[str, ...] | None = None) -> Wa
         cursor.take(length)
 
 
-def _expect_offered_call(reading: Reading) -> Wait[None]:
+def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
     """Give up at once on JSON that does not begin as a call does, so that it can be shown."""
     cursor = reading.cursor
     with cursor.ahead():
@@ -120,7 +125,12 @@ def _expect_offered_call(reading: Reading) -> Wait[None]:
         if key not in _KEYS:
             raise Unreadable
         yield from cursor.space()
-        if key in _NAMES and (yield from cursor.peek()) == '"':
-            name = string_of((yield from read_value(cursor)))
-            if name is None or name not in reading.tools:
-                raise Unreadable
+        if key not in _NAMES or (yield from cursor.peek()) != '"':
+            return
+        name = string_of((yield from read_value(cursor)))
+        if name is not None and name in reading.tools:
+            return
+        yield from cursor.space()
+        yield from cursor.expect(",")
+        if not alone or (yield from cursor.run(_FIRST_KEY)).strip(_KEY_EDGE) not in _ARGUMENTS:
+            raise Unreadable

@@ -15,7 +15,7 @@ from common.formats.values import read_value
 
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _CALL_END = "<|tool_call_end|>"
-_IDENTITY = re.compile(r"(?:functions\.)?([^\s:]+?)(?::\d+)?")
+_IDENTITY = re.compile(r"(?:functions\.)?(\S+?)(?::\d+)?")
 
 
 def _read_call(reading: Reading) -> Wait[Call]:

@@ -6,8 +6,8 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
-from common.formats.json_calls import arguments_of, read_json_calls
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.json_calls import arguments_of, read_bare_calls, read_json_calls
+from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
 from common.formats.tagged_text import TaggedText
 from common.formats.values import read_value
 
@@ -55,7 +55,23 @@ def _read_named(reading: Reading) -> Wait[None]:
     reading.call(Call(name, arguments, identity))
 
 
+def _read_without_opening(reading: Reading) -> Wait[None]:
+    """A call whose first token the model left out: its arguments' mark still tells."""
+    cursor = reading.cursor
+    if (yield from cursor.peek()) in ("[", "{"):
+        yield from read_bare_calls(reading)
+        return
+    with cursor.ahead():
+        yield from cursor.run(_NAME)
+        if not (yield from cursor.at([_ARGS, _CALL_ID])):
+            raise cursor.unreadable()
+    yield from _read_named(reading)
+
+
 MISTRAL_TEXT = TaggedText(
     tags=(Tags("[THINK]", "[/THINK]", anywhere=True), Tags("<think>", "</think>")),
-    calls=(CallSyntax((_CALLS,), _read),),
+    calls=(
+        CallSyntax((_CALLS,), _read),
+        CallSyntax(("[", "{"), _read_without_opening, begins=nothing_said, by_name=True),
+    ),
 )

@@ -15,18 +15,22 @@ _NEXT_ARGUMENT = re.compile(r"[,\s]*")
 
 
 def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool) -> Wait[None]:
-    """A list of calls, or calls one after the other. `offered`: only tools of the request."""
+    """A list of calls, or calls one after the other.
+
+    `offered`: no marker says that these are calls, so the names must be those of tools, unless
+    the list is all of the answer.
+    """
     cursor = reading.cursor
+    alone = reading.answer.fresh
     in_list = bool((yield from cursor.accept("[")))
     found: list[Call] = []
     while True:
         yield from cursor.space()
         if found and in_list and (yield from cursor.accept("]")):
             break
-        call = yield from _read_call(reading)
-        if offered and call.name not in reading.tools:
+        found.append((yield from _read_call(reading)))
+        if offered and not alone and found[-1].name not in reading.tools:
             raise Unreadable
-        found.append(call)
         with cursor.ahead():
             start = cursor.position
             yield from cursor.space()
@@ -42,6 +46,11 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
             cursor.take(length)
         else:
             break
+    if offered and not all(call.name in reading.tools for call in found):
+        with cursor.ahead():
+            yield from cursor.space()
+            if not in_list or (yield from cursor.more()):
+                raise Unreadable
     for call in found:
         reading.call(call)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_bare_calls
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
 from common.formats.tagged_calls import CallTags, named
 from common.formats.tagged_text import TaggedText
 
@@ -23,13 +23,8 @@ _TAGS = CallTags(
 )
 
 
-def nothing_said(reading: Reading, _opener: str) -> bool:
-    """Markup that begins like ordinary text counts at the beginning of an answer only."""
-    return reading.answer.fresh and not reading.answer.reasoning
-
-
 def _read_without_opening(reading: Reading) -> Wait[None]:
-    yield from read_bare_calls(reading, ends=(BLOCK_CLOSE,))
+    yield from read_bare_calls(reading, (BLOCK_CLOSE,))
 
 
 MARKED_CALLS = CallSyntax(_TAGS.openers, _TAGS.read, _TAGS.closers)

@@ -85,6 +85,11 @@ def always(_reading: Reading, _opener: str) -> bool:
     return True
 
 
+def nothing_said(reading: Reading, _opener: str) -> bool:
+    """What begins like ordinary text counts at the beginning of an answer, and nowhere else."""
+    return reading.answer.fresh and not reading.answer.reasoning
+
+
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """What may open calls, and how they are read once an opener has come."""
@@ -96,3 +101,5 @@ class CallSyntax:
     """What closes calls: left out where it stands alone after one."""
     begins: Callable[[Reading, str], bool] = always
     """Whether an opener counts where it stands, as far as that can be told from before."""
+    by_name: bool = False
+    """The names of the tools are openers too: models leave out what should stand before them."""

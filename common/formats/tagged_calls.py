@@ -138,8 +138,12 @@ class CallTags:
         return self.header(header.rstrip("/")), header.endswith("/")
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
+        yield from reading.cursor.expect(self.call)
+        return (yield from self.read_inside(reading))
+
+    def read_inside(self, reading: Reading) -> Wait[Call]:
+        """A call from its name on."""
         cursor = reading.cursor
-        yield from cursor.expect(self.call)
         name, closed, identity = yield from self._read_call_header(cursor)
         if not name:
             raise cursor.unreadable()

@@ -21,7 +21,7 @@ _TURNS = re.compile(
     r"|<｜(?:User|Assistant)｜>|<\|turn>|<start_of_turn>|\[/INST\]|<\|open\|>message|\]~b\]"
 )
 """Where a turn begins in a prompt: tags before the latest are of other turns, or a user's words."""
-_QUOTES = "`'\"“‘«"
+_CLOSING_QUOTES = "`'\"”’»"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +58,17 @@ class TaggedText:
     def read(self, reading: Reading) -> Wait[None]:
         cursor, answer = reading.cursor, reading.answer
         self._begin(reading)
-        markers = self._with_tools if reading.tools else self._without_tools
+        markers = self._markers(reading)
         while marker := (yield from cursor.until(markers, answer.write)):
             if not (yield from self._block(reading, marker)):
                 answer.write(cursor.take(len(marker)))
+
+    def _markers(self, reading: Reading) -> Markers:
+        if not reading.tools:
+            return self._without_tools
+        if not any(syntax.by_name for syntax in self.calls):
+            return self._with_tools
+        return Markers([*self._with_tools.literals, *reading.tools.names])
 
     def _begin(self, reading: Reading) -> None:
         """Start where the prompt stopped: inside reasoning, after it, or in plain text."""
@@ -90,7 +97,8 @@ class TaggedText:
         if marker in self.silent:
             return not reading.answer.markdown.quoted and self._edge(reading, marker)
         for syntax in self.calls:
-            if marker in syntax.openers and syntax.begins(reading, marker):
+            opens = marker in syntax.openers or (syntax.by_name and marker in reading.tools)
+            if opens and syntax.begins(reading, marker):
                 return (yield from self._calls(reading, syntax, marker))
             if marker in syntax.closers and reading.answer.fresh and reading.answer.calls:
                 return self._edge(reading, marker)
@@ -113,7 +121,7 @@ class TaggedText:
         if not answer.reasoning:
             return answer.fresh
         following = yield from cursor.peek(len(tags.closing) + 1)
-        if answer.last in _QUOTES and answer.last and following[-1] in "`'\"”’»":
+        if answer.quotes and following[-1] in _CLOSING_QUOTES:
             return False
         if not answer.markdown.fenced:
             return True
@@ -127,7 +135,7 @@ class TaggedText:
         if answer.markdown.quoted or not reading.worth_trying():
             return False
         careful = answer.reasoning
-        if careful and answer.last and answer.last in _QUOTES:
+        if careful and answer.quotes:
             return False
         own_line = answer.markdown.line_start
         reading.opener = opener
