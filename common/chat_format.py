@@ -99,7 +99,7 @@ class ChatFormat:
     def tool_call_markers(self) -> tuple[str, str] | None:
         """What opens and what closes a call or a section of calls; the close may be ''."""
         openers, closers = self.grammar.openers, self.grammar.closers
-        return (openers[0], closers[-1] if closers else "") if openers else None
+        return (openers[0], closers[0] if closers else "") if openers else None
 
     def _with_tags(self, tags: Sequence[Tags]) -> ChatFormat:
         grammar = self.grammar

@@ -143,6 +143,13 @@ class Cursor:
         found = yield from self.at(literals)
         return self.take(len(found))
 
+    def accept_after_space(self, literal: str) -> Wait[None]:
+        """Read a literal and the space before it, or, where it does not come, neither."""
+        with self.ahead():
+            space = len((yield from self.space()))
+            found = yield from self.at([literal])
+        self.take(space + len(found) if found else 0)
+
     def expect(self, *literals: str) -> Wait[str]:
         """Read one of the literals, which must come next."""
         found = yield from self.accept(*literals)

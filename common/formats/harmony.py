@@ -94,7 +94,8 @@ class Harmony:
             raise Unreadable
         yield from cursor.space()
         arguments: str | None = "{}"
-        if not (yield from cursor.at([*_ENDS, _START])):
+        over = not (yield from cursor.more()) and not reading.was_cut()
+        if not over and not (yield from cursor.at([*_ENDS, _START])):
             arguments = arguments_of((yield from read_value(cursor, ends=(*_ENDS, _START))))
         if arguments is None:
             raise Unreadable

@@ -41,10 +41,7 @@ def _read_tagged(reading: Reading) -> Wait[None]:
         yield from read_json_calls(reading, (";",))
         while (yield from _separated(reading)):
             yield from read_json_calls(reading, (";",))
-    with cursor.ahead():
-        space = len((yield from cursor.space()))
-        closes = yield from cursor.at([_LIST_CLOSE])
-    cursor.take(space + len(closes) if closes else 0)
+    yield from cursor.accept_after_space(_LIST_CLOSE)
 
 
 def _separated(reading: Reading) -> Wait[bool]:
@@ -70,9 +67,7 @@ def _fenced(opener: str, closer: str) -> CallSyntax:
             yield from read_json_calls(reading, (closer,))
         else:
             yield from read_fenced_pythonic(reading, (closer,))
-        yield from cursor.space()
-        if not (yield from cursor.accept(closer)) and (yield from cursor.more()):
-            raise cursor.unreadable()
+        yield from cursor.accept_after_space(closer)
 
     return CallSyntax((opener,), read, (closer,))
 

@@ -19,10 +19,7 @@ def _json_block(opener: str, closer: str) -> CallSyntax:
         cursor.take(len(opener))
         yield from cursor.space()
         yield from read_json_calls(reading, (closer,) if closer else ())
-        with cursor.ahead():
-            space = len((yield from cursor.space()))
-            closes = yield from cursor.at([closer])
-        cursor.take(space + len(closes) if closes else 0)
+        yield from cursor.accept_after_space(closer)
 
     return CallSyntax((opener,), read, (closer,) if closer else ())
 

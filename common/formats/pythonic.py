@@ -63,12 +63,7 @@ def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
         yield from cursor.run(re.compile(r"\w*"))
         yield from cursor.space()
     yield from read_pythonic(reading, (*ends, "```"), offered=False)
-    with cursor.ahead():
-        start = cursor.position
-        yield from cursor.space()
-        yield from cursor.accept("```")
-        length = cursor.position - start
-    cursor.take(length if fence else 0)
+    yield from cursor.accept_after_space(fence)
 
 
 def _read_call(reading: Reading) -> Wait[Call]:

@@ -86,7 +86,7 @@ class CallTags:
 
     @property
     def closers(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.call_close, self.block_close)))
+        return tuple(filter(None, (self.block_close, self.call_close)))
 
     def read(self, reading: Reading) -> Wait[None]:
         """A block of calls, or calls without the block's tags."""
@@ -104,11 +104,7 @@ class CallTags:
             else:
                 reading.call((yield from self._read_call(reading)))
             count += 1
-        if self.block_close:
-            with cursor.ahead():
-                space_length = len((yield from cursor.space()))
-                closes = yield from cursor.at([self.block_close])
-            cursor.take(space_length + len(closes) if closes else 0)
+        yield from cursor.accept_after_space(self.block_close)
         if not count:
             raise cursor.unreadable()
 

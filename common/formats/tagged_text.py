@@ -53,7 +53,8 @@ class TaggedText:
 
     def with_tags(self, tags: Iterable[Tags]) -> TaggedText:
         """The same family with further tags of reasoning, which come first."""
-        return replace(self, tags=tuple(dict.fromkeys((*tags, *self.tags))))
+        together = tuple(dict.fromkeys((*tags, *self.tags)))
+        return self if together == self.tags else replace(self, tags=together)
 
     def read(self, reading: Reading) -> Wait[None]:
         cursor, answer = reading.cursor, reading.answer

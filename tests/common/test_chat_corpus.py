@@ -6,11 +6,32 @@ import pytest
 
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
-from tests.common.corpus import TOOLS, Case, qwen
+from tests.common.corpus import TOOLS, Case, qwen, sections, tagged, unquoted
 
 FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", qwen.HEADER): qwen.JSON_CASES,
+    ("granite4", None, qwen.HEADER): qwen.JSON_CASES,
     ("qwen3_coder", "qwen3", qwen.HEADER): qwen.XML_CASES,
+    ("deepseek_v3", "deepseek_r1", sections.DEEPSEEK_HEADER): sections.DEEPSEEK_CASES,
+    ("deepseek_v32", "deepseek_v3", sections.DEEPSEEK_HEADER): tagged.DSML_V32,
+    ("deepseek_v4", "deepseek_v3", sections.DEEPSEEK_HEADER): tagged.DSML_V4,
+    ("deepseek_v41", None, sections.DEEPSEEK_HEADER): tagged.DSML_V41,
+    ("glm45", "glm45", tagged.GLM_HEADER): tagged.GLM_LINES,
+    ("glm47", "glm45", tagged.GLM_HEADER): tagged.GLM_INLINE,
+    ("longcat", None, ""): tagged.LONGCAT,
+    ("minimax_m2", "minimax_m2", ""): tagged.MINIMAX,
+    ("minicpm5", None, ""): tagged.MINICPM,
+    ("kimi_k2", "kimi_k2", sections.KIMI_HEADER): sections.KIMI_CASES,
+    ("kimi_k3", "kimi_k3", tagged.K3_HEADER): tagged.KIMI_K3,
+    ("gemma4", "gemma4", unquoted.GEMMA4_HEADER): unquoted.GEMMA4,
+    ("function_gemma", None, ""): unquoted.FUNCTION_GEMMA,
+    ("llama3_json", None, unquoted.LLAMA_HEADER): unquoted.LLAMA3,
+    ("llama4_pythonic", None, unquoted.LLAMA_HEADER): unquoted.LLAMA4,
+    ("lfm2", None, qwen.HEADER): unquoted.LFM2,
+    ("mistral", "mistral", unquoted.MISTRAL_HEADER): unquoted.MISTRAL,
+    ("openai", "openai_gptoss", unquoted.HARMONY_HEADER): unquoted.HARMONY,
+    ("phi4_mini_json", None, ""): unquoted.PHI4,
+    ("granite", "granite", ""): unquoted.GRANITE,
 }
 CASES = [
     pytest.param(names, case, id=f"{names[0]}: {case.why}")

@@ -27,9 +27,7 @@ def test_any_split_gives_what_reading_by_character_gives(
 ) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)) | {0, len(text)})
     matcher = StopMatcher(stops)
-    shown = "".join(
-        matcher.feed(text[left:right]) for left, right in itertools.pairwise(cuts)
-    )
+    shown = "".join(matcher.feed(text[left:right]) for left, right in itertools.pairwise(cuts))
     stopped = matcher.stopped
     shown += matcher.finish()
     assert (shown, stopped) == _reference(text, stops)

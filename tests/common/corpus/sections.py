@@ -1,0 +1,116 @@
+"""DeepSeek V3 and V3.1, Kimi K2: marked sections of calls."""
+
+from __future__ import annotations
+
+from tests.common.corpus import Call, Case
+
+A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
+A_TIDE: Call = ("tide_now", {})
+
+DEEPSEEK_HEADER = "<｜Assistant｜>"
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_V3_FERRY = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>ferry_times\n"
+    '```json\n{"harbour": "Ærø"}\n```<｜tool▁call▁end｜>'
+)
+_V31_FERRY = '<｜tool▁call▁begin｜>ferry_times<｜tool▁sep｜>{"harbour": "Ærø"}<｜tool▁call▁end｜>'
+_V31_TIDE = "<｜tool▁call▁begin｜>tide_now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+
+DEEPSEEK_CASES = [
+    Case("fenced", _BEGIN + _V3_FERRY + _END, calls=[A_FERRY]),
+    Case("fenced, two", f"{_BEGIN}{_V3_FERRY}\n{_V3_FERRY}{_END}", calls=[A_FERRY, A_FERRY]),
+    Case("bare, two", f"Hm.{_BEGIN}{_V31_FERRY}{_V31_TIDE}{_END}", "Hm.", calls=[A_FERRY, A_TIDE]),
+    Case("nothing but text", "Nine, then.", "Nine, then."),
+    Case(
+        "reasoning from the prompt",
+        f"So.</think>Hm.{_BEGIN}{_V31_TIDE}{_END}",
+        "Hm.",
+        "So.",
+        [A_TIDE],
+        DEEPSEEK_HEADER + "<think>",
+    ),
+    Case("thinking closed in the prompt", "Hm.", "Hm.", tail=DEEPSEEK_HEADER + "</think>"),
+    Case("reasoning of its own", "<think>\nSo.\n</think>\n\nHm.", "Hm.", "So."),
+    Case(
+        "call inside reasoning",
+        f"So.\n{_BEGIN}{_V31_TIDE}{_END}",
+        "",
+        "So.",
+        [A_TIDE],
+        DEEPSEEK_HEADER + "<think>",
+    ),
+    Case("no section", _V31_FERRY + _V31_TIDE, calls=[A_FERRY, A_TIDE]),
+    Case("no end of the section", _BEGIN + _V31_FERRY, calls=[A_FERRY]),
+    Case(
+        "no end of the call",
+        _BEGIN + _V31_FERRY.removesuffix("<｜tool▁call▁end｜>") + _END,
+        calls=[A_FERRY],
+    ),
+    Case("text after", f"{_BEGIN}{_V31_TIDE}{_END}\nHm.", "Hm.", calls=[A_TIDE]),
+    Case(
+        "markers in a string",
+        f"{_BEGIN}{_V31_FERRY.replace('Ærø', _END + '```<think>')}{_END}",
+        calls=[("ferry_times", {"harbour": _END + "```<think>"})],
+    ),
+    Case("cut", (_BEGIN + _V3_FERRY)[:70], (_BEGIN + _V3_FERRY)[:70], cut=True),
+    Case(
+        "second one cut",
+        f"{_BEGIN}{_V31_TIDE}{_V31_FERRY[:45]}",
+        _V31_FERRY[:45],
+        calls=[A_TIDE],
+        cut=True,
+    ),
+    Case("no tools", _BEGIN + _V31_TIDE + _END, _BEGIN + _V31_TIDE + _END, tools=[]),
+    Case("quoted", f"`{_BEGIN}{_V31_TIDE}{_END}`", f"`{_BEGIN}{_V31_TIDE}{_END}`"),
+]
+
+KIMI_HEADER = "<|im_assistant|>assistant<|im_middle|>"
+_OPEN, _CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_FERRY = (
+    "<|tool_call_begin|>functions.ferry_times:0<|tool_call_argument_begin|>"
+    '{"harbour": "Ærø"}<|tool_call_end|>'
+)
+_TIDE = "<|tool_call_begin|>functions.tide_now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+
+KIMI_CASES = [
+    Case("two", _OPEN + _FERRY + _TIDE + _CLOSE, calls=[A_FERRY, A_TIDE]),
+    Case("text before, a space kept", f"Hm. {_OPEN}{_TIDE}{_CLOSE}", "Hm. ", calls=[A_TIDE]),
+    Case(
+        "two sections",
+        f"{_OPEN}{_FERRY}{_CLOSE}Hm.{_OPEN}{_TIDE}{_CLOSE}",
+        "Hm.",
+        "",
+        [A_FERRY, A_TIDE],
+    ),
+    Case("an empty section", f"Hm.{_OPEN} {_CLOSE}", "Hm."),
+    Case("spaces between", f"{_OPEN} {_FERRY} {_TIDE} {_CLOSE}", calls=[A_FERRY, A_TIDE]),
+    Case(
+        "reasoning",
+        f"So.</think>{_OPEN}{_TIDE}{_CLOSE}",
+        "",
+        "So.",
+        [A_TIDE],
+        KIMI_HEADER + "<think>",
+    ),
+    Case("no reasoning after all", "</think>Hm.", "Hm.", tail=KIMI_HEADER + "<think>"),
+    Case(
+        "call inside reasoning",
+        f"So. {_OPEN}{_TIDE}{_CLOSE}",
+        "",
+        "So. ",
+        [A_TIDE],
+        KIMI_HEADER + "<think>",
+    ),
+    Case("no section", _TIDE, calls=[A_TIDE]),
+    Case("no end", (_OPEN + _FERRY).removesuffix("<|tool_call_end|>"), calls=[A_FERRY]),
+    Case("no arguments", _OPEN + _TIDE.replace("{}", "") + _CLOSE, calls=[A_TIDE]),
+    Case("no index", _OPEN + _TIDE.replace(":1", "") + _CLOSE, calls=[A_TIDE]),
+    Case(
+        "one broken, one good",
+        f"{_OPEN}{_FERRY.replace(':', '', 2)}{_TIDE}{_CLOSE}",
+        _OPEN + _FERRY.replace(":", "", 2),
+        calls=[A_TIDE],
+    ),
+    Case("cut", (_OPEN + _FERRY)[:95], (_OPEN + _FERRY)[:95], cut=True),
+    Case("no tools", _OPEN + _TIDE + _CLOSE, _OPEN + _TIDE + _CLOSE, tools=[]),
+]

@@ -1,0 +1,234 @@
+"""DSML, GLM, Longcat, MiniMax, MiniCPM and Kimi K3: arguments one by one between tags."""
+
+from __future__ import annotations
+
+from tests.common.corpus import Call, Case
+
+A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
+A_TIDE: Call = ("tide_now", {})
+_CABIN: Call = (
+    "book_cabin",
+    {
+        "berths": 9007199254740993,
+        "price": 2.5,
+        "pets": True,
+        "guests": ["Bo", {"x": None}],
+        "route": {"via": "<b>"},
+        "remark": None,
+        "code": "007",
+    },
+)
+_TEXTS = {
+    "berths": "9007199254740993",
+    "price": "2.5",
+    "pets": "true",
+    "guests": '["Bo", {"x": null}]',
+    "route": '{"via": "<b>"}',
+    "remark": "null",
+    "code": "007",
+}
+
+
+def _dsml(mark: str, block: str) -> list[Case]:
+    def call(name: str, *parameters: str) -> str:
+        return f'<{mark}invoke name="{name}">\n' + "".join(parameters) + f"</{mark}invoke>"
+
+    def parameter(key: str, value: str, text: bool = True) -> str:
+        flag = str(text).lower()
+        return f'<{mark}parameter name="{key}" string="{flag}">{value}</{mark}parameter>\n'
+
+    def section(*calls: str) -> str:
+        return f"<{mark}{block}>\n" + "\n".join(calls) + f"\n</{mark}{block}>"
+
+    ferry, tide = call("ferry_times", parameter("harbour", "Ærø")), call("tide_now")
+    thinking = "<｜Assistant｜><think>"
+    note = parameter("text", "")
+    return [
+        Case("one", section(ferry), calls=[A_FERRY]),
+        Case("two", f"Hm.\n\n{section(ferry, tide)}", "Hm.", calls=[A_FERRY, A_TIDE]),
+        Case("reasoning", f"So.</think>\n\n{section(tide)}", "", "So.", [A_TIDE], thinking),
+        Case("closes itself", section(f'<{mark}invoke name="tide_now"/>'), calls=[A_TIDE]),
+        Case(
+            "types",
+            section(call("book_cabin", *(parameter(k, v, k == "code") for k, v in _TEXTS.items()))),
+            calls=[_CABIN],
+        ),
+        Case(
+            "whitespace and markup",
+            section(call("save_note", note.replace("></", f">\n a </{mark}parameter> \n<b>\n</"))),
+            calls=[("save_note", {"text": f"\n a </{mark}parameter> \n<b>\n"})],
+        ),
+        Case(
+            "a call in a value",
+            section(call("save_note", note.replace("></", f">{section(ferry)}</"))),
+            calls=[("save_note", {"text": section(ferry)})],
+        ),
+        Case("no section", ferry, calls=[A_FERRY]),
+        Case("no end", section(ferry).removesuffix(f"\n</{mark}{block}>"), calls=[A_FERRY]),
+        Case(
+            "no end of the call", section(ferry.removesuffix(f"</{mark}invoke>")), calls=[A_FERRY]
+        ),
+        Case(
+            "no end of a parameter",
+            section(ferry.replace(f"</{mark}parameter>", "")),
+            calls=[("ferry_times", {"harbour": "Ærø\n"})],
+        ),
+        Case("JSON inside", section(call("ferry_times", '{"harbour": "Ærø"}\n')), calls=[A_FERRY]),
+        Case("cut", section(ferry)[:-45], section(ferry)[:-45], cut=True),
+        Case("no tools", section(tide), section(tide), tools=[]),
+        Case("quoted", f"```\n{section(tide)}\n```", f"```\n{section(tide)}\n```"),
+    ]
+
+
+DSML_V32 = _dsml("｜DSML｜", "function_calls")
+DSML_V4 = _dsml("｜DSML｜", "tool_calls")
+DSML_V41 = _dsml("｜DSML｜ ", "calls")
+
+GLM_HEADER = "<|assistant|>"
+
+
+def _glm(prefix: str, think: str, gap: str) -> list[Case]:
+    def call(name: str, **values: str) -> str:
+        pairs = "".join(
+            f"<{prefix}arg_key>{key}</{prefix}arg_key>{gap}"
+            f"<{prefix}arg_value>{value}</{prefix}arg_value>{gap}"
+            for key, value in values.items()
+        )
+        return f"<{prefix}tool_call>{name}{gap}{pairs}</{prefix}tool_call>"
+
+    ferry, tide = call("ferry_times", harbour="Ærø"), call("tide_now")
+    closing = f"</{prefix}tool_call>"
+    return [
+        Case("one", ferry, calls=[A_FERRY]),
+        Case("two", f"\nHm.\n{ferry}\n{tide}", "Hm.", calls=[A_FERRY, A_TIDE]),
+        Case("reasoning", f"\n<{think}>So.</{think}>\n{tide}", "", "So.", [A_TIDE]),
+        Case("reasoning, answer", f"<{think}>So.</{think}>\nHm.", "Hm.", "So."),
+        Case("in the prompt", f"So.</{think}>Hm.", "Hm.", "So.", tail=f"{GLM_HEADER}<{think}>"),
+        Case("not thinking", f"{tide}", "", "", [A_TIDE], f"{GLM_HEADER}</{think}>"),
+        Case("types", call("book_cabin", **_TEXTS), calls=[_CABIN]),
+        Case(
+            "whitespace, markup and looks",
+            call("save_note", path=" 12 ", text=f"\n {closing} </{prefix}arg_value> \n"),
+            calls=[
+                ("save_note", {"path": " 12 ", "text": f"\n {closing} </{prefix}arg_value> \n"})
+            ],
+        ),
+        Case(
+            "a call in a value",
+            call("save_note", text=ferry),
+            calls=[("save_note", {"text": ferry})],
+        ),
+        Case("unknown", call("boats", n="12", s="x"), calls=[("boats", {"n": 12, "s": "x"})]),
+        Case("no closing tag", ferry.removesuffix(closing), calls=[A_FERRY]),
+        Case("no closing tag, twice", ferry.removesuffix(closing) + tide, calls=[A_FERRY, A_TIDE]),
+        Case("no opening tag", ferry.removeprefix(f"<{prefix}tool_call>"), calls=[A_FERRY]),
+        Case(
+            "JSON",
+            f'<{prefix}tool_call>{{"name": "tide_now", "arguments": {{}}}}{closing}',
+            calls=[A_TIDE],
+        ),
+        Case("a tool's name in an answer", "tide_now says so.", "tide_now says so."),
+        Case("prose", f"The <{prefix}tool_call> tag.", f"The <{prefix}tool_call> tag."),
+        Case("cut", ferry[:-30], ferry[:-30], cut=True),
+        Case("cut after the name", f"<{prefix}tool_call>tide_now", f"<{prefix}tool_call>tide_now"),
+        Case("no tools", tide, tide, tools=[]),
+    ]
+
+
+GLM_LINES = _glm("", "think", "\n")
+GLM_INLINE = _glm("", "think", "")
+LONGCAT = _glm("longcat_", "longcat_think", "\n")
+
+_M2 = (
+    '<minimax:tool_call>\n<invoke name="ferry_times">\n<parameter name="harbour">Ærø</parameter>\n'
+)
+_M2 += "</invoke>\n</minimax:tool_call>"
+_M2_TIDE = '</invoke>\n<invoke name="tide_now"></invoke>'
+MINIMAX = [
+    Case("one", _M2, calls=[A_FERRY]),
+    Case("reasoning", f"So.\n</think>\n\n{_M2}", "", "So.", [A_FERRY], "]~b]ai\n<think>\n"),
+    Case("reasoning, answer", "<think>So.</think>\n\nHm.", "Hm.", "So."),
+    Case("two in a block", _M2.replace("</invoke>", _M2_TIDE), calls=[A_FERRY, A_TIDE]),
+    Case("single quotes", _M2.replace('"', "'"), calls=[A_FERRY]),
+    Case("no block", _M2[20:-21], calls=[A_FERRY]),
+    Case("no end of the block", _M2[:-21], calls=[A_FERRY]),
+    Case("no end of a parameter", _M2.replace("</parameter>", ""), calls=[A_FERRY]),
+    Case("cut", _M2[:70], _M2[:70], cut=True),
+    Case("prose", "Say <invoke> or so.", "Say <invoke> or so."),
+    Case("no tools", _M2, _M2, tools=[]),
+]  # fmt: skip
+
+_CPM = '<function name="ferry_times"><param name="harbour">Ærø</param></function>'
+MINICPM = [
+    Case("one", _CPM, calls=[A_FERRY]),
+    Case(
+        "two", f'Hm.\n{_CPM}<function name="tide_now"></function>', "Hm.", calls=[A_FERRY, A_TIDE]
+    ),
+    Case(
+        "wrapped text",
+        '<function name="save_note"><param name="text">'
+        "<![CDATA[<b>\n]] & </param>]]></param></function>",
+        calls=[("save_note", {"text": "<b>\n]] & </param>"})],
+    ),
+    Case("reasoning", f"<think>\nSo.\n</think>\n{_CPM}", "", "So.", [A_FERRY]),
+    Case("no end", _CPM.removesuffix("</function>"), calls=[A_FERRY]),
+    Case("cut", _CPM[:50], _CPM[:50], cut=True),
+    Case("no tools", _CPM, _CPM, tools=[]),
+]
+
+K3_HEADER = '<|open|>message role="assistant"<|sep|>'
+
+
+def _k3(name: str, *arguments: tuple[str, str, str]) -> str:
+    inside = "".join(
+        f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+        for key, kind, value in arguments
+    )
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{inside}<|close|>call<|sep|>'
+
+
+_K3_FERRY = _k3("ferry_times", ("harbour", "string", "Ærø"))
+_K3_END = "<|close|>tools<|sep|><|close|>message<|sep|>"
+_RESPONSE = "<|open|>response<|sep|>Hm.<|close|>response<|sep|>"
+KIMI_K3 = [
+    Case("one", f"<|open|>tools<|sep|>{_K3_FERRY}{_K3_END}", calls=[A_FERRY]),
+    Case(
+        "all of it",
+        f"So.<|close|>think<|sep|>{_RESPONSE}<|open|>tools<|sep|>{_K3_FERRY}{_k3('tide_now')}{_K3_END}",
+        "Hm.",
+        "So.",
+        [A_FERRY, A_TIDE],
+        K3_HEADER + "<|open|>think<|sep|>",
+    ),
+    Case("an answer", f"{_RESPONSE}<|close|>message<|sep|>", "Hm."),
+    Case(
+        "answer opened in the prompt",
+        _RESPONSE[23:],
+        "Hm.",
+        tail=K3_HEADER + "<|open|>response<|sep|>",
+    ),
+    Case("thinking", "So", "", "So", tail=K3_HEADER + "<|open|>think<|sep|>", cut=True),
+    Case(
+        "types and escapes",
+        "<|open|>tools<|sep|>"
+        + _k3(
+            "f",
+            ("a&amp;b &quot;c&quot;", "string", " 1\n"),
+            ("n", "number", "1.50"),
+            ("o", "object", '{"x": []}'),
+        )
+        + _K3_END,
+        calls=[("f", {'a&b "c"': " 1\n", "n": 1.5, "o": {"x": []}})],
+    ),
+    Case(
+        "one object",
+        '<|open|>tools<|sep|><|open|>call tool="ferry_times" index="1"<|sep|>'
+        '<|open|>json type="object"<|sep|>{"harbour": "Ærø"}<|close|>json<|sep|>'
+        f"<|close|>call<|sep|>{_K3_END}",
+        calls=[A_FERRY],
+    ),
+    Case("no section", _K3_FERRY, calls=[A_FERRY]),
+    Case("no end", f"<|open|>tools<|sep|>{_K3_FERRY}", calls=[A_FERRY]),
+    Case("cut", _K3_FERRY[:-40], _K3_FERRY[:-40], cut=True),
+    Case("no tools", _K3_FERRY, _K3_FERRY, tools=[]),
+]

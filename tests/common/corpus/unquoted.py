@@ -1,0 +1,272 @@
+"""Gemma 4, FunctionGemma, Llama, LFM2, Mistral, gpt-oss and the JSON blocks of others."""
+
+from __future__ import annotations
+
+from tests.common.corpus import Call, Case
+
+A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
+A_TIDE: Call = ("tide_now", {})
+
+
+def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
+    ferry = f"{opening}call:ferry_times{{harbour:{fence}Ærø{fence}}}{closing}"
+    tide = f"{opening}call:tide_now{{}}{closing}"
+    return [
+        Case("one", ferry, calls=[A_FERRY]),
+        Case("two", f"Hm.\n{ferry}{tide}", "Hm.", calls=[A_FERRY, A_TIDE]),
+        Case(
+            "values",
+            f"{opening}call:book_cabin{{berths:9007199254740993,price:-2.5e1,pets:true,remark:null,"
+            f"guests:[{fence}Bo{fence},{fence}}},{{{fence}],route:{{a:{{b:[]}}}}}}{closing}",
+            calls=[
+                (
+                    "book_cabin",
+                    {
+                        "berths": 9007199254740993,
+                        "price": -25.0,
+                        "pets": True,
+                        "remark": None,
+                        "guests": ["Bo", "},{"],
+                        "route": {"a": {"b": []}},
+                    },
+                )
+            ],
+        ),
+        Case(
+            "bare words",
+            f"{opening}call:f{{a:over there,b:2}}{closing}",
+            calls=[("f", {"a": "over there", "b": 2})],
+        ),
+        Case("JSON", f'{opening}call:f{{"a": "b\\"}}"}}{closing}', calls=[("f", {"a": 'b"}'})]),
+        Case(
+            "markers in a string",
+            ferry.replace("Ærø", f'{opening} " {closing}\n'),
+            calls=[("ferry_times", {"harbour": f'{opening} " {closing}\n'})],
+        ),
+        Case("no closing", ferry.removesuffix(closing), calls=[A_FERRY]),
+        Case("a brace too few", tide.replace("}", ""), tide.replace("}", "")),
+        Case("not a call", f"{opening}tides{closing}", f"{opening}tides{closing}"),
+        Case("cut", ferry[: len(opening) + 30], ferry[: len(opening) + 30], cut=True),
+        Case("quoted", f"`{tide}`", f"`{tide}`"),
+        Case("no tools", tide, tide, tools=[]),
+    ]
+
+
+FUNCTION_GEMMA = _gemma("<start_function_call>", "<escape>", "<end_function_call>")
+GEMMA4_HEADER = "<|turn>model\n"
+GEMMA4 = [
+    *_gemma("<|tool_call>", '<|"|>', "<tool_call|>"),
+    Case("reasoning", "<|channel>thought\nSo.\n<channel|>Hm.", "Hm.", "So."),
+    Case("no reasoning", "<|channel>thought\n<channel|>Hm.", "Hm."),
+    Case(
+        "in the prompt",
+        "So.<channel|>Hm.",
+        "Hm.",
+        "So.",
+        tail=GEMMA4_HEADER + "<|channel>thought\n",
+    ),
+    Case(
+        "closed in the prompt", "Hm.", "Hm.", tail=GEMMA4_HEADER + "<|channel>thought\n<channel|>"
+    ),
+    Case("reasoning again", "Hm.<|channel>thought\nSo.<channel|>Ah.", "Hm.Ah.", "So."),
+    Case("left open", "<|channel>thought\nSo", "", "So", cut=True),
+    Case("no opening", "call:tide_now{}<tool_call|>", calls=[A_TIDE]),
+]
+
+_JSON_FERRY = '{"name": "ferry_times", "parameters": {"harbour": "Ærø"}}'
+_JSON_TIDE = '{"name": "tide_now", "parameters": {}}'
+LLAMA_HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+LLAMA3 = [
+    Case("one", _JSON_FERRY, calls=[A_FERRY]),
+    Case("a tag before", f"<|python_tag|>{_JSON_FERRY}", calls=[A_FERRY]),
+    Case("two", f"{_JSON_FERRY}; {_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
+    Case("two after a tag", f"<|python_tag|>{_JSON_FERRY};{_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
+    Case("two lines", f"{_JSON_FERRY}\n{_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
+    Case("inside text", f"See {_JSON_TIDE} there.", "See  there.", calls=[A_TIDE]),
+    Case("a list", f"[{_JSON_FERRY}, {_JSON_TIDE}]", calls=[A_FERRY, A_TIDE]),
+    Case("arguments", _JSON_FERRY.replace("parameters", "arguments"), calls=[A_FERRY]),
+    Case("type", _JSON_TIDE.replace("{", '{"type": "function", ', 1), calls=[A_TIDE]),
+    Case("an unknown name", _JSON_TIDE.replace("tide", "time"), calls=[("time_now", {})]),
+    Case(
+        "an unknown name in text",
+        f"So {_JSON_TIDE.replace('tide', 'time')}",
+        f"So {_JSON_TIDE.replace('tide', 'time')}",
+    ),
+    Case(
+        "an answer in JSON",
+        '{"name": "Bo", "parameters": 1, "x": []}',
+        '{"name": "Bo", "parameters": 1, "x": []}',
+    ),
+    Case("no name", '{"parameters": {}}', '{"parameters": {}}'),
+    Case("no arguments", '{"name": "tide_now"}', '{"name": "tide_now"}'),
+    Case("quoted", f"```json\n{_JSON_TIDE}\n```", f"```json\n{_JSON_TIDE}\n```"),
+    Case("not a call after a tag", "<|python_tag|>print(1)", "<|python_tag|>print(1)"),
+    Case("Python after a tag", "<|python_tag|>tide_now()", calls=[A_TIDE]),
+    Case("cut", _JSON_FERRY[:45], _JSON_FERRY[:45], cut=True),
+    Case(
+        "second one cut",
+        f"{_JSON_TIDE}; {_JSON_FERRY[:45]}",
+        f"; {_JSON_FERRY[:45]}",
+        calls=[A_TIDE],
+        cut=True,
+    ),
+    Case("no tools", _JSON_TIDE, _JSON_TIDE, tools=[]),
+]
+
+_PY_FERRY = "ferry_times(harbour='Ærø')"
+
+
+def _pythonic(opening: str, closing: str) -> list[Case]:
+    def block(text: str) -> str:
+        return f"{opening}[{text}]{closing}"
+
+    return [
+        Case("one", block(_PY_FERRY), calls=[A_FERRY]),
+        Case("two", block(f"{_PY_FERRY}, tide_now()"), calls=[A_FERRY, A_TIDE]),
+        Case(
+            "values",
+            block(
+                "book_cabin(berths=9007199254740993, price=-1.5, pets=False, remark=None, "
+                "guests=['Bo\\'s', \"a\\n\"], route={'a': (1, {})})"
+            ),
+            calls=[
+                (
+                    "book_cabin",
+                    {
+                        "berths": 9007199254740993,
+                        "price": -1.5,
+                        "pets": False,
+                        "remark": None,
+                        "guests": ["Bo's", "a\n"],
+                        "route": {"a": [1, {}]},
+                    },
+                )
+            ],
+        ),
+        Case("by position", block("ferry_times('Ærø')"), calls=[A_FERRY]),
+        Case(
+            "brackets in a string",
+            block("ferry_times(harbour=')],(')"),
+            calls=[("ferry_times", {"harbour": ")],("})],
+        ),
+        Case("text before", f"Hm.\n{block('tide_now()')}", "Hm.", calls=[A_TIDE]),
+        Case("a list that is none", "[a](b) [tide_now] [1, 2]", "[a](b) [tide_now] [1, 2]"),
+        Case("quoted", f"`{block('tide_now()')}`", f"`{block('tide_now()')}`"),
+        Case("cut", (opening + "[" + _PY_FERRY)[:-3], (opening + "[" + _PY_FERRY)[:-3], cut=True),
+        Case("no tools", block("tide_now()"), block("tide_now()"), tools=[]),
+    ]
+
+
+LLAMA4 = [*_pythonic("", ""), *_pythonic("<|python_start|>", "<|python_end|>")]
+LFM2 = _pythonic("<|tool_call_start|>", "<|tool_call_end|>")
+
+_NEW_FERRY, _NEW_TIDE = (
+    '[TOOL_CALLS]ferry_times[ARGS]{"harbour": "Ærø"}',
+    "[TOOL_CALLS]tide_now[ARGS]{}",
+)
+_OLD_FERRY = '{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}'
+_OLD_TIDE = '{"arguments": {}, "name": "tide_now"}'
+MISTRAL_HEADER = "[/INST]"
+MISTRAL = [
+    Case("one", _NEW_FERRY, calls=[A_FERRY]),
+    Case("two", f"Hm.{_NEW_FERRY}{_NEW_TIDE}", "Hm.", calls=[A_FERRY, A_TIDE]),
+    Case("with an id", _NEW_TIDE.replace("[A", "[CALL_ID]a1B2c3D4e[A"), calls=[A_TIDE]),
+    Case("no mark of arguments", _NEW_FERRY.replace("[ARGS]", ""), calls=[A_FERRY]),
+    Case("a list", f"[TOOL_CALLS] [{_OLD_FERRY}, {_OLD_TIDE}]", calls=[A_FERRY, A_TIDE]),
+    Case("reasoning", f"[THINK]So.[/THINK]{_NEW_TIDE}", "", "So.", [A_TIDE]),
+    Case("older reasoning", "<think>\nSo.\n</think>\nHm.", "Hm.", "So."),
+    Case("left open", "[THINK]So", "", "So", cut=True),
+    Case("call inside reasoning", f"[THINK]So.{_NEW_TIDE}", "", "So.", [A_TIDE]),
+    Case("quoted in reasoning", "[THINK]A `[TOOL_CALLS]`.[/THINK]Hm.", "Hm.", "A `[TOOL_CALLS]`."),
+    Case(
+        "one mark for two",
+        _NEW_FERRY + _NEW_TIDE.removeprefix("[TOOL_CALLS]"),
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("no opening", _NEW_FERRY.removeprefix("[TOOL_CALLS]"), calls=[A_FERRY]),
+    Case("a list without opening", f"[{_OLD_FERRY}]", calls=[A_FERRY]),
+    Case(
+        "markers in a string",
+        _NEW_FERRY.replace("Ærø", "[TOOL_CALLS]x[ARGS]{"),
+        calls=[("ferry_times", {"harbour": "[TOOL_CALLS]x[ARGS]{"})],
+    ),
+    Case("cut", _NEW_FERRY[:35], _NEW_FERRY[:35], cut=True),
+    Case(
+        "a list cut",
+        f"[TOOL_CALLS][{_OLD_TIDE}, {_OLD_FERRY[:40]}",
+        _OLD_FERRY[:40],
+        calls=[A_TIDE],
+        cut=True,
+    ),
+    Case("brackets in an answer", "[1] and [THIN] and [x](y)", "[1] and [THIN] and [x](y)"),
+    Case("no tools", _NEW_TIDE, _NEW_TIDE, tools=[]),
+]
+
+HARMONY_HEADER = "<|start|>assistant"
+_THOUGHT = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+_TO_FERRY = (
+    '<|channel|>commentary to=functions.ferry_times <|constrain|>json<|message|>{"harbour": "Ærø"}'
+)
+_TO_TIDE = " to=functions.tide_now<|channel|>commentary<|message|>{}"
+HARMONY = [
+    Case("an answer", "<|channel|>final<|message|>Hm.\n", "Hm.\n"),
+    Case("reasoning, answer", f"{_THOUGHT}<|channel|>final<|message|>Hm.", "Hm.", "So."),
+    Case("reasoning, call", _THOUGHT + _TO_FERRY, "", "So.", [A_FERRY]),
+    Case("recipient first", _THOUGHT + _TO_TIDE + "<|call|>", "", "So.", [A_TIDE]),
+    Case("two", f"{_TO_FERRY}<|call|><|start|>assistant{_TO_TIDE}", calls=[A_FERRY, A_TIDE]),
+    Case(
+        "preamble",
+        f"<|channel|>commentary<|message|>Hm.<|end|><|start|>assistant{_TO_TIDE}",
+        "Hm.",
+        "",
+        [A_TIDE],
+    ),
+    Case(
+        "call on the analysis channel", _TO_FERRY.replace("commentary", "analysis"), calls=[A_FERRY]
+    ),
+    Case(
+        "reasoning begun in the prompt",
+        "So.<|end|>",
+        "",
+        "So.",
+        tail=f"{HARMONY_HEADER}<|channel|>analysis<|message|>",
+    ),
+    Case("reasoning left open", "<|channel|>analysis<|message|>So", "", "So", cut=True),
+    Case("JSON as an answer", '<|channel|>final <|constrain|>json<|message|>{"a": 1}', '{"a": 1}'),
+    Case("no header", "Hm.", "Hm."),
+    Case(
+        "markers in a string",
+        _TO_FERRY.replace("Ærø", "<|end|><|call|>"),
+        calls=[("ferry_times", {"harbour": "<|end|><|call|>"})],
+    ),
+    Case(
+        "marker quoted in reasoning",
+        "<|channel|>analysis<|message|>A `<|end|>`.<|end|>",
+        "",
+        "A `<|end|>`.",
+    ),
+    Case("no arguments", _TO_TIDE.replace("{}", ""), calls=[A_TIDE]),
+    Case("broken", _TO_TIDE.replace("{}", "{x}<|call|>"), _TO_TIDE.replace("{}", "{x}<|call|>")),
+    Case("cut", _TO_FERRY[:-4], _TO_FERRY[:-4], cut=True),
+    Case("cut in a header", f"{_THOUGHT}<|channel|>fin", "", "So.", cut=True),
+    Case("no tools", _TO_TIDE, _TO_TIDE, tools=[]),
+]
+
+_LIST = '[{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}, {"name": "tide_now"}]'
+PHI4 = [
+    Case("a block", f"<|tool_call|>{_LIST}<|/tool_call|>", calls=[A_FERRY, A_TIDE]),
+    Case("functools", f"functools{_LIST}", calls=[A_FERRY, A_TIDE]),
+    Case("reasoning", "<think>So.</think>Hm.", "Hm.", "So."),
+    Case("a word", "functools is a module.", "functools is a module."),
+    Case("no tools", f"functools{_LIST}", f"functools{_LIST}", tools=[]),
+]
+GRANITE = [
+    Case("a list", f"<|tool_call|>{_LIST}", calls=[A_FERRY, A_TIDE]),
+    Case("a block", f"<tool_call>{_OLD_FERRY}</tool_call>", calls=[A_FERRY]),
+    Case(
+        "reasoning",
+        "Here is my thought process: So.\n\nHere is my response:\nHm.",
+        "Hm.",
+        " So.",
+    ),
+]

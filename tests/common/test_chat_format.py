@@ -1,0 +1,162 @@
+"""Formats by name and by detection, and the markers that others need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.chat_format import ChatFormat
+from common.chat_parser import parse_chat
+from common.formats import families
+from tests.common.chat_replay import plain
+from tests.common.corpus import TOOLS
+
+IMPORTER_TOOLS = """
+    hermes qwen3_xml qwen3_coder llama3_json llama4_pythonic pythonic mistral deepseek_v3
+    deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 glm45 glm47 gemma4 kimi_k2 kimi_k3 openai
+    minimax_m2 granite4 longcat function_gemma olmo3 ernie45 phi4_mini_json
+"""
+IMPORTER_REASONING = """
+    qwen3 deepseek_r1 deepseek_v3 glm45 gemma4 granite minimax_m2 kimi_k2 nemotron_v3 olmo3 ernie45
+    openai_gptoss mistral
+"""
+MLX_LM_TOOLS = """
+    function_gemma gemma4 glm47 json_tools kimi_k2 kimi_k3 laguna longcat minicpm5 minimax_m2
+    mistral muse_spark pythonic qwen3_coder
+"""
+
+
+@pytest.mark.parametrize("name", sorted({*IMPORTER_TOOLS.split(), *MLX_LM_TOOLS.split()}))
+def test_every_tool_parser_that_hosts_name(name: str) -> None:
+    assert ChatFormat.named(name).name == name
+    assert ChatFormat.named(name).tool_call_markers
+
+
+@pytest.mark.parametrize("name", IMPORTER_REASONING.split())
+def test_every_reasoning_parser_that_hosts_name(name: str) -> None:
+    assert ChatFormat.named("hermes", name).thinks
+    assert ChatFormat.named(None, name).thinks
+
+
+def test_names_are_read_as_people_type_them() -> None:
+    assert ChatFormat.named(" Qwen3-Coder ").grammar is ChatFormat.named("qwen3_coder").grammar
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [(("hermez", None), "did you mean 'hermes'"), (("hermes", "qwen"), "did you mean 'qwen3'")],
+)
+def test_an_unknown_name_names_the_nearest(names: tuple[str, str | None], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ChatFormat.named(*names)
+
+
+def test_without_names_everything_is_the_answer() -> None:
+    text = "<think>a</think><tool_call>{}</tool_call>"
+    assert parse_chat(text, ChatFormat.named(None), tools=TOOLS).content == text
+
+
+def test_a_named_reasoning_parser_adds_its_tags() -> None:
+    format_ = ChatFormat.named("hermes", "mistral")
+    assert format_.reasoning_markers == ("[THINK]", "[/THINK]")
+    assert parse_chat("[THINK]a[/THINK]b", format_).reasoning_content == "a"
+
+
+def test_markers() -> None:
+    assert ChatFormat.named("hermes").tool_call_markers == ("<tool_call>", "</tool_call>")
+    assert ChatFormat.named("hermes").reasoning_markers == ("<think>", "</think>")
+    assert ChatFormat.named("kimi_k2").tool_call_markers == (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+    )
+    assert ChatFormat.named("plain").tool_call_markers is None
+    assert ChatFormat.named("plain").reasoning_markers is None
+
+
+TEMPLATES = {
+    "hermes": "{{ '<tool_call>\\n' }}{{ '\\n</tool_call>' }}{{ '<think>\\n' }}",
+    "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=p>\n</parameter></function>",
+    "glm45": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '\\n```json'",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>'",
+    "deepseek_v32": "<｜DSML｜function_calls>\n<｜DSML｜invoke name=",
+    "deepseek_v4": "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=",
+    "deepseek_v41": "<｜DSML｜ calls>\n<｜DSML｜ invoke name=",
+    "gemma4": "<|tool_call>call:' + name + '{' <tool_call|> <|channel>thought",
+    "function_gemma": "<start_function_call>call:",
+    "openai": "<|start|>assistant<|channel|>analysis<|message|>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>",
+    "kimi_k3": "<|open|>message role=\"assistant\"<|sep|>",
+    "minimax_m2": "<minimax:tool_call>\n<invoke name=",
+    "mistral": "[TOOL_CALLS]' + name + '[ARGS]",
+    "llama3_json": "{{ '<|python_tag|>' }} {\"name\": function name, \"parameters\": ...}",
+    "llama4_pythonic": "<|header_start|>assistant<|header_end|> <|python_start|>",
+    "lfm2": "<|tool_call_start|>[' + calls + ']<|tool_call_end|>",
+    "longcat": "<longcat_tool_call>{function-name}",
+    "minicpm5": '<function name="function-name"><param name="param-name">',
+    "phi4_mini_json": "<|tool|>' + tools + '<|/tool|> <|tool_call|> <|/tool_call|>",
+    "granite": "<|tool_call|>' + calls",
+    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_detects_a_family_by_its_template(name: str) -> None:
+    assert ChatFormat.detect(TEMPLATES[name], ()).name == name
+
+
+def test_the_template_counts_more_than_the_vocabulary() -> None:
+    llama = {"<|python_tag|>", "<|eom_id|>", "<|start_header_id|>"}
+    assert ChatFormat.detect(TEMPLATES["hermes"], llama).name == "hermes"
+    assert ChatFormat.detect("{{ messages }}", llama).name == "llama3_json"
+    assert ChatFormat.detect(None, llama).name == "llama3_json"
+    assert ChatFormat.detect(None, ()).name == "plain"
+
+
+def test_reasoning_is_detected_without_tools() -> None:
+    format_ = ChatFormat.detect("{{ '<think>\\n' }}</think>", {"<think>": 1, "</think>": 2})
+    assert plain(parse_chat("<think>a</think>b", format_, tools=TOOLS)) == ("b", "a", [])
+
+
+def test_a_thought_in_prose_of_a_template_is_no_reasoning() -> None:
+    assert not ChatFormat.detect("{# a template that will <think> of nothing #}", ()).thinks
+
+
+def test_every_name_stands_for_a_grammar_that_reads_plain_text() -> None:
+    for name in families.TOOLS:
+        assert parse_chat("Nine.", ChatFormat.named(name), tools=TOOLS).content == "Nine."
+
+
+def _parse(text: str, tools: Any) -> Any:
+    assert [tool["function"]["name"] for tool in tools] == [t["function"]["name"] for t in TOOLS]
+    if text == "boom":
+        raise KeyError(text)
+    name, _, arguments = text.partition(" ")
+    return {"name": name, "arguments": json.loads(arguments)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a <<tide_now {}>> b", ("a  b", "", [("tide_now", {})])),
+        ('<<f "{\\"x\\": 1}">>', ("", "", [("f", {"x": 1})])),
+        ("<<boom>>", ("<<boom>>", "", [])),
+        ("<<f [1]>>", ("<<f [1]>>", "", [])),
+        ("<<f {", ("<<f {", "", [])),
+        ("[r]a[/r]b", ("b", "a", [])),
+    ],
+)
+def test_blocks_that_a_given_function_reads(text: str, expected: Any) -> None:
+    format_ = ChatFormat.of_blocks("other", "<<", ">>", _parse, [("[r]", "[/r]")])
+    assert plain(parse_chat(text, format_, tools=TOOLS)) == expected
+    assert format_.tool_call_markers == ("<<", ">>")
+
+
+def test_templates_of_the_models_at_hand() -> None:
+    """The small models of the tests are of the Qwen family, whatever their templates look like."""
+    found = sorted(Path(__file__).parents[1].glob("models/**/chat_template.jinja"))
+    for path in found:
+        assert ChatFormat.detect(path.read_text(encoding="utf-8"), ()).name == "hermes", path

@@ -1,0 +1,62 @@
+"""Tools and the choice among them, in every spelling that hosts send (contract 3.6)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from common.tools import ToolChoice, offered, parse_tool_choice, parse_tools
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": None}}
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("", ToolChoice()),
+        ("null", ToolChoice()),
+        ("auto", ToolChoice()),
+        ('"auto"', ToolChoice()),
+        ('"none"', ToolChoice("none")),
+        ("none", ToolChoice("none")),
+        ('"required"', ToolChoice("required")),
+        (json.dumps(NAMED), ToolChoice("required", "clock")),
+        (json.dumps(json.dumps(NAMED)), ToolChoice("required", "clock")),
+        ('{"type":"function","name":"clock"}', ToolChoice("required", "clock")),
+        ('{"type":"auto"}', ToolChoice()),
+        ('{"type":"any"}', ToolChoice("required")),
+        ('{"type":"none"}', ToolChoice("none")),
+        ('{"type":"tool","name":"clock"}', ToolChoice("required", "clock")),
+    ],
+)
+def test_every_spelling_of_a_choice(text: str, choice: ToolChoice) -> None:
+    assert parse_tool_choice(text) == choice
+
+
+@pytest.mark.parametrize("text", ["maybe", "17", "[]", '{"type":"function"}', '{"type":"x"}', "{"])
+def test_a_choice_that_means_nothing_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="ToolChoice"):
+        parse_tool_choice(text)
+
+
+def test_tools_are_handed_on_whole() -> None:
+    assert parse_tools(json.dumps([WEATHER, CLOCK])) == (WEATHER, CLOCK)
+    assert parse_tools("") == parse_tools("null") == parse_tools("[]") == ()
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"type":"function"}]', '[{"function":{}}]'])
+def test_broken_tools_are_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="Tools"):
+        parse_tools(text)
+
+
+def test_none_takes_the_tools_away_and_a_stranger_is_refused() -> None:
+    assert offered((WEATHER, CLOCK), ToolChoice("none")) == ()
+    assert offered((WEATHER, CLOCK), ToolChoice()) == (WEATHER, CLOCK)
+    with pytest.raises(ValueError, match="sing"):
+        offered((WEATHER,), ToolChoice("required", "sing"))
+    with pytest.raises(ValueError, match="empty"):
+        offered((), ToolChoice("required"))
