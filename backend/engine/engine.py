@@ -20,6 +20,7 @@ from backend.engine.errors import EngineError, EngineFailed, NotLoaded, Overload
 from backend.engine.generation import Generation
 from backend.engine.request import GenerationRequest
 from backend.engine.worker import Publication, Worker
+from common.chat_format import ChatFormat
 
 if TYPE_CHECKING:
     from backend.engine.load import Served
@@ -86,7 +87,7 @@ class ModelFacts:
     model_type: str
     context_size: int
     chat_template: str | None
-    supports_thinking: bool
+    chat_format: ChatFormat
     rendered_template: str
 
 
@@ -119,7 +120,7 @@ class Engine:
         return self._served.facts if self._served is not None else None
 
     def require_model(self) -> ModelFacts:
-        """The loaded model. Raises NotLoaded (also while a load is under way)."""
+        """The loaded model. Raises NotLoaded (also while a load is under way), ShuttingDown."""
         return self._require().facts
 
     async def load(self, request: LoadRequest) -> ModelFacts:
@@ -158,7 +159,6 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
-        self._refuse_when_stopping()
         served = self._require()
         if len(self._generations) >= served.capacity:
             raise Overloaded(
@@ -236,6 +236,7 @@ class Engine:
         return served
 
     def _require(self) -> Served:
+        self._refuse_when_stopping()
         if self._loading:
             raise NotLoaded("a load is under way, try again when it is done")
         if self._served is None:
@@ -256,13 +257,13 @@ class Engine:
         return EngineState.GENERATING if self._generations else EngineState.READY
 
     async def _in_prompt_thread(self, work: Callable[[Given], Answer], given: Given) -> Answer:
-        self._refuse_when_stopping()
         assert self._loop is not None
         return await self._loop.run_in_executor(self._prompts, work, given)
 
     def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
         """On a prompt thread: tokenise, and hand the row to the engine thread."""
-        if ticket not in self._generations:
+        generation = self._generations.get(ticket)
+        if generation is None:
             return
         try:
             prompt = served.prompts.build(request.prompt)
@@ -271,9 +272,10 @@ class Engine:
         except Exception as fault:
             self._deliver_threadsafe([(ticket, _prompt_fault(fault))])
         else:
-            room = served.facts.context_size - len(prompt)
+            generation.prompt_tail = prompt.tail
+            room = served.facts.context_size - len(prompt.tokens)
             limit = min(request.max_tokens or served.default_max_tokens or room, room)
-            self._worker.send(Submit(served.epoch, ticket, request, prompt, limit))
+            self._worker.send(Submit(served.epoch, ticket, request, prompt.tokens, limit))
             if ticket not in self._generations:
                 # Cancelled meanwhile: that command may have overtaken this one.
                 self._worker.send(Cancel(ticket))

@@ -16,7 +16,8 @@ class Generation:
 
     Use as `async with engine.submit(request) as generation: async for event in generation: …`;
     leaving the block cancels what is still running. Iteration raises `EngineError` when the
-    request fails. The last event of a good generation is `Finished`. A slow reader gets several
+    request fails. The last event of a good generation is `Finished`; `prompt_tail`, the end of the
+    rendered prompt, is known when the first one arrives. A slow reader gets several
     pieces of text as one, so what waits for it stays as small as the text itself. `over` tells
     that the last event has arrived.
     """
@@ -26,6 +27,7 @@ class Generation:
         self._events: deque[Event | EngineError] = deque()
         self._arrived = asyncio.Event()
         self.over = False
+        self.prompt_tail = ""
 
     def push(self, event: Event | EngineError) -> None:
         """Add an event; what comes after the end is dropped. Called on the event loop."""

@@ -80,6 +80,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     """Load the weights and prove the model. Raises ModelRejected, InvalidRequest, Cancelled."""
     started = time.perf_counter()
     from backend.engine import device, kv
+    from backend.engine.chat import chat_format
     from backend.engine.engine import ModelFacts
     from backend.engine.loading.context import served_context
     from backend.engine.loading.weights import load_model
@@ -122,7 +123,12 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         model_type=loaded.model_type,
         context_size=context_size,
         chat_template=loaded.chat_template,
-        supports_thinking=bool(loaded.tokenizer.has_thinking),
+        chat_format=chat_format(
+            loaded.chat_template,
+            loaded.tokenizer.get_vocab().keys(),
+            settings.tool_parser,
+            settings.reasoning_parser,
+        ),
         rendered_template=prompts.sample(),
     )
     _log.info(

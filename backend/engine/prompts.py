@@ -6,6 +6,9 @@ long prompt may take seconds.
 
 from __future__ import annotations
 
+import logging
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
@@ -13,7 +16,19 @@ from jinja2 import TemplateError
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, RawPrompt
 
+_log = logging.getLogger(__name__)
+
 _SAMPLE = ({"role": "user", "content": "Hello"},)
+_TAIL = 512  # characters of the prompt's end that tell what the model goes on with
+_UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPrompt:
+    """A prompt in tokens, and the end of its text: it tells whether reasoning has begun."""
+
+    tokens: list[int]
+    tail: str
 
 
 class PromptBuilder:
@@ -28,20 +43,21 @@ class PromptBuilder:
         self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
         self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
 
-    def build(self, prompt: RawPrompt | ChatPrompt) -> list[int]:
-        """Token ids of the whole prompt. Raises InvalidRequest."""
+    def build(self, prompt: RawPrompt | ChatPrompt) -> BuiltPrompt:
+        """The whole prompt in tokens. Raises InvalidRequest."""
         if isinstance(prompt, RawPrompt):
             text = prompt.text
             bos = self._tokenizer.bos_token
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
             # A template writes its own BOS; adding the tokenizer's would double it.
-            tokens = self._encode(self.render(prompt), special=False)
+            text = self.render(prompt)
+            tokens = self._encode(text, special=False)
         if not tokens:
             raise InvalidRequest("the prompt is empty: it has no token")
         if len(tokens) >= self._context_size:
             raise self._too_long(f"{len(tokens)} tokens")
-        return tokens
+        return BuiltPrompt(tokens, text[-_TAIL:])
 
     def render(self, prompt: ChatPrompt) -> str:
         """The chat template's text for these messages. Raises InvalidRequest."""
@@ -53,14 +69,7 @@ class PromptBuilder:
         if prompt.tools is not None:
             arguments["tools"] = [dict(tool) for tool in prompt.tools]
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in prompt.messages],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                    **arguments,
-                )
-            )
+            return self._apply(prompt, arguments)
         except TemplateError as refusal:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
@@ -69,6 +78,29 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"the model's chat template cannot render Messages: {fault}"
             ) from None
+
+    def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
+        """Render; an argument that a template's own code does not know is left out, one at a time.
+
+        Jinja ignores what it does not know. Templates in Python raise, and the tools are never
+        what is left out.
+        """
+        while True:
+            try:
+                return str(
+                    self._tokenizer.apply_chat_template(
+                        [dict(message) for message in prompt.messages],
+                        tokenize=False,
+                        add_generation_prompt=True,
+                        **arguments,
+                    )
+                )
+            except TypeError as fault:
+                unknown = _UNKNOWN_ARGUMENT.search(str(fault))
+                if unknown is None or unknown[1] not in arguments or unknown[1] == "tools":
+                    raise
+                _log.warning("the chat template does not take %s: it is left out", unknown[1])
+                del arguments[unknown[1]]
 
     def sample(self) -> str:
         """A short conversation as the template renders it, or '' where it cannot."""

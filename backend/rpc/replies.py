@@ -1,21 +1,40 @@
-"""Events of a generation → Reply, in the one form that every endpoint of the host reads right.
+"""Chat events → Reply, in the one form that every endpoint of the host reads right.
 
-Contract 4.9: content travels both as `message` and as a delta, counts and times are running
-totals on every Reply because the host overwrites them with each, and the last one says nothing
-but the totals.
+Contract 4.9: content travels both as `message` and as a delta; reasoning and tool calls only as
+deltas, because the host parses markup out of `message` a second time; nothing is repeated. Counts
+and times are running totals on every Reply, because the host overwrites them with each, and the
+last one says nothing but the totals.
 """
 
 from __future__ import annotations
 
-from backend.engine.events import TextDelta, Usage
+from backend.engine.events import Usage
+from common.chat_events import (
+    ChatEvent,
+    ChatMessage,
+    Content,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from wire import backend_pb2 as pb
 
 _REPLACEMENT = "\ufffd"
 
 
-def piece(delta: TextDelta) -> pb.Reply:
-    """The next piece of a stream."""
-    return _reply(_safe(delta.text), delta.usage)
+def piece(event: ChatEvent, usage: Usage) -> pb.Reply:
+    """The next event of a stream."""
+    reply = last(usage)
+    match event:
+        case Content(text):
+            _add_content(reply, text)
+        case Reasoning(text):
+            reply.chat_deltas.add(reasoning_content=_safe(text))
+        case ToolCallStart(index, identity, name):
+            reply.chat_deltas.add().tool_calls.add(index=index, id=identity, name=name)
+        case ToolCallArguments(index, text):
+            reply.chat_deltas.add().tool_calls.add(index=index, arguments=text)
+    return reply
 
 
 def last(usage: Usage) -> pb.Reply:
@@ -28,16 +47,21 @@ def last(usage: Usage) -> pb.Reply:
     )
 
 
-def whole(pieces: list[str], usage: Usage) -> pb.Reply:
+def whole(message: ChatMessage, usage: Usage) -> pb.Reply:
     """The one Reply of a unary call."""
-    return _reply(_safe("".join(pieces)), usage)
-
-
-def _reply(text: str, usage: Usage) -> pb.Reply:
     reply = last(usage)
+    _add_content(reply, message.content)
+    delta = reply.chat_deltas[0]
+    delta.reasoning_content = _safe(message.reasoning_content)
+    for call in message.tool_calls:
+        delta.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+    return reply
+
+
+def _add_content(reply: pb.Reply, text: str) -> None:
+    text = _safe(text)
     reply.message = text.encode()
     reply.chat_deltas.add(content=text)
-    return reply
 
 
 def _safe(text: str) -> str:

@@ -7,11 +7,9 @@ are not read here.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import secrets
-from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
@@ -19,6 +17,7 @@ from backend.rpc import template_arguments
 from backend.rpc.neutral import require_neutral
 from backend.rpc.request_fields import REFUSED
 from common.messages import template_messages
+from common.tools import Tool, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
@@ -32,7 +31,6 @@ _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 def generation_request(options: pb.PredictOptions) -> GenerationRequest:
     """The validated request. Raises InvalidRequest with the field at fault."""
     require_neutral(options, REFUSED)
-    _require_no_tools(options)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
         prompt=_prompt(options),
@@ -56,7 +54,7 @@ def _prompt(options: pb.PredictOptions) -> RawPrompt | ChatPrompt:
             messages = template_messages(options.Messages)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
-        return ChatPrompt(messages, None, template_arguments.of(options.Metadata))
+        return ChatPrompt(messages, _tools(options), template_arguments.of(options.Metadata))
     if options.Prompt:
         return RawPrompt(options.Prompt)
     if options.Messages:
@@ -129,25 +127,16 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
     return stops
 
 
-def _require_no_tools(options: pb.PredictOptions) -> None:
-    """Tools pass only where ToolChoice says that they are not to be used (contract 3.6)."""
-    if options.Tools.strip() in ("", "[]", "null") or _declines_tools(options.ToolChoice):
-        return
-    raise InvalidRequest(
-        'Tools is set, but this version does not call tools: send none, or set ToolChoice to "none"'
-    )
-
-
-def _declines_tools(choice: str) -> bool:
-    """Whether the choice is none, in any of the spellings that hosts send."""
-    value: Any = choice
-    for _ in range(2):  # a JSON string may hold JSON
-        if not isinstance(value, str):
-            break
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            break
-    if isinstance(value, dict):
-        value = value.get("type")
-    return bool(value == "none")
+def _tools(options: pb.PredictOptions) -> tuple[Tool, ...] | None:
+    """The tools that the model may see; None where it may see none (contract 3.6)."""
+    try:
+        choice = parse_tool_choice(options.ToolChoice)
+        tools = offered(parse_tools(options.Tools), choice)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    if choice.mode == "required":
+        raise InvalidRequest(
+            f"ToolChoice is {options.ToolChoice.strip()[:80]}, but this version cannot force a"
+            " call: send auto, and say in the messages that a tool is to be used"
+        )
+    return tools or None

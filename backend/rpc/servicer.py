@@ -8,20 +8,23 @@ asked for before a request is validated (contract 9.3). A cancelled call raises 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import grpc
 
 from backend.engine.engine import Engine, EngineState, LoadRequest, ModelFacts
 from backend.engine.errors import InvalidRequest
-from backend.engine.events import Finished, Usage
+from backend.engine.events import Event, Finished, Usage
 from backend.engine.generation import Generation
-from backend.rpc import logs, replies
+from backend.rpc import logs, metadata, replies
+from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
 from backend.rpc.statuses import NotServed
+from common.chat_events import ChatEvent, message_of
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -78,33 +81,30 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return pb.Result(success=True, message=words)
 
     async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
-        pieces: list[str] = []
+        events: list[ChatEvent] = []
         usage = Usage()
-        async with self._submit(request) as generation:
+        generation, answer = self._submit(request)
+        async with generation:
             async for event in generation:
                 usage = event.usage
-                note_usage(usage)
-                if isinstance(event, Finished):
-                    note(finish=event.reason)
-                else:
-                    pieces.append(event.text)
-        return replies.whole(pieces, usage)
+                events += _read(answer, event)
+        return replies.whole(message_of(events), usage)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
-        async with self._submit(request) as generation:
+        generation, answer = self._submit(request)
+        async with generation:
             async for event in generation:
-                note_usage(event.usage)
+                for part in _read(answer, event):
+                    await context.write(replies.piece(part, event.usage))
                 if isinstance(event, Finished):
-                    note(finish=event.reason)
                     await context.write(replies.last(event.usage))
-                else:
-                    await context.write(replies.piece(event))
 
-    def _submit(self, options: pb.PredictOptions) -> Generation:
-        self._engine.require_model()
+    def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
+        facts = self._engine.require_model()
         request = generation_request(options)
         note(id=request.request_id)
-        return self._engine.submit(request)
+        generation = self._engine.submit(request)
+        return generation, Answer(facts.chat_format, request.prompt, generation)
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context
@@ -141,10 +141,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def ModelMetadata(
         self, _: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
-        facts = self._engine.require_model()
-        return pb.ModelMetadataResponse(
-            supports_thinking=facts.supports_thinking, rendered_template=facts.rendered_template
-        )
+        return metadata.response(self._engine.require_model())
 
     async def Embedding(self, _: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         raise NotServed("Embedding is not served: this backend generates text")
@@ -159,3 +156,12 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self, _: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         raise NotServed("TokenClassify is not served: this backend generates text")
+
+
+def _read(answer: Answer, event: Event) -> Sequence[ChatEvent]:
+    """What an event adds to the answer, and a note of it for the log line of the call."""
+    note_usage(event.usage)
+    if isinstance(event, Finished):
+        note(finish=event.reason)
+        return answer.finish(event.reason)
+    return answer.feed(event.text)

@@ -24,8 +24,10 @@ from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown
 from backend.engine.events import Event, Finished, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.request import GenerationRequest
+from common.chat_format import ChatFormat
 
-FACTS = ModelFacts("tiny", "qwen3", 2048, "{{ messages }}", True, "<rendered>")
+CHAT = ChatFormat.named("hermes", "qwen3")
+FACTS = ModelFacts("tiny", "qwen3", 2048, "{{ messages }}", CHAT, "<rendered>")
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import grpc
@@ -50,6 +51,55 @@ def test_stream_and_unary_give_the_same_text(
     engine.script = Script(pieces)
     streamed = b"".join(reply.message for reply in stub.PredictStream(predict_options()))
     assert streamed == stub.Predict(predict_options()).message == "".join(pieces).encode()
+
+
+THINKING = ["<think>\nHm", "m.\n</th", "ink>\n\nLet me look.\n<tool_", "call>\n"]
+CALLING = ['{"name": "clock", "argu', 'ments": {"zone": "UTC"}}\n</tool_call>']
+CHAT = predict_options(
+    Prompt="",
+    Messages=[pb.Message(role="user", content="What time is it?")],
+    Tools='[{"type": "function", "function": {"name": "clock"}}]',
+)
+
+
+def test_reasoning_and_calls_travel_as_deltas_and_content_in_both_places(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    engine.script = Script([*THINKING, *CALLING])
+    *pieces, last = stub.PredictStream(CHAT)
+    deltas = [delta for piece in pieces for delta in piece.chat_deltas]
+    assert "".join(delta.reasoning_content for delta in deltas) == "Hmm."
+    assert "".join(delta.content for delta in deltas) == "Let me look."
+    assert b"".join(piece.message for piece in pieces) == b"Let me look."
+    assert all(
+        piece.message.decode() == "".join(delta.content for delta in piece.chat_deltas)
+        for piece in pieces
+    )
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert [call.name for call in calls if call.name] == ["clock"]
+    assert json.loads("".join(call.arguments for call in calls)) == {"zone": "UTC"}
+    assert {call.index for call in calls} == {0}
+    assert (last.message, len(last.chat_deltas)) == (b"", 0)
+
+
+def test_a_unary_chat_answer_is_the_stream_in_one_piece(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    engine.script = Script([*THINKING, *CALLING])
+    reply = stub.Predict(CHAT)
+    assert reply.message == b"Let me look."
+    (delta,) = reply.chat_deltas
+    assert (delta.content, delta.reasoning_content) == ("Let me look.", "Hmm.")
+    (call,) = delta.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("clock", {"zone": "UTC"})
+    assert call.id
+
+
+def test_a_raw_prompt_is_continued_without_being_read(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    engine.script = Script(THINKING)
+    assert stub.Predict(predict_options()).message.decode() == "".join(THINKING)
 
 
 def test_a_replacement_character_never_leaves(stub: BackendStub, engine: FakeEngine) -> None:

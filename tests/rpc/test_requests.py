@@ -18,6 +18,7 @@ from tests.rpc.requests_of_hosts import predict_options
 from wire import backend_pb2 as pb
 
 HELLO = pb.Message(role="user", content="hello")
+CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
 def refusal(**changes: Any) -> str:
@@ -29,12 +30,8 @@ def refusal(**changes: Any) -> str:
 def test_every_field_has_exactly_one_place() -> None:
     fields = {field.name for field in pb.PredictOptions.DESCRIPTOR.fields}
     read: set[str] = set()
-    for options in (predict_options(), predict_options(Messages=[HELLO], Tools="[{}]")):
+    for options in (predict_options(), predict_options(Messages=[HELLO])):
         recorder = Recorder(options)
-        if options.Tools:
-            with pytest.raises(InvalidRequest):
-                generation_request(recorder)  # type: ignore[arg-type]
-            options.ToolChoice = "none"
         generation_request(recorder)  # type: ignore[arg-type]
         read |= recorder.read
     assert set(UNUSED) & read == set()
@@ -182,17 +179,32 @@ def test_absurd_stop_strings_are_refused() -> None:
     assert refusal(StopPrompts=["", long]).startswith("StopPrompts[1] is 4097 bytes")
 
 
-@pytest.mark.parametrize("choice", ["none", '"none"', '{"type": "none"}', '"\\"none\\""'])
-def test_tools_pass_where_they_are_declined(choice: str) -> None:
-    options = predict_options(Messages=[HELLO], Tools='[{"type": "function"}]', ToolChoice=choice)
+def _offered(choice: str) -> Any:
+    tools = json.dumps([CLOCK])
+    options = predict_options(Messages=[HELLO], Tools=tools, ToolChoice=choice)
     prompt = generation_request(options).prompt
     assert isinstance(prompt, ChatPrompt)
-    assert prompt.tools is None
+    return prompt.tools
 
 
-@pytest.mark.parametrize("choice", ["", "auto", '"required"', '{"type": "function"}', "[[", "7"])
-def test_tools_are_refused_otherwise(choice: str) -> None:
-    assert refusal(Tools='[{"type": "function"}]', ToolChoice=choice).startswith("Tools")
+def test_tools_reach_the_template_unless_they_are_declined() -> None:
+    assert _offered("") == _offered("auto") == _offered('"auto"') == (CLOCK,)
+    assert _offered("none") is _offered('"none"') is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "words"),
+    [
+        ("{", "", "Tools is not valid JSON"),
+        ('[{"type": "function"}]', "", "Tools[0] has no function"),
+        (json.dumps([CLOCK]), "7", "ToolChoice is '7'"),
+        (json.dumps([CLOCK]), '{"type": "function", "name": "x"}', "ToolChoice names 'x'"),
+        (json.dumps([CLOCK]), '"required"', "cannot force a call"),
+        ("", '"required"', "Tools is empty"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused(tools: str, choice: str, words: str) -> None:
+    assert words in refusal(Messages=[HELLO], Tools=tools, ToolChoice=choice)
 
 
 def test_messages_win_over_the_prompt_with_the_template() -> None:

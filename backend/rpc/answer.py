@@ -1,0 +1,49 @@
+"""One answer on its way out: text pieces in, chat events out.
+
+Only an answer to Messages is parsed. A raw prompt is continued as it is: its host renders and
+reads the template's markers itself (contract 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backend.engine.events import FinishReason
+from backend.engine.generation import Generation
+from backend.engine.request import ChatPrompt, RawPrompt
+from common.chat_events import ChatEvent, Content
+from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser
+
+
+class Answer:
+    """The parser of one generation; it starts with the first piece, when the prompt is known."""
+
+    def __init__(
+        self, chat_format: ChatFormat, prompt: RawPrompt | ChatPrompt, generation: Generation
+    ) -> None:
+        self._format = chat_format
+        self._prompt = prompt
+        self._generation = generation
+        self._parser: ChatParser | None = None
+
+    def feed(self, text: str) -> Sequence[ChatEvent]:
+        """The next piece of text."""
+        parser = self._started()
+        return [Content(text)] if parser is None else parser.feed(text)
+
+    def finish(self, reason: FinishReason) -> Sequence[ChatEvent]:
+        """The end of the text."""
+        parser = self._started()
+        return [] if parser is None else parser.finish(reason)
+
+    def _started(self) -> ChatParser | None:
+        if isinstance(self._prompt, RawPrompt):
+            return None
+        if self._parser is None:
+            self._parser = ChatParser(
+                self._format,
+                tools=self._prompt.tools or (),
+                prompt_tail=self._generation.prompt_tail,
+            )
+        return self._parser

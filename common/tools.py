@@ -1,0 +1,97 @@
+"""The tools of a request and the choice among them, from the JSON texts that hosts send.
+
+The choice arrives in many spellings (contract 3.6.3): OpenAI's, Anthropic's and that of the
+Responses API, as JSON, as JSON inside a JSON string, and as a bare word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Tool = dict[str, Any]
+Mode = Literal["auto", "none", "required"]
+
+_MODES: dict[str, Mode] = {
+    "": "auto",
+    "auto": "auto",
+    "none": "none",
+    "required": "required",
+    "any": "required",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model may, must or must not call a tool; `name`: which one it must call."""
+
+    mode: Mode = "auto"
+    name: str = ""
+
+
+def parse_tools(text: str) -> tuple[Tool, ...]:
+    """The tools, as templates read them. Raises ValueError with what is wrong."""
+    if not text.strip():
+        return ()
+    try:
+        tools = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"Tools is not valid JSON: {error}") from None
+    if tools is None:
+        return ()
+    if not isinstance(tools, list):
+        raise ValueError("Tools must be a JSON list")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"Tools[{index}] has no function with a name")
+    return tuple(tools)
+
+
+def parse_tool_choice(text: str) -> ToolChoice:
+    """The choice. Raises ValueError for one that cannot be understood."""
+    value: Any = text.strip()
+    for _ in range(2):  # a JSON string may hold JSON
+        if not isinstance(value, str):
+            break
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            break
+    if value is None:
+        return ToolChoice()
+    if isinstance(value, str) and value.lower() in _MODES:
+        return ToolChoice(_MODES[value.lower()])
+    if isinstance(value, dict):
+        return _of_object(value)
+    raise ValueError(
+        f"ToolChoice is {text.strip()[:80]!r}: send auto, none, required or a function's name in"
+        ' the form {"type":"function","function":{"name":"…"}}'
+    )
+
+
+def _of_object(choice: dict[str, Any]) -> ToolChoice:
+    kind = choice.get("type")
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    if kind in ("function", "tool"):
+        if isinstance(name, str) and name:
+            return ToolChoice("required", name)
+        raise ValueError("ToolChoice asks for a function, but gives no name")
+    if isinstance(kind, str) and kind in _MODES:
+        return ToolChoice(_MODES[kind])
+    raise ValueError(f"ToolChoice has the type {kind!r}: send auto, none, required or function")
+
+
+def offered(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
+    """The tools that the model may see. Raises ValueError where the choice names another."""
+    if choice.mode == "none":
+        return ()
+    if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:
+        raise ValueError(f"ToolChoice names {choice.name!r}, which is not among Tools")
+    if choice.mode == "required" and not tools:
+        raise ValueError("ToolChoice requires a call, but Tools is empty")
+    return tuple(tools)

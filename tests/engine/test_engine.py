@@ -1,0 +1,278 @@
+"""The engine as the servicer has it: an event loop on one side, the real thread on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.engine import Engine, EngineState, LoadRequest
+from backend.engine.errors import (
+    Cancelled,
+    EngineFailed,
+    InvalidRequest,
+    ModelRejected,
+    NotLoaded,
+    Overloaded,
+    ShuttingDown,
+)
+from backend.engine.events import Event, Finished
+from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
+from backend.engine.scheduler import Scheduler
+from tests.engine.loading_models import write_model
+
+# Drawn, because the best token of a random model may be half a character for ever.
+DRAWN = Sampling(temperature=1.0, seed=1)
+ENDLESS = GenerationRequest("endless", RawPrompt("a b c"), DRAWN, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@asynccontextmanager
+async def _engine(model: Path | None = None, **settings: Any) -> AsyncIterator[Engine]:
+    engine = Engine()
+    engine.start()
+    try:
+        if model is not None:
+            await engine.load(LoadRequest("m", str(model), settings=settings))
+        yield engine
+    finally:
+        await engine.stop(10)
+
+
+async def _all(engine: Engine, request: GenerationRequest) -> list[Event]:
+    async with engine.submit(request) as generation:
+        return [event async for event in generation]
+
+
+def _text(events: list[Event]) -> str:
+    return "".join(event.text for event in events if not isinstance(event, Finished))
+
+
+async def _serves(engine: Engine) -> None:
+    events = await _all(
+        engine, GenerationRequest("1", RawPrompt("a"), max_tokens=3, ignore_eos=True)
+    )
+    assert events[-1].usage.completion_tokens == 3
+
+
+async def test_one_request_from_submit_to_the_last_event(model: Path) -> None:
+    async with _engine(model) as engine:
+        request = GenerationRequest("1", RawPrompt("a b c"), max_tokens=7, ignore_eos=True)
+        events = await _all(engine, request)
+        assert isinstance(events[-1], Finished)
+        assert events[-1].usage.completion_tokens == 7
+        assert engine.status().state is EngineState.READY
+
+
+async def test_nothing_is_served_before_a_load_and_during_one(model: Path) -> None:
+    async with _engine() as engine:
+        assert engine.status().state is EngineState.EMPTY
+        with pytest.raises(NotLoaded):
+            engine.submit(ENDLESS)
+        load = asyncio.ensure_future(engine.load(LoadRequest("m", str(model))))
+        await asyncio.sleep(0)
+        assert engine.status().state is EngineState.LOADING
+        for ask in (lambda: engine.submit(ENDLESS), engine.require_model):
+            with pytest.raises(NotLoaded, match="under way"):
+                ask()
+        await load
+        assert engine.require_model().name == "m"
+
+
+async def test_two_loads_at_once_are_one_after_the_other(model: Path) -> None:
+    async with _engine() as engine:
+        await asyncio.gather(*(engine.load(LoadRequest(n, str(model))) for n in ("a", "b", "c")))
+        assert (engine.loaded and engine.loaded.name) == "c"
+        await _serves(engine)
+
+
+async def test_a_failed_load_leaves_the_model_and_its_running_rows(
+    model: Path, tmp_path: Path
+) -> None:
+    async with _engine(model) as engine, engine.submit(ENDLESS) as generation:
+        events = aiter(generation)
+        await anext(events)
+        with pytest.raises(ModelRejected):
+            await engine.load(LoadRequest("empty", str(tmp_path)))
+        assert not isinstance(await anext(events), Finished)
+        assert engine.require_model().name == "m"
+
+
+async def test_a_load_that_nobody_waits_for_changes_nothing(model: Path) -> None:
+    async with _engine(model) as engine:
+        load = asyncio.ensure_future(engine.load(LoadRequest("other", str(model))))
+        await asyncio.sleep(0)
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        assert engine.require_model().name in ("m", "other")
+        await _serves(engine)
+
+
+async def test_free_and_another_load_end_running_rows(model: Path) -> None:
+    async with _engine(model) as engine:
+        for end in (lambda: engine.load(LoadRequest("again", str(model))), engine.free):
+            async with engine.submit(ENDLESS) as generation:
+                events = aiter(generation)
+                await anext(events)
+                await end()
+                with pytest.raises(Cancelled):
+                    async for _ in events:
+                        pass
+        with pytest.raises(NotLoaded):
+            engine.submit(ENDLESS)
+        assert await engine.free() is False
+
+
+async def test_memory_returns_with_free(model: Path) -> None:
+    async with _engine() as engine:
+        gc.collect()
+        before = mx.get_active_memory()
+        for _ in range(3):
+            await engine.load(LoadRequest("m", str(model)))
+            await _all(engine, GenerationRequest("1", RawPrompt("a " * 60), max_tokens=30))
+            assert mx.get_active_memory() > before + 10_000
+            await engine.free()
+            gc.collect()
+            assert mx.get_active_memory() <= before + 1_000
+
+
+async def test_the_queue_is_bounded_and_leaving_makes_room(model: Path) -> None:
+    async with _engine(model, parallel=1, max_queue=2) as engine:
+        admitted = [engine.submit(ENDLESS) for _ in range(3)]
+        with pytest.raises(Overloaded, match="3 requests"):
+            engine.submit(ENDLESS)
+        admitted[1].cancel()
+        admitted.append(engine.submit(ENDLESS))
+        for generation in admitted:
+            generation.cancel()
+        assert engine.metrics().queued <= 1
+        await _serves(engine)
+
+
+async def test_a_cancelled_reader_is_told_so(model: Path) -> None:
+    async with _engine(model) as engine, engine.submit(ENDLESS) as generation:
+        await anext(aiter(generation))
+        generation.cancel()
+        with pytest.raises(Cancelled):
+            async for _ in generation:
+                pass
+
+
+async def test_a_slow_reader_gets_the_same_text_in_fewer_pieces(model: Path) -> None:
+    request = GenerationRequest("1", RawPrompt("a b"), DRAWN, max_tokens=60, ignore_eos=True)
+    async with _engine(model) as engine:
+        eager = await _all(engine, request)
+        async with engine.submit(request) as generation:
+            await _all(engine, replace(request, max_tokens=200))
+            assert generation.over
+            late = [event async for event in generation]
+        assert _text(late) == _text(eager)
+        assert len(late) == 2
+
+
+async def test_prompts_that_cannot_be_served_say_why(model: Path) -> None:
+    async with _engine(model) as engine:
+        size = engine.require_model().context_size
+        long = GenerationRequest("1", RawPrompt("a b " * size))
+        with pytest.raises(InvalidRequest, match=f"the context holds {size}"):
+            await _all(engine, long)
+        with pytest.raises(InvalidRequest, match=r"tokens\[1\] is 999999"):
+            await engine.detokenize([1, 999_999])
+        await _serves(engine)
+
+
+async def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    async with _engine(model) as engine:
+        chat = GenerationRequest("1", ChatPrompt(({"role": "user", "content": "Hi"},)))
+        with pytest.raises(InvalidRequest, match="no chat template"):
+            await _all(engine, chat)
+        await _serves(engine)
+
+
+async def test_a_templates_own_refusal_reaches_the_client(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    (model / "chat_template.jinja").write_text(
+        "{{ raise_exception('roles must alternate') if messages|length > 1 else 'a' }}"
+    )
+    async with _engine(model) as engine:
+        turn = {"role": "user", "content": "Hi"}
+        with pytest.raises(InvalidRequest, match="roles must alternate"):
+            await _all(engine, GenerationRequest("1", ChatPrompt((turn, turn))))
+
+
+async def test_the_bos_is_there_once(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    bos = next(iter(tokenizer["model"]["vocab"]))
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": bos}))
+    (model / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    async with _engine(model) as engine:
+        alone = len(await engine.tokenize("b c"))
+        chat = ChatPrompt(({"role": "user", "content": "b c"},))
+        counts = []
+        for prompt in (chat, RawPrompt(f"{bos}b c")):
+            events = await _all(engine, GenerationRequest("1", prompt, max_tokens=1))
+            counts.append(events[-1].usage.prompt_tokens)
+        assert counts == [alone + 1] * 2
+
+
+async def test_stop_ends_everything_and_refuses_the_rest(model: Path) -> None:
+    async with _engine(model) as engine:
+        generation = engine.submit(ENDLESS)
+        await anext(aiter(generation))
+        await engine.stop(10)
+        with pytest.raises(ShuttingDown):
+            async for _ in generation:
+                pass
+        for refused in (lambda: engine.submit(ENDLESS), engine.require_model):
+            with pytest.raises((ShuttingDown, NotLoaded)):
+                refused()
+
+
+async def test_an_engine_that_cannot_go_on_says_so(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Scheduler) -> None:
+        raise RuntimeError("injected")
+
+    async with _engine(model) as engine:
+        monkeypatch.setattr(Scheduler, "step", broken)
+        with pytest.raises(EngineFailed):
+            await _all(engine, ENDLESS)
+        assert "injected" in await engine.failed()
+        assert engine.status().state is EngineState.FAILED
+
+
+async def test_seeds_repeat_and_differ(model: Path) -> None:
+    async with _engine(model) as engine:
+
+        async def draw(seed: int) -> str:
+            sampling = Sampling(temperature=1.0, seed=seed)
+            request = GenerationRequest(
+                "1", RawPrompt("a"), sampling, max_tokens=20, ignore_eos=True
+            )
+            return _text(await _all(engine, request))
+
+        seeds = [0, 1, 2, 3]
+        alone = [await draw(seed) for seed in seeds]
+        assert alone == list(await asyncio.gather(*map(draw, seeds)))
+        assert len(set(alone)) == len(seeds)

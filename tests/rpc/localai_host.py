@@ -1,0 +1,127 @@
+"""How LocalAI turns replies into what its client sees, by the rules of contract 4.1 to 4.7.
+
+Only the rules that can spoil an answer are played: the rune gate, the tags that the host moves out
+of `message` by itself, its preference for deltas once it has seen them, its own search for calls
+in `message`, the aggregation of deltas by index, and the repetition of empty answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from wire import backend_pb2 as pb
+
+_MARKUP = re.compile(r"<tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]")
+
+
+@dataclass
+class Seen:
+    """What the client got. `invented`: calls that the host found in text; always a corruption."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    invented: bool = False
+    empty_chunks: int = 0
+    retried: bool = False
+    tokens: int = 0
+
+
+@dataclass
+class _Callback:
+    text: str
+    deltas: Sequence[pb.ChatDelta]
+
+
+def streamed(replies: Iterable[pb.Reply], *, tools: bool) -> Seen:
+    """A streaming chat completion, with or without tools in the request (4.3, 4.4)."""
+    seen = Seen()
+    received = list(replies)
+    callbacks = list(_callbacks(received))
+    accumulated, extracted = "", ("", "")
+    deltas_win = False
+    for callback in callbacks:
+        accumulated += callback.text
+        said = "".join(delta.content for delta in callback.deltas)
+        thought = "".join(delta.reasoning_content for delta in callback.deltas)
+        deltas_win |= bool(thought) or (tools and bool(said))
+        before, extracted = extracted, _extract(accumulated)
+        if not deltas_win:
+            said = extracted[0][len(before[0]) :]
+            thought = extracted[1][len(before[1]) :]
+        seen.content += said
+        seen.reasoning += thought
+        seen.empty_chunks += not said and not thought
+        if tools and not any(delta.tool_calls for delta in callback.deltas):
+            seen.invented |= _looks_like_call(accumulated)
+    _conclude(seen, received)
+    return seen
+
+
+def unary(reply: pb.Reply, *, tools: bool) -> Seen:
+    """A chat completion in one piece (4.2)."""
+    seen = Seen()
+    deltas = reply.chat_deltas
+    if any(delta.content or delta.reasoning_content or delta.tool_calls for delta in deltas):
+        seen.content = "".join(delta.content for delta in deltas)
+        seen.reasoning = "".join(delta.reasoning_content for delta in deltas)
+        if not seen.reasoning:
+            seen.content, seen.reasoning = _extract(seen.content)
+    else:
+        seen.content, seen.reasoning = _extract(reply.message.decode())
+    _conclude(seen, [reply])
+    if tools and not seen.calls:
+        seen.invented = _looks_like_call(reply.message.decode())
+    return seen
+
+
+def _callbacks(replies: Iterable[pb.Reply]) -> Iterable[_Callback]:
+    """One callback per reply with a whole rune or no text; a U+FFFD stalls the rest (4.1.1)."""
+    pending = b""
+    for reply in replies:
+        pending += reply.message
+        text = pending.decode("utf-8", "replace")
+        whole = text.partition("\ufffd")[0]
+        pending = pending[len(whole.encode()) :]
+        if whole or not reply.message:
+            yield _Callback(whole, reply.chat_deltas)
+
+
+def _extract(text: str) -> tuple[str, str]:
+    """The host's own tags (4.3.6): an unclosed one takes everything after it."""
+    before, opening, rest = text.partition("<think>")
+    if not opening:
+        return text, ""
+    thought, _, after = rest.partition("</think>")
+    return before + after, thought
+
+
+def _looks_like_call(text: str) -> bool:
+    if _MARKUP.search(text):
+        return True
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r"\{", text):
+        try:
+            value, _ = decoder.raw_decode(text, match.start())
+        except ValueError:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            return True
+    return False
+
+
+def _conclude(seen: Seen, replies: Sequence[pb.Reply]) -> None:
+    """Calls by index (4.7), the last totals (4.1.3), and whether the host would ask again (4.5)."""
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    deltas = [delta for reply in replies for delta in reply.chat_deltas]
+    for call in (call for delta in deltas for call in delta.tool_calls):
+        names[call.index] = call.name or names.get(call.index, "")
+        arguments[call.index] = arguments.get(call.index, "") + call.arguments
+    seen.calls = [(names[index], arguments[index]) for index in sorted(names)]
+    said = b"".join(reply.message for reply in replies).strip()
+    seen.retried = not said and not any(delta.content or delta.tool_calls for delta in deltas)
+    seen.tokens = replies[-1].tokens
