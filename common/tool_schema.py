@@ -53,6 +53,23 @@ class ToolSchemas:
         """The declared arguments of a tool, in their order."""
         return list(_properties(self._parameters.get(name, {})))
 
+    def lacks(self, name: str, arguments: Iterable[str]) -> bool:
+        """Whether a required argument of a tool is not among these."""
+        required = self._parameters.get(name, {}).get("required")
+        given = set(arguments)
+        return isinstance(required, list) and any(
+            key not in given for key in required if isinstance(key, str)
+        )
+
+    def accepting(self, arguments: Iterable[str]) -> list[str]:
+        """The tools that have all of these arguments and require no others."""
+        given = set(arguments)
+        return [
+            name
+            for name in self._parameters
+            if given <= set(self.properties(name)) and not self.lacks(name, given)
+        ]
+
     def typed(self, name: str, argument: str, text: str, undeclared: Undeclared) -> str:
         """The JSON of an argument that was written as bare text."""
         root = self._parameters.get(name, {})

@@ -2,8 +2,9 @@
 
 Templates separate reasoning, answer and calls by newlines that belong to none of them, while
 whitespace inside an answer is the model's own. So newlines are held until it is known what
-follows: text makes them part of it, the edge of a block drops them. What stands between two
-blocks and is nothing but whitespace is dropped too.
+follows: text makes them part of it, the edge of a block drops them. Text that goes on after a
+block keeps the newlines before it: no template puts them there, and without them two sentences
+would become one. What stands between two blocks and is nothing but whitespace is dropped.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Answer:
         self._kind: type[Content] | type[Reasoning] = Content
         self._blank: list[str] = []
         self._after_block = False
+        self._said: set[type[Content] | type[Reasoning]] = set()
         self._ids: set[str] = set()
         self.calls = 0
         self._latest = ""
@@ -67,12 +69,13 @@ class Answer:
             return
         end = len(text.rstrip("\n"))
         lead = "".join(self._blank)
-        if self.fresh and self._after_block:
+        if self.fresh and self._after_block and self._kind not in self._said:
             shown = (lead + text[:end]).lstrip("\n")
         else:
             shown = lead + text[:end]
         self._blank = [text[end:]]
         self.fresh = False
+        self._said.add(self._kind)
         self._events.append(self._kind(shown))
 
     def edge(self, *, reasoning: bool | None = None) -> None:

@@ -21,9 +21,10 @@ def _read_call(reading: Reading) -> Wait[Call]:
     """`function<sep>NAME`, a line break and fenced JSON in V3; `NAME<sep>` and JSON in V3.1."""
     cursor = reading.cursor
     words: list[str] = []
-    if (yield from cursor.until(Markers([_SEPARATOR, "\n", "{"]), words.append)) != _SEPARATOR:
+    marker = yield from cursor.until(Markers([_SEPARATOR, "\n", "{"]), words.append)
+    if marker not in (_SEPARATOR, "{"):
         raise cursor.unreadable()
-    cursor.take(len(_SEPARATOR))
+    yield from cursor.accept(_SEPARATOR)
     after: list[str] = []
     yield from cursor.until(_LINE, after.append)
     name = "".join(after).strip() or "".join(words).strip()

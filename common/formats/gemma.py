@@ -6,7 +6,7 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
+from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.tagged_text import TaggedText
 from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect, read_value
 
@@ -18,7 +18,7 @@ def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[
     marked = bool((yield from cursor.accept(opener)))
     while True:
         yield from cursor.space()
-        yield from cursor.expect("call:")
+        yield from cursor.expect("call:", ":call:")
         name = yield from cursor.run(_NAME)
         yield from cursor.space()
         if not name or not (marked or name in reading.tools):
@@ -46,11 +46,18 @@ def _read_function_gemma(reading: Reading) -> Wait[None]:
     yield from _read(reading, FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>")
 
 
+def _begins_line(reading: Reading, _opener: str) -> bool:
+    return reading.answer.markdown.line_start and not reading.answer.reasoning
+
+
 GEMMA4_TEXT = TaggedText(
-    tags=(Tags("<|channel>thought", "<channel|>", anywhere=True),),
+    tags=(
+        Tags("<|channel>thought", "<channel|>", anywhere=True),
+        Tags("thought\n", "<channel|>"),  # what is left where the token before it was not shown
+    ),
     calls=(
         CallSyntax(("<|tool_call>",), _read_gemma4, ("<tool_call|>",)),
-        CallSyntax(("call:",), _read_gemma4, begins=nothing_said),
+        CallSyntax(("call:",), _read_gemma4, begins=_begins_line),
     ),
     silent=("<|tool_response>", "<turn|>"),
 )

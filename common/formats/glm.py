@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_json_calls
 from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
 from common.formats.tagged_calls import CallTags
@@ -42,16 +42,28 @@ class KeyValueTags(CallTags):
         name = yield from cursor.run(_NAME)
         yield from cursor.space()
         if not (yield from cursor.at([self.parameter, self.call_close, "{"])):
-            raise cursor.unreadable()
+            with cursor.ahead():
+                if not (yield from self._opens_parameter(cursor)):
+                    raise cursor.unreadable()
         return name, False, ""
+
+    def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
+        """A key opens; where its opening tag is missing, its closing one must be there."""
+        if (yield from cursor.accept(self.parameter)):
+            return True
+        with cursor.ahead():
+            key = yield from cursor.run(_KEY)
+            return bool(key.strip()) and bool((yield from cursor.at([self.key_close])))
 
     def _read_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
         key = (yield from cursor.run(_KEY)).strip()
-        yield from cursor.accept(self.key_close)
-        yield from cursor.space()
-        yield from cursor.expect(self.value)
-        if not key:
-            raise Unreadable
+        closed = yield from cursor.accept(self.key_close)
+        with cursor.ahead():
+            space = len((yield from cursor.space()))
+            opened = yield from cursor.at([self.value])
+        cursor.take(space + len(opened))
+        if not key or not (closed or opened):
+            raise cursor.unreadable()
         return {"name": key}, False
 
 

@@ -10,25 +10,31 @@ import re
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cut, Markers, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import arguments_of
 from common.formats.reading import Reading, Tags
 from common.formats.values import read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
+_ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
+_CHANNELS = ("analysis", "commentary", "final")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_HEADER_ENDS = Markers([_MESSAGE, _START, *_ENDS])
 _BODY_ENDS = Markers([_START, _CHANNEL, *_ENDS])
-_HEADER_PARTS = (_CHANNEL, "<|constrain|>", _MESSAGE, " to=", "to=")
+_HEADER_PARTS = (_START, _ROLE, _CHANNEL, *_CHANNELS, _CONSTRAIN, "json", "code", _RECIPIENT)
+_BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
 _NEXT = Markers([_START])
-_ROLE = re.compile(r"[a-z]*")
-_RECIPIENT = re.compile(r"to=([^\s<]+)")
-_KNOWN_IN_HEADER = re.compile(
-    r"<\|channel\|>\s*(?:analysis|commentary|final)\b|<\|constrain\|>\s*[a-z]*|to=[^\s<]+"
-    r"|\b(?:assistant|json|code)\b"
-)
-_CUT_HEADER = re.compile(r"\s*<\|[a-z<|>]{0,80}")
-_ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
+_NAME = re.compile(r"[^\s<{]*")
+_HEADER_WORDS = re.compile(r"[\w\s.=-]*")
+_FORMAT = re.compile(r"[a-z]*")
+
+
+@dataclass
+class _Header:
+    """What a header says; `marked` tells that markup says it, and not words that look like it."""
+
+    channel: str = ""
+    recipient: str = ""
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,52 +46,64 @@ class Harmony:
     closers: tuple[str, ...] = ("<|call|>",)
 
     def read(self, reading: Reading) -> Wait[None]:
-        header = reading.prompt_tail.rpartition(_START)[2]
-        if _MESSAGE in header:
-            yield from self._body(reading, header.partition(_MESSAGE)[0])
-            header = ""
+        prompted = _header_in(reading.prompt_tail.rpartition(_START)[2])
+        if _MESSAGE in reading.prompt_tail.rpartition(_START)[2]:
+            yield from self._body(reading, prompted)
+            prompted = _Header()
         while (yield from reading.cursor.more()):
-            yield from self._message(reading, header)
-            header = ""
+            yield from self._message(reading, prompted)
+            prompted = _Header()
 
-    def _message(self, reading: Reading, prompted: str) -> Wait[None]:
+    def _message(self, reading: Reading, header: _Header) -> Wait[None]:
         cursor, answer = reading.cursor, reading.answer
-        header = ""
         try:
             with reading.attempt():
-                header = prompted + (yield from self._header(reading))
-                if recipient := _RECIPIENT.search(header):
-                    yield from self._call(reading, recipient[1])
+                yield from self._header(reading, header)
+                if header.recipient:
+                    yield from self._call(reading, header.recipient)
         except Cut:
             rest = cursor.rest()
-            if not _CUT_HEADER.fullmatch(rest):
+            if header.recipient or not header.marked:
                 answer.exact(reasoning=False)
                 answer.write(rest)
         except Unreadable:
-            yield from self._other(reading)
+            yield from self._other(reading, header)
         else:
-            if not recipient:
+            if not header.recipient:
                 yield from self._body(reading, header)
 
-    def _header(self, reading: Reading) -> Wait[str]:
-        """What stands between the start of a message and its text."""
+    def _header(self, reading: Reading, header: _Header) -> Wait[None]:
+        """What stands between the start of a message and its text, whose mark may be missing."""
         cursor = reading.cursor
-        chunks: list[str] = []
-        with cursor.ahead():
-            yield from cursor.space()
-            spaced = bool((yield from cursor.at([_START, _CHANNEL])))
-        if spaced:
-            yield from cursor.space()
-        if (yield from cursor.accept(_START)):
-            chunks.append((yield from cursor.run(_ROLE)))
-        if not (yield from cursor.at(_HEADER_PARTS)):
+        while True:
+            with cursor.ahead():
+                space = len((yield from cursor.space()))
+                part = yield from cursor.at([*_HEADER_PARTS, _MESSAGE])
+            if not part or (
+                part in _BARE_PARTS and not (yield from self._is_header(cursor, header))
+            ):
+                break
+            cursor.take(space + len(part))
+            header.marked = header.marked or part not in _BARE_PARTS
+            if part == _MESSAGE:
+                return
+            if part in _CHANNELS:
+                header.channel = part
+            elif part == _RECIPIENT:
+                header.recipient = yield from cursor.run(_NAME)
+            elif part == _CONSTRAIN:
+                yield from cursor.run(_FORMAT)
+        yield from cursor.drop_cut((*_HEADER_PARTS, _MESSAGE))
+        if not header.marked or not (yield from cursor.more()):
             raise cursor.unreadable()
-        yield from cursor.until(_HEADER_ENDS, chunks.append)
-        yield from cursor.expect(_MESSAGE)
-        header = "".join(chunks)
-        if _KNOWN_IN_HEADER.sub("", header).strip():
-            raise Unreadable
-        return header
+
+    def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
+        """Whether words that may be a header's are, since markup came before or comes after."""
+        if header.marked:
+            return True
+        with cursor.ahead():
+            yield from cursor.run(_HEADER_WORDS)
+            return bool((yield from cursor.at([_CHANNEL, _MESSAGE, _CONSTRAIN])))
 
     def _call(self, reading: Reading, recipient: str) -> Wait[None]:
         cursor = reading.cursor
@@ -94,8 +112,9 @@ class Harmony:
             raise Unreadable
         yield from cursor.space()
         arguments: str | None = "{}"
-        over = not (yield from cursor.more()) and not reading.was_cut()
-        if not over and not (yield from cursor.at([*_ENDS, _START])):
+        stopped = not (yield from cursor.more()) and not reading.was_cut()
+        empty = stopped and not reading.tools.lacks(name, ())
+        if not empty and not (yield from cursor.at([*_ENDS, _START])):
             arguments = arguments_of((yield from read_value(cursor, ends=(*_ENDS, _START))))
         if arguments is None:
             raise Unreadable
@@ -105,10 +124,10 @@ class Harmony:
             raise Unreadable
         reading.call(Call(name, arguments))
 
-    def _body(self, reading: Reading, header: str) -> Wait[None]:
+    def _body(self, reading: Reading, header: _Header) -> Wait[None]:
         """The text of a message that is no call."""
         cursor, answer = reading.cursor, reading.answer
-        answer.exact(reasoning=bool(_ANALYSIS.search(header)))
+        answer.exact(reasoning=header.channel == "analysis")
         while marker := (yield from cursor.until(_BODY_ENDS, answer.write)):
             if answer.markdown.quoted:
                 answer.write(cursor.take(len(marker)))
@@ -117,13 +136,21 @@ class Harmony:
             break
         answer.flush()
 
-    def _other(self, reading: Reading) -> Wait[None]:
+    def _other(self, reading: Reading, header: _Header) -> Wait[None]:
         """Text without a header is the answer; a call that cannot be read is kept as written."""
         cursor, answer = reading.cursor, reading.answer
-        if not (yield from cursor.at([_START, *_HEADER_PARTS])):
-            yield from self._body(reading, "")
+        if not header.recipient:
+            yield from self._body(reading, _Header())
             return
         answer.exact(reasoning=False)
+        answer.write((yield from cursor.space()))
         answer.write((yield from cursor.accept(_START)))
         yield from cursor.until(_NEXT, answer.write)
         answer.flush()
+
+
+def _header_in(text: str) -> _Header:
+    """What a header says that the prompt has begun; it is markup, since a turn's start is."""
+    channel = next((name for name in _CHANNELS if f"{_CHANNEL}{name}" in text), "")
+    recipient = re.search(r"to=([^\s<]+)", text)
+    return _Header(channel, recipient[1] if recipient else "")

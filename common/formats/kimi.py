@@ -11,7 +11,7 @@ from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
-from common.formats.values import read_value
+from common.formats.values import parts, read_value
 
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _CALL_END = "<|tool_call_end|>"
@@ -25,16 +25,22 @@ def _read_call(reading: Reading) -> Wait[Call]:
     marker = yield from cursor.until(Markers([_ARGUMENTS, _CALL_END, "{", "\n\n"]), words.append)
     identity = "".join(words).strip()
     named = _IDENTITY.fullmatch(identity)
-    if marker != _ARGUMENTS or not named:
+    if marker not in (_ARGUMENTS, "{") or not named:
         raise cursor.unreadable()
-    cursor.take(len(marker))
+    yield from cursor.accept(_ARGUMENTS)
     yield from cursor.space()
     if (yield from cursor.at([_CALL_END])):
         return Call(named[1], "{}", identity)
     arguments = arguments_of((yield from read_value(cursor, ends=(_CALL_END,))))
     if arguments is None:
         raise Unreadable
-    return Call(named[1], arguments, identity)
+    name = named[1]
+    if name.isdecimal() and name not in reading.tools:  # only the index: the arguments may tell
+        fitting = reading.tools.accepting(key for key, _ in parts(arguments))
+        if len(fitting) != 1:
+            raise Unreadable
+        name = fitting[0]
+    return Call(name, arguments, identity)
 
 
 _SECTION = Section(

@@ -31,13 +31,14 @@ class Section:
     def read(self, reading: Reading) -> Wait[None]:
         """A section, or calls whose section marker is missing; an empty section is nothing."""
         cursor = reading.cursor
-        yield from cursor.accept(self.opener)
+        in_section = bool((yield from cursor.accept(self.opener)))
         count = 0
         while True:
             with cursor.ahead():
                 space = len((yield from cursor.space()))
                 following = yield from cursor.at([self.call, self.closer])
-            if following != self.call:
+                unmarked = in_section and not following and (yield from cursor.more())
+            if following != self.call and not unmarked:
                 break
             cursor.take(space + len(following))
             call = yield from self.read_call(reading)

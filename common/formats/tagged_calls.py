@@ -148,24 +148,30 @@ class CallTags:
             yield from cursor.space()
             if (yield from cursor.accept(self.call_close)):
                 break
-            if (yield from cursor.accept(self.parameter)):
+            if (yield from self._opens_parameter(cursor)):
                 yield from self._read_parameter(reading, name, arguments)
             elif self.json_block and (yield from cursor.accept(self.json_block)):
                 yield from self._read_header(cursor)
                 return Call(name, (yield from self._read_json(cursor)), identity)
             elif not arguments and (yield from cursor.peek()) == "{":
                 return Call(name, (yield from self._read_json(cursor)), identity)
-            elif (yield from self._left_open(reading, bool(arguments))):
+            elif (yield from self._left_open(reading, name, arguments)):
                 break
             else:
                 raise cursor.unreadable()
         return Call(name, object_of(arguments), identity)
 
-    def _left_open(self, reading: Reading, has_arguments: bool) -> Wait[bool]:
-        """The call's closing tag is missing, but what comes shows that the call is over."""
+    def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
+        return bool((yield from cursor.accept(self.parameter)))
+
+    def _left_open(self, reading: Reading, name: str, arguments: Mapping[str, str]) -> Wait[bool]:
+        """The call's closing tag is missing, but what comes shows that the call is over.
+
+        Where nothing comes, a call that lacks a required argument was cut.
+        """
         cursor = reading.cursor
         if not (yield from cursor.more()):
-            if reading.was_cut() or not has_arguments:
+            if reading.was_cut() or not arguments or reading.tools.lacks(name, arguments):
                 raise Cut
             return True
         following = filter(None, (self.block_close, self.block, self.call))

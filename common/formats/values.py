@@ -111,7 +111,10 @@ def _read_scalar(cursor: Cursor, dialect: Dialect) -> Wait[str]:
     if head == '"' or (dialect.python and head == "'"):
         return (yield from _read_quoted(cursor, dialect))
     if dialect.bare:
-        return _bare_value((yield from cursor.run(_TEXT_RUN)).strip(), dialect, cursor)
+        bare = (yield from cursor.run(_TEXT_RUN)).strip()
+        if not bare and (yield from cursor.peek()) not in (",", "}", "]"):
+            raise cursor.unreadable()
+        return _bare_value(bare, dialect)
     text = yield from cursor.run(_SCALAR_RUN)
     if text in dialect.words:
         return dialect.words[text]
@@ -120,12 +123,12 @@ def _read_scalar(cursor: Cursor, dialect: Dialect) -> Wait[str]:
     raise cursor.unreadable()
 
 
-def _bare_value(text: str, dialect: Dialect, cursor: Cursor) -> str:
-    if not text:
-        raise cursor.unreadable()
+def _bare_value(text: str, dialect: Dialect) -> str:
     if text in dialect.words:
         return dialect.words[text]
-    return text if NUMBER.fullmatch(text) else json_string(text)
+    if NUMBER.fullmatch(text):
+        return text
+    return f"{text}0" if text.endswith(".") and NUMBER.fullmatch(f"{text}0") else json_string(text)
 
 
 def _read_fenced(cursor: Cursor, fence: str) -> Wait[str]:

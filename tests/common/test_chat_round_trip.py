@@ -171,7 +171,6 @@ def test_reads_back_what_was_rendered(
     assert plain(message) == (content, thought, calls)
 
 
-SCHEMA_TYPES = {"null": type(None), "boolean": bool, "integer": int, "number": float}
 TYPED = (
     st.tuples(st.just("string"), TEXT)
     | st.tuples(st.just("integer"), st.integers())

@@ -18,7 +18,7 @@ JSON_CASES = [
     Case("one call", FERRY, calls=[A_FERRY]),
     Case("two calls", f"{FERRY}\n{TIDE}", calls=[A_FERRY, A_TIDE]),
     Case("text before", f"One moment.\n{FERRY}", "One moment.", calls=[A_FERRY]),
-    Case("text around", f"One.\n{TIDE}\nTwo.", "One.Two.", calls=[A_TIDE]),
+    Case("text around", f"One.\n{TIDE}\nTwo.", "One.\nTwo.", calls=[A_TIDE]),
     Case(
         "reasoning, answer",
         "<think>\nBoats, hm.\n\nYes.\n</think>\n\nNine.",
@@ -45,7 +45,7 @@ JSON_CASES = [
         "call inside reasoning that goes on",
         f"Look.\n{FERRY}\nAnd wait.\n</think>\n\nDone.",
         "Done.",
-        "Look.And wait.",
+        "Look.\nAnd wait.",
         [A_FERRY],
         THINKING,
     ),
@@ -127,7 +127,7 @@ JSON_CASES = [
     Case(
         "cut in a second call",
         f"Hm.\n{TIDE}\n{FERRY[:50]}",
-        f"Hm.{FERRY[:50]}",
+        f"Hm.\n{FERRY[:50]}",
         calls=[A_TIDE],
         cut=True,
     ),

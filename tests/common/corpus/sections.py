@@ -46,6 +46,12 @@ DEEPSEEK_CASES = [
         _BEGIN + _V31_FERRY.removesuffix("<｜tool▁call▁end｜>") + _END,
         calls=[A_FERRY],
     ),
+    Case(
+        "no mark of a call",
+        _BEGIN + _V31_FERRY.removeprefix("<｜tool▁call▁begin｜>") + _END,
+        calls=[A_FERRY],
+    ),
+    Case("no separator", _BEGIN + _V31_FERRY.replace("<｜tool▁sep｜>", "") + _END, calls=[A_FERRY]),
     Case("text after", f"{_BEGIN}{_V31_TIDE}{_END}\nHm.", "Hm.", calls=[A_TIDE]),
     Case(
         "markers in a string",
@@ -104,6 +110,21 @@ KIMI_CASES = [
     Case("no section", _TIDE, calls=[A_TIDE]),
     Case("no end", (_OPEN + _FERRY).removesuffix("<|tool_call_end|>"), calls=[A_FERRY]),
     Case("no arguments", _OPEN + _TIDE.replace("{}", "") + _CLOSE, calls=[A_TIDE]),
+    Case(
+        "no mark of arguments",
+        _OPEN + _TIDE.replace("<|tool_call_argument_begin|>", "") + _CLOSE,
+        calls=[A_TIDE],
+    ),
+    Case(
+        "no mark of a call",
+        _OPEN + _FERRY.removeprefix("<|tool_call_begin|>") + _CLOSE,
+        calls=[A_FERRY],
+    ),
+    Case(
+        "only the index",
+        _OPEN + _FERRY.replace("functions.ferry_times:", "") + _CLOSE,
+        calls=[A_FERRY],
+    ),
     Case("no index", _OPEN + _TIDE.replace(":1", "") + _CLOSE, calls=[A_TIDE]),
     Case(
         "one broken, one good",

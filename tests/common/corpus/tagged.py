@@ -127,6 +127,7 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
             f'<{prefix}tool_call>{{"name": "tide_now", "arguments": {{}}}}{closing}',
             calls=[A_TIDE],
         ),
+        Case("no mark of a value", ferry.replace(f"<{prefix}arg_value>", ""), calls=[A_FERRY]),
         Case("a tool's name in an answer", "tide_now says so.", "tide_now says so."),
         Case("prose", f"The <{prefix}tool_call> tag.", f"The <{prefix}tool_call> tag."),
         Case("cut", ferry[:-30], ferry[:-30], cut=True),

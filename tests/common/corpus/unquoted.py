@@ -37,6 +37,11 @@ def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
             f"{opening}call:f{{a:over there,b:2}}{closing}",
             calls=[("f", {"a": "over there", "b": 2})],
         ),
+        Case(
+            "nothing, half a number",
+            f"{opening}call:f{{a:,b:2.}}{closing}",
+            calls=[("f", {"a": "", "b": 2.0})],
+        ),
         Case("JSON", f'{opening}call:f{{"a": "b\\"}}"}}{closing}', calls=[("f", {"a": 'b"}'})]),
         Case(
             "markers in a string",
@@ -71,6 +76,10 @@ GEMMA4 = [
     Case("reasoning again", "Hm.<|channel>thought\nSo.<channel|>Ah.", "Hm.Ah.", "So."),
     Case("left open", "<|channel>thought\nSo", "", "So", cut=True),
     Case("no opening", "call:tide_now{}<tool_call|>", calls=[A_TIDE]),
+    Case("no opening, on a line of its own", "Hm.\ncall:tide_now{}", "Hm.", calls=[A_TIDE]),
+    Case("no opening, in a line", "Hm, call:tide_now{}", "Hm, call:tide_now{}"),
+    Case("a colon too many", "<|tool_call>:call:tide_now{}<turn|>", calls=[A_TIDE]),
+    Case("reasoning without its token", "thought\nSo.\n<channel|>Hm.", "Hm.", "So."),
 ]
 
 _JSON_FERRY = '{"name": "ferry_times", "parameters": {"harbour": "Ærø"}}'
@@ -245,7 +254,15 @@ HARMONY = [
         "",
         "A `<|end|>`.",
     ),
-    Case("no arguments", _TO_TIDE.replace("{}", ""), calls=[A_TIDE]),
+    Case("no arguments", _TO_TIDE.replace("{}", "<|call|>"), calls=[A_TIDE]),
+    Case("no arguments, and stopped", _TO_TIDE[:-2], calls=[A_TIDE]),
+    Case("cut before the arguments", _TO_TIDE[:-2], _TO_TIDE[:-2], cut=True),
+    Case("no start", f"{_TO_FERRY}<|call|>assistant{_TO_TIDE}", calls=[A_FERRY, A_TIDE]),
+    Case("no message", _TO_FERRY.replace("<|message|>", ""), calls=[A_FERRY]),
+    Case("no message in reasoning", "<|channel|>analysisSo.<|end|>", "", "So."),
+    Case("no channel", "analysis<|message|>So.<|end|>", "", "So."),
+    Case("words of a header", "assistant code to=x", "assistant code to=x"),
+    Case("no constrain", _TO_FERRY.replace("<|constrain|>", ""), calls=[A_FERRY]),
     Case("broken", _TO_TIDE.replace("{}", "{x}<|call|>"), _TO_TIDE.replace("{}", "{x}<|call|>")),
     Case("cut", _TO_FERRY[:-4], _TO_FERRY[:-4], cut=True),
     Case("cut in a header", f"{_THOUGHT}<|channel|>fin", "", "So.", cut=True),
