@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import latency, prefix, startup, throughput
+from bench import latency, parsing, prefix, startup, throughput
 from bench.process import ROOT
 from bench.report import Figure
 from demo.default_model import ensure
+
+TINY = ROOT / "tests" / "models" / "tiny_text"
 
 Measurement = Callable[[], Iterator[Figure]]
 
@@ -21,7 +23,8 @@ def measurements() -> dict[str, Measurement]:
         "prefix": lambda: prefix.measure(model),
         "latency": lambda: latency.measure(model),
         "throughput": lambda: throughput.measure(model),
-        "overhead": lambda: throughput.host_overhead(ROOT / "tests" / "models" / "tiny_text"),
+        "overhead": lambda: throughput.host_overhead(TINY),
+        "parsing": lambda: parsing.measure(TINY),
     }
     if (ROOT / "venv" / "lib" / "openblas").is_dir():
         chosen["cpu-install"] = lambda: throughput.cpu_install(model)

@@ -12,6 +12,8 @@ from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
+STORY = "Tell me a long story."
+
 
 def test_health_is_ok_before_and_after_the_model(bare: Backend) -> None:
     assert bare.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
@@ -21,7 +23,7 @@ def test_health_is_ok_before_and_after_the_model(bare: Backend) -> None:
 
 def test_a_stream_and_a_unary_answer_are_the_same_and_well_formed(served: Backend) -> None:
     for fields in ({}, {"Temperature": 0.8, "Seed": 7}, {"Temperature": 1.0, "TopP": 0.9}):
-        request = chat("Count to 12.", Tokens=60, **fields)
+        request = chat(STORY, Tokens=60, **fields)
         replies = list(served.stub.PredictStream(request, timeout=WAIT))
         whole = served.stub.Predict(request, timeout=WAIT)
         assert text_of(iter(replies)) == whole.message.decode() != ""
@@ -38,9 +40,8 @@ def test_a_stream_and_a_unary_answer_are_the_same_and_well_formed(served: Backen
 
 
 def test_the_model_answers(served: Backend) -> None:
-    reply = served.stub.Predict(chat("Count to 12."), timeout=WAIT)
-    assert reply.message.decode().split()[:3] == ["1", "2", "3"]
-    assert reply.message.decode().split()[-1] == "12"
+    reply = served.stub.Predict(chat("What is the capital of France?"), timeout=WAIT)
+    assert "Paris" in reply.message.decode()
 
 
 def test_eight_clients_at_once_get_their_own_answers(served: Backend) -> None:
@@ -67,18 +68,21 @@ def test_characters_arrive_whole(served: Backend) -> None:
 
 
 def test_stop_strings_over_token_boundaries_are_never_sent(served: Backend) -> None:
-    whole = served.stub.Predict(chat("Count to 20."), timeout=WAIT).message.decode()
-    for stop in (" 7 8", "1 12", "\n", whole[10:25]):
-        request = chat("Count to 20.", StopPrompts=["", stop])
+    told = served.stub.Predict(chat(STORY), timeout=WAIT)
+    whole = told.message.decode()
+    for stop in ("\n\n", whole[37:60], "never there", whole[90:91]):
+        request = chat(STORY, StopPrompts=["", stop])
         replies = list(served.stub.PredictStream(request, timeout=WAIT))
         assert text_of(iter(replies)) == whole.partition(stop)[0]
         unary = served.stub.Predict(request, timeout=WAIT)
         assert unary.message.decode() == whole.partition(stop)[0]
+        # Peers' defect 6 is to go on generating after the stop.
+        assert (unary.tokens < told.tokens) == (stop in whole)
 
 
 def test_tokens_counts_exactly_what_was_generated(served: Backend) -> None:
     for limit in (1, 2, 9):
-        reply = served.stub.Predict(chat("Count to 60.", Tokens=limit), timeout=WAIT)
+        reply = served.stub.Predict(chat(STORY, Tokens=limit), timeout=WAIT)
         assert reply.tokens == limit
     natural = served.stub.Predict(chat("Count to 5."), timeout=WAIT)
     again = served.stub.Predict(chat("Count to 5.", Tokens=natural.tokens), timeout=WAIT)
@@ -88,7 +92,7 @@ def test_tokens_counts_exactly_what_was_generated(served: Backend) -> None:
 def test_no_limit_ends_at_the_context(bare: Backend) -> None:
     bare.load(ContextSize=128)
     for tokens in (0, -1):
-        request = chat("Count to 60.", Tokens=tokens, IgnoreEOS=True)
+        request = chat(STORY, Tokens=tokens, IgnoreEOS=True)
         reply = bare.stub.Predict(request, timeout=WAIT)
         assert reply.prompt_tokens + reply.tokens == 128
 
@@ -151,10 +155,7 @@ def test_a_failed_load_leaves_the_loaded_model_as_it_was(bare: Backend) -> None:
 
 def test_sigterm_in_the_middle_of_streams_ends_them_and_the_process(bare: Backend) -> None:
     bare.load()
-    streams = [
-        bare.stub.PredictStream(chat("Count to 60.", IgnoreEOS=True), timeout=WAIT)
-        for _ in range(4)
-    ]
+    streams = [bare.stub.PredictStream(chat(STORY, IgnoreEOS=True), timeout=WAIT) for _ in range(4)]
     for stream in streams:
         next(stream)
     bare.child.send_signal(signal.SIGTERM)
