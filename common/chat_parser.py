@@ -52,7 +52,7 @@ class ChatParser:
     ) -> None:
         self._answer = Answer()
         self._cursor = Cursor()
-        self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools), prompt_tail)
+        self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), prompt_tail)
         self._grammar = format.grammar.read(self._reading)
         self._finished = False
 

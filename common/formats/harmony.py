@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import arguments_of
-from common.formats.reading import Reading, Tags
+from common.formats.reading import Reading, Tags, is_quoted
 from common.formats.values import read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
@@ -24,7 +24,7 @@ _HEADER_PARTS = (_START, _ROLE, _CHANNEL, *_CHANNELS, _CONSTRAIN, "json", "code"
 _BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
 _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
-_HEADER_WORDS = re.compile(r"[\w\s.=-]*")
+_HEADER_WORDS = re.compile(r"[\w .=-]*")
 _FORMAT = re.compile(r"[a-z]*")
 
 
@@ -46,8 +46,9 @@ class Harmony:
     closers: tuple[str, ...] = ("<|call|>",)
 
     def read(self, reading: Reading) -> Wait[None]:
-        prompted = _header_in(reading.prompt_tail.rpartition(_START)[2])
-        if _MESSAGE in reading.prompt_tail.rpartition(_START)[2]:
+        turn = reading.prompt_tail.rpartition(_START)[2]
+        prompted = _header_in(turn)
+        if _MESSAGE in turn:
             yield from self._body(reading, prompted)
             prompted = _Header()
         while (yield from reading.cursor.more()):
@@ -129,7 +130,7 @@ class Harmony:
         cursor, answer = reading.cursor, reading.answer
         answer.exact(reasoning=header.channel == "analysis")
         while marker := (yield from cursor.until(_BODY_ENDS, answer.write)):
-            if answer.markdown.quoted:
+            if (yield from is_quoted(reading, marker)):
                 answer.write(cursor.take(len(marker)))
                 continue
             cursor.take(len(marker) if marker in _ENDS else 0)

@@ -11,6 +11,7 @@ from common.formats.answer import Answer, Call
 from common.formats.cursor import Cursor, Unreadable, Wait
 from common.tool_schema import ToolSchemas
 
+_CLOSING_QUOTES = "`'\"”’»"
 FinishReason = Literal["stop", "length"]
 
 
@@ -83,6 +84,24 @@ class Tags:
 
 def always(_reading: Reading, _opener: str) -> bool:
     return True
+
+
+def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
+    """Whether a marker that ends a block, and comes next, is only being talked about.
+
+    Taking a real end for a quotation would hide all that follows, so both sides must show it:
+    quotation marks around it, or a code block that goes on or ends behind it.
+    """
+    answer, cursor = reading.answer, reading.cursor
+    behind = yield from cursor.peek(len(marker) + 1)
+    if answer.quotes and behind[-1] in _CLOSING_QUOTES:
+        return True
+    if not answer.markdown.fenced:
+        return False
+    with cursor.ahead():
+        cursor.take(len(marker))
+        yield from cursor.space()
+        return bool((yield from cursor.at(["```", "~~~"])))
 
 
 def nothing_said(reading: Reading, _opener: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from common.formats.cursor import Cut, Markers, Unreadable, Wait
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading, Tags, is_quoted
 
 _TURNS = re.compile(
     r"<\|(?:im_start|im_end|im_user|im_assistant|im_middle|user|assistant|observation|eot_id)\|>"
@@ -21,7 +21,9 @@ _TURNS = re.compile(
     r"|<｜(?:User|Assistant)｜>|<\|turn>|<start_of_turn>|\[/INST\]|<\|open\|>message|\]~b\]"
 )
 """Where a turn begins in a prompt: tags before the latest are of other turns, or a user's words."""
-_CLOSING_QUOTES = "`'\"”’»"
+
+
+_REST_OF_CODE = re.compile(r"[^`\n]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,33 +120,27 @@ class TaggedText:
 
     def _closes(self, reading: Reading, tags: Tags) -> Wait[bool]:
         """Reasoning ends here; or an empty one, which the prompt closed already, ends again."""
-        answer, cursor = reading.answer, reading.cursor
-        if not answer.reasoning:
-            return answer.fresh
-        following = yield from cursor.peek(len(tags.closing) + 1)
-        if answer.quotes and following[-1] in _CLOSING_QUOTES:
-            return False
-        if not answer.markdown.fenced:
-            return True
-        with cursor.ahead():
-            cursor.take(len(tags.closing))
-            yield from cursor.space()
-            return not (yield from cursor.at(["```", "~~~"]))
+        if not reading.answer.reasoning:
+            return reading.answer.fresh
+        return not (yield from is_quoted(reading, tags.closing))
 
     def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:
         answer, cursor = reading.answer, reading.cursor
-        if answer.markdown.quoted or not reading.worth_trying():
+        if answer.markdown.fenced or not reading.worth_trying():
             return False
-        careful = answer.reasoning
-        if careful and answer.quotes:
+        if answer.reasoning and answer.quotes:
             return False
+        in_code = answer.markdown.quoted
         own_line = answer.markdown.line_start
+        careful = answer.reasoning or in_code
         reading.opener = opener
         reading.held = [] if careful else None
         try:
             with reading.attempt():
                 yield from syntax.read(reading)
-                if careful and not (yield from self._meant(reading, own_line)):
+                if in_code and (yield from self._code_ends(reading)):
+                    raise Unreadable
+                if answer.reasoning and not (yield from self._meant(reading, own_line)):
                     raise Unreadable
         except Cut:
             if not careful:
@@ -160,6 +156,12 @@ class TaggedText:
         answer.edge()
         yield from cursor.drop_cut(syntax.closers)
         return True
+
+    def _code_ends(self, reading: Reading) -> Wait[bool]:
+        """Whether inline code that was open before a call is closed behind it, on its line."""
+        with reading.cursor.ahead():
+            yield from reading.cursor.run(_REST_OF_CODE)
+            return (yield from reading.cursor.peek()) == "`"
 
     def _meant(self, reading: Reading, own_line: bool) -> Wait[bool]:
         """Whether calls read inside reasoning are calls, and not an example in a sentence."""

@@ -255,6 +255,13 @@ HARMONY = [
         "A `<|end|>`.",
     ),
     Case("no arguments", _TO_TIDE.replace("{}", "<|call|>"), calls=[A_TIDE]),
+    Case(
+        "a stray backtick in reasoning",
+        "<|channel|>analysis<|message|>A ` b.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hm.",
+        "Hm.",
+        "A ` b.",
+    ),
     Case("no arguments, and stopped", _TO_TIDE[:-2], calls=[A_TIDE]),
     Case("cut before the arguments", _TO_TIDE[:-2], _TO_TIDE[:-2], cut=True),
     Case("no start", f"{_TO_FERRY}<|call|>assistant{_TO_TIDE}", calls=[A_FERRY, A_TIDE]),
