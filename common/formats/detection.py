@@ -53,7 +53,7 @@ _TAGS = tuple(
 def tool_parser(chat_template: str, vocabulary: Collection[str]) -> str:
     """The name of the tool parser whose markers are there; `plain` where none are."""
     has: Callable[[str], bool]
-    for has in (chat_template.__contains__, vocabulary.__contains__):
+    for has in (chat_template.__contains__, frozenset(vocabulary).__contains__):
         for name, markers in _SIGNS:
             if all(map(has, markers)):
                 return name

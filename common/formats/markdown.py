@@ -38,8 +38,8 @@ class Markdown:
     @property
     def quoted(self) -> bool:
         """Inside a code block or inline code."""
-        if self.fenced:
-            return True
+        if self._fence or self.fenced:
+            return self.fenced
         if self._run.startswith("`"):
             return self._inline != len(self._run)
         return bool(self._inline)
