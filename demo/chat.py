@@ -144,7 +144,7 @@ def chosen_model() -> backend_pb2.ModelOptions:
     options = backend_pb2.ModelOptions(Model=reference, ContextSize=CONTEXT_SIZE)
     local = Path(reference).expanduser()
     if local.exists():
-        options.Model = options.ModelFile = str(local.absolute())
+        options.Model, options.ModelFile = local.absolute().name, str(local.absolute())
     return options
 
 
