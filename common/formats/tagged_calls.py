@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.formats.json_calls import read_json_calls
+from common.formats.json_calls import arguments_of, read_json_calls
 from common.formats.reading import Reading
-from common.formats.values import as_json, json_string, read_value
+from common.formats.values import as_json, json_string, parts, read_value
 from common.tool_schema import Undeclared
 
 _HEADER_RUN = re.compile(r"[^<>\n]*")
 _ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/>]+)""")
+_WRAPPERS = frozenset({"arguments", "parameters", "input"})
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*", re.DOTALL)
 
 
@@ -159,7 +160,7 @@ class CallTags:
                 break
             else:
                 raise cursor.unreadable()
-        return Call(name, object_of(arguments), identity)
+        return Call(name, _unwrapped(reading, name, arguments), identity)
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
         return bool((yield from cursor.accept(self.parameter)))
@@ -275,6 +276,16 @@ class CallTags:
             else:
                 following = [t for t in (self.block,) if t]
             return bool((yield from cursor.at(following)))
+
+
+def _unwrapped(reading: Reading, name: str, arguments: Mapping[str, str]) -> str:
+    """The arguments as an object; models that saw JSON calls may put all of them into one."""
+    declared = set(reading.tools.properties(name))
+    if len(arguments) == 1 and (wrapped := {*arguments} & _WRAPPERS - declared):
+        inner = arguments_of(arguments[wrapped.pop()])
+        if inner and {key for key, _ in parts(inner)} & declared:
+            return inner
+    return object_of(arguments)
 
 
 def object_of(arguments: Mapping[str, str]) -> str:

@@ -73,6 +73,11 @@ def _dsml(mark: str, block: str) -> list[Case]:
             section(ferry.replace(f"</{mark}parameter>", "")),
             calls=[("ferry_times", {"harbour": "Ærø\n"})],
         ),
+        Case(
+            "all arguments in one",
+            section(call("ferry_times", parameter("arguments", '{"harbour": "Ærø"}', False))),
+            calls=[A_FERRY],
+        ),
         Case("JSON inside", section(call("ferry_times", '{"harbour": "Ærø"}\n')), calls=[A_FERRY]),
         Case("cut", section(ferry)[:-45], section(ferry)[:-45], cut=True),
         Case("no tools", section(tide), section(tide), tools=[]),
