@@ -102,6 +102,7 @@ class Engine:
         self._tickets = itertools.count(1)
         self._epochs = itertools.count(1)
         self._served: Served | None = None
+        self._abandoned = threading.Event()
         self._loading = False
         self._stopping = False
         self._slot = asyncio.Lock()
@@ -132,7 +133,7 @@ class Engine:
         self._refuse_when_stopping()
         async with self._slot:
             self._refuse_when_stopping()
-            abandoned = threading.Event()
+            abandoned = self._abandoned = threading.Event()
             self._loading = True
             loading = asyncio.ensure_future(self._load(request, abandoned))
             try:
@@ -212,6 +213,7 @@ class Engine:
     async def stop(self, grace: float) -> None:
         """Refuse new work, cancel the running, end the thread; returns within `grace` seconds."""
         self._stopping = True
+        self._abandoned.set()
         self._worker.send(Stop())
         self._prompts.shutdown(wait=False, cancel_futures=True)
         self._files.shutdown(wait=False, cancel_futures=True)

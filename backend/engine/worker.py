@@ -72,6 +72,7 @@ class Worker:
             _log.critical("the engine thread failed", exc_info=fault)
             self._fatal(f"the engine cannot go on: {type(fault).__name__}: {fault}")
         finally:
+            self._refuse_rest()
             self._flush()
             self._drop_model()
             self._clear_streams()
@@ -137,6 +138,16 @@ class Worker:
         self._scheduler = Scheduler(loaded.engine, self._publish, self._report, self.gauges)
         self._epoch = command.epoch
         command.done.set_result(loaded.served)
+
+    def _refuse_rest(self) -> None:
+        """Answer the commands that come after the end, so that nobody waits for them."""
+        while not self._inbox.empty():
+            match self._inbox.get():
+                case Submit(ticket=ticket):
+                    self._publish(ticket, ShuttingDown())
+                case Load(done=done) | Free(done=done):
+                    if done.set_running_or_notify_cancel():
+                        done.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
         if self._scheduler is not None:

@@ -235,6 +235,15 @@ async def test_the_bos_is_there_once(tmp_path: Path) -> None:
         assert counts == [alone + 1] * 2
 
 
+async def test_stop_abandons_a_load(model: Path) -> None:
+    async with _engine() as engine:
+        load = asyncio.ensure_future(engine.load(LoadRequest("m", str(model))))
+        await asyncio.sleep(0)
+        await engine.stop(10)
+        with pytest.raises((Cancelled, ShuttingDown, RuntimeError, asyncio.CancelledError)):
+            await asyncio.wait_for(load, 5)
+
+
 async def test_stop_ends_everything_and_refuses_the_rest(model: Path) -> None:
     async with _engine(model) as engine:
         generation = engine.submit(ENDLESS)
