@@ -6,6 +6,7 @@ Importing this module is cheap; mlx and mlx-lm are imported by the engine thread
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import threading
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from backend.engine.load import Served
 
 _PROMPT_THREADS = 2
+_MOST_TEXT_CALLS = 64
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
@@ -97,6 +99,8 @@ class Engine:
     def __init__(self) -> None:
         self._worker = Worker(self._deliver_threadsafe, self._fatal_threadsafe)
         self._prompts = ThreadPoolExecutor(_PROMPT_THREADS, thread_name_prefix="prompt")
+        self._texts = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._text_calls = 0
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._generations: dict[int, Generation] = {}
         self._tickets = itertools.count(1)
@@ -141,9 +145,11 @@ class Engine:
             except asyncio.CancelledError:
                 abandoned.set()
                 # The engine thread may be past the point of no return: keep what it then holds.
-                outcome = (await asyncio.gather(loading, return_exceptions=True))[0]
-                if not isinstance(outcome, BaseException):
-                    self._served = outcome
+                while not loading.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait({loading})
+                if not loading.cancelled() and loading.exception() is None:
+                    self._served = loading.result()
                 raise
             finally:
                 self._loading = False
@@ -151,11 +157,13 @@ class Engine:
 
     async def free(self) -> bool:
         """Cancel all generations, drop the model, release its memory. False: nothing loaded."""
+        self._refuse_when_stopping()
         async with self._slot:
             served, self._served = self._served, None
             command = Free()
             self._worker.send(command)
-            await asyncio.wrap_future(command.done)
+            # The engine thread frees whether or not the caller stays to hear of it.
+            await asyncio.shield(asyncio.wrap_future(command.done))
             return served is not None
 
     def submit(self, request: GenerationRequest) -> Generation:
@@ -175,19 +183,19 @@ class Engine:
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of the text; special-token text is parsed, none is added."""
         builder = self._require().prompts
-        return await self._in_prompt_thread(builder.tokenize, text)
+        return await self._in_text_thread(builder.tokenize, text)
 
     async def detokenize(self, tokens: list[int]) -> str:
         """Text of the ids. Raises InvalidRequest for an id outside the vocabulary."""
         builder = self._require().prompts
-        return await self._in_prompt_thread(builder.detokenize, tokens)
+        return await self._in_text_thread(builder.detokenize, tokens)
 
     def status(self) -> EngineStatus:
         """State and memory. total: what MLX holds, in use or kept for reuse."""
         breakdown: dict[str, int] = {}
-        if "mlx.core" in sys.modules:
+        mx: Any = sys.modules.get("mlx.core")
+        if hasattr(mx, "get_active_memory") and hasattr(mx, "get_cache_memory"):
             # Counters of the allocator: readable on any thread, unlike arrays.
-            mx = sys.modules["mlx.core"]
             breakdown = {"mlx_active": mx.get_active_memory(), "mlx_cache": mx.get_cache_memory()}
         total = sum(breakdown.values())
         if self._served is not None:
@@ -215,8 +223,8 @@ class Engine:
         self._stopping = True
         self._abandoned.set()
         self._worker.send(Stop())
-        self._prompts.shutdown(wait=False, cancel_futures=True)
-        self._files.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._prompts, self._texts, self._files):
+            threads.shutdown(wait=False, cancel_futures=True)
         for ticket in list(self._generations):
             self._finish(ticket, ShuttingDown())
         await asyncio.to_thread(self._worker.join, grace)
@@ -231,6 +239,7 @@ class Engine:
 
         assert self._loop is not None
         found = await self._loop.run_in_executor(self._files, find, request, abandoned)
+        self._refuse_when_stopping()
         epoch = next(self._epochs)
         command = Load(epoch, lambda: read(found, request, epoch, abandoned), abandoned)
         self._worker.send(command)
@@ -258,9 +267,22 @@ class Engine:
             return EngineState.EMPTY
         return EngineState.GENERATING if self._generations else EngineState.READY
 
-    async def _in_prompt_thread(self, work: Callable[[Given], Answer], given: Given) -> Answer:
+    async def _in_text_thread(self, work: Callable[[Given], Answer], given: Given) -> Answer:
+        """On a thread of its own: callers who left must not hold up the prompts."""
         assert self._loop is not None
-        return await self._loop.run_in_executor(self._prompts, work, given)
+        if self._text_calls >= _MOST_TEXT_CALLS:
+            raise Overloaded(
+                f"{self._text_calls} texts are being tokenised or waiting: try again later"
+            )
+        self._text_calls += 1
+        future = self._loop.run_in_executor(self._texts, work, given)
+        future.add_done_callback(self._text_done)
+        return await asyncio.shield(future)
+
+    def _text_done(self, future: asyncio.Future[Any]) -> None:
+        self._text_calls -= 1
+        if not future.cancelled():
+            future.exception()  # its caller may have left
 
     def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
         """On a prompt thread: tokenise, and hand the row to the engine thread."""
@@ -271,7 +293,7 @@ class Engine:
             prompt = served.prompts.build(request.prompt)
         except EngineError as refusal:
             self._deliver_threadsafe([(ticket, refusal)])
-        except Exception as fault:
+        except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
             self._deliver_threadsafe([(ticket, _prompt_fault(fault))])
         else:
             generation.prompt_tail = prompt.tail
@@ -315,5 +337,5 @@ class Engine:
             self._failure.set_result(cause)
 
 
-def _prompt_fault(fault: Exception) -> EngineFailed:
+def _prompt_fault(fault: BaseException) -> EngineFailed:
     return EngineFailed(f"the prompt could not be prepared ({type(fault).__name__})")

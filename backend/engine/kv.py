@@ -51,8 +51,13 @@ def clone(cache: RowCache) -> RowCache:
 
 
 def can_trim(cache: RowCache) -> bool:
-    """Whether the row can be cut back to any shorter prefix right now."""
-    return all(layer.is_trimmable() for layer in cache)
+    """Whether the row can be cut back to any shorter prefix right now.
+
+    A chunked cache that has dropped its front says yes, and would answer from what is gone.
+    """
+    return all(
+        layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in _leaves(cache)
+    )
 
 
 def always_trims(cache: RowCache) -> bool:
@@ -61,13 +66,22 @@ def always_trims(cache: RowCache) -> bool:
 
 
 def trim(cache: RowCache, tokens: int) -> bool:
-    """Cut the last `tokens` tokens off. False: a layer could not go back that far."""
-    return tokens == 0 or all(layer.trim(tokens) == tokens for layer in cache)
+    """Cut the last `tokens` tokens off. False: a layer could not go back that far.
+
+    What is cut is let go: mlx-lm only moves its offset, and the first write would copy it all.
+    """
+    if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
+        return False
+    for layer in _leaves(cache):
+        if type(layer) is KVCache and layer.keys is not None:
+            layer.keys = layer.keys[..., : layer.offset, :]
+            layer.values = layer.values[..., : layer.offset, :]
+    return True
 
 
 def can_batch(cache: RowCache) -> bool:
     """Whether rows with such caches can be decoded together."""
-    return all(hasattr(layer, "merge") for layer in cache)
+    return all(hasattr(layer, "merge") for layer in _leaves(cache))
 
 
 def evaluate(cache: RowCache | BatchCache) -> None:
@@ -99,6 +113,14 @@ def keep(batch: BatchCache, rows: Sequence[int]) -> None:
 def extract(batch: BatchCache, row: int) -> RowCache:
     """A copy of one row of the batch."""
     return [layer.extract(row) for layer in batch]
+
+
+def vocabulary_size(model: Any) -> int:
+    """How many tokens the model knows. MLX does not check ids: a larger one reads foreign memory.
+
+    Nothing is computed: the shape of the logits is enough.
+    """
+    return int(model(mx.array([[0]]), cache=new_row(model)).shape[-1])
 
 
 def cost(model: Any) -> CacheCost:

@@ -94,6 +94,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     loaded = load_model(found.checkpoint, settings, here, dtype=request.dtype, cancel=cancelled)
     try:
         cost = kv.cost(loaded.model)
+        vocabulary = kv.vocabulary_size(loaded.model)
         slots = settings.parallel if kv.can_batch(kv.new_row(loaded.model)) else 1
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
@@ -104,10 +105,10 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     plan = device.memory_plan(here, settings, loaded.weights_bytes)
     device.apply(plan)
     context_size = served_context(loaded.context_size, request.context_size)
-    prompts = PromptBuilder(loaded.tokenizer, context_size)
+    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary)
     engine = EngineModel(
         model=loaded.model,
-        end_tokens=loaded.eos_token_ids,
+        end_tokens=frozenset(token for token in loaded.eos_token_ids if token < vocabulary),
         new_text=text_streams(loaded.tokenizer),
         cost=cost,
         slots=slots,

@@ -35,9 +35,11 @@ class PromptBuilder:
     """Turns prompts into token ids for one loaded model.
 
     tokenizer: mlx-lm's TokenizerWrapper. context_size: tokens of prompt and output together.
+    model_vocabulary: ids that the model has; a tokenizer may know more.
     """
 
-    def __init__(self, tokenizer: Any, context_size: int) -> None:
+    def __init__(self, tokenizer: Any, context_size: int, model_vocabulary: int) -> None:
+        self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
         self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
@@ -57,6 +59,12 @@ class PromptBuilder:
             raise InvalidRequest("the prompt is empty: it has no token")
         if len(tokens) >= self._context_size:
             raise self._too_long(f"{len(tokens)} tokens")
+        if (highest := max(tokens)) >= self._model_vocabulary:
+            piece = self._tokenizer.convert_ids_to_tokens(highest)
+            raise InvalidRequest(
+                f"the prompt holds the token {piece!r} ({highest}), which the tokenizer knows and"
+                f" the model does not: its vocabulary ends at {self._model_vocabulary - 1}"
+            )
         return BuiltPrompt(tokens, text[-_TAIL:])
 
     def render(self, prompt: ChatPrompt) -> str:

@@ -47,6 +47,10 @@ class Row:
     def admit(self) -> None:
         self._admitted_at = self.clock()
 
+    def restart(self) -> None:
+        """Give the KV back and be ready to be admitted again."""
+        self.cache, self.filled, self.reused, self.checkpoints = None, 0, 0, ()
+
     def usage(self) -> Usage:
         first = self._first_token_at or self.clock()
         return Usage(

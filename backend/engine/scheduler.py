@@ -22,6 +22,7 @@ from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
 from backend.engine.prefix_cache import PrefixCache
+from backend.engine.request import RawPrompt
 from backend.engine.row import Row
 from common.stop_strings import StopMatcher
 
@@ -71,7 +72,7 @@ class Scheduler:
                 request=command.request,
                 prompt=command.prompt,
                 limit=command.limit,
-                text=self._model.new_text(),
+                text=self._model.new_text(isinstance(command.request.prompt, RawPrompt)),
                 stop=StopMatcher(command.request.stop),
             )
         )
@@ -118,8 +119,11 @@ class Scheduler:
             self.prefixes.shrink(self._model.memory_limit - needed)
             self.waiting.popleft()
             row.admit()
-            self._reuse(row)
-            self.prefilling.append(row)
+            try:
+                self._reuse(row)
+                self.prefilling.append(row)
+            except Exception as fault:
+                self._fail(row, "prefix reuse", fault)
 
     def _reuse(self, row: Row) -> None:
         """Start the row from the longest stored prefix, on a copy."""
@@ -145,8 +149,7 @@ class Scheduler:
                 else:
                     self.prefilling.append(row)
             except Exception as fault:
-                self._report("prefill", fault)
-                self._publish(row.ticket, _fault(fault))
+                self._fail(row, "prefill", fault)
 
     def _prefill_chunk(self, row: Row, budget: int) -> int:
         """Run one chunk; returns what it counts against the budget of this step."""
@@ -169,14 +172,23 @@ class Scheduler:
         assert row.cache is not None
         cache, row.cache = row.cache, None
         self.batch.join(row, cache)
+        self._gauges.prompt_tokens_processed += 1  # the last one, which decode feeds
 
     def _make_room(self) -> None:
-        """Keep the batch within the memory limit as it grows; the newest row yields last-in."""
-        while self.batch.rows:
+        """Keep the rows within the memory limit as they grow; who came last yields first.
+
+        A row that has said nothing yet goes back to wait; one that has must be told.
+        """
+        while self.admitted:
             needed = self._model.weights_bytes + kv_bytes(self._model.cost, self.admitted)
             if needed <= self._model.memory_limit:
                 self.prefixes.shrink(self._model.memory_limit - needed)
                 return
+            if self.prefilling:
+                row = self.prefilling.pop()
+                row.restart()
+                self.waiting.appendleft(row)
+                continue
             row = self.batch.rows[-1]
             self.batch.remove([row])
             self._publish(
@@ -201,33 +213,50 @@ class Scheduler:
             return
         ended = [row for row, token in tokens if self._hand_out(row, token)]
         for row in ended:
-            self._remember(row)
+            if row.ended is not None:
+                self._remember(row)
         self.batch.remove(ended)
         self._count(len(tokens), time.perf_counter() - started)
 
     def _hand_out(self, row: Row, token: int) -> bool:
         """Publish what the token gave; True when it was the row's last."""
-        for event in row.take(token, self._model.end_tokens):
+        before = len(row.generated)
+        try:
+            events = row.take(token, self._model.end_tokens)
+        except Exception as fault:
+            self._fail(row, "text", fault)
+            return True
+        self._gauges.tokens_generated += len(row.generated) - before
+        for event in events:
             self._publish(row.ticket, event)
         return row.ended is not None
 
+    def _fail(self, row: Row, where: str, fault: Exception) -> None:
+        """A fault of one row ends that row alone."""
+        self._report(where, fault)
+        self._publish(row.ticket, _fault(fault))
+
     def _remember(self, row: Row) -> None:
-        """Store the KV of a finished row. Failing to is a miss later, not an error now."""
+        """Store the KV of a finished row."""
         if not self.prefixes.max_bytes:
             return
         try:
             cache, tokens = self.batch.extract(row)
             kv.evaluate(cache)
-            self._store(cache, tokens)
+        except Exception as fault:
+            self._report("prompt cache", fault)
+            return
+        self._store(cache, tokens)
+
+    def _store(self, cache: kv.RowCache, tokens: Sequence[int]) -> None:
+        """Keep a prefix. Failing to is a miss later, not an error now."""
+        try:
+            self.prefixes.store(tokens, cache, kv.nbytes(cache), trimmable=kv.can_trim(cache))
         except Exception as fault:
             self._report("prompt cache", fault)
 
-    def _store(self, cache: kv.RowCache, tokens: Sequence[int]) -> None:
-        self.prefixes.store(tokens, cache, kv.nbytes(cache), trimmable=kv.can_trim(cache))
-
     def _count(self, tokens: int, seconds: float) -> None:
         self._steps += 1
-        self._gauges.tokens_generated += tokens
         if tokens and seconds > 0:
             self._gauges.tokens_per_second = tokens / seconds
         if self._steps % _TIDY_EVERY == 0:

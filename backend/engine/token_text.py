@@ -71,23 +71,24 @@ class TokenizerStream:
         return str(self._detokenizer.last_segment).replace(_REPLACEMENT, "")
 
 
-def text_streams(tokenizer: Any) -> Callable[[], TextStream]:
-    """A factory of decoders for the rows of one model.
+def text_streams(tokenizer: Any) -> Callable[[bool], TextStream]:
+    """A factory of decoders for the rows of one model; the argument: does the row go on a text?
 
     `tokenizer` is mlx-lm's TokenizerWrapper. Its fast tokenizer's decoder says what the vocabulary
-    holds: byte-level stand-ins, or SentencePiece pieces with byte fallback.
+    holds: byte-level stand-ins, or SentencePiece pieces with byte fallback. SentencePiece writes a
+    space before every first word: an answer drops it, the continuation of a raw prompt keeps it.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
     kinds = [part["type"] for part in _parts(decoder)]
     if kinds and kinds[-1] == "ByteLevel":
         table = _byte_level_table(backend)
-        return lambda: ByteStream(table, strip_first_space=False)
+        return lambda _: ByteStream(table, strip_first_space=False)
     if "ByteFallback" in kinds and "Replace" in kinds:
         table = _sentencepiece_table(backend)
         strip = "Strip" in kinds
-        return lambda: ByteStream(table, strip_first_space=strip)
-    return lambda: TokenizerStream(tokenizer.detokenizer)
+        return lambda continues: ByteStream(table, strip_first_space=strip and not continues)
+    return lambda _: TokenizerStream(tokenizer.detokenizer)
 
 
 def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

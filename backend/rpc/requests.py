@@ -22,6 +22,8 @@ from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
 LONGEST_STOP = 4096
+MOST_MESSAGES = 10_000
+LARGEST_JSON = 2 << 20
 HOTTEST = 100.0
 _GREEDY_BELOW = 1e-5  # logits divided by less leave float32
 _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
@@ -50,6 +52,7 @@ def _request_id(label: str) -> str:
 def _prompt(options: pb.PredictOptions) -> RawPrompt | ChatPrompt:
     """Messages through the template iff asked for and present, else Prompt (contract 3.3)."""
     if options.UseTokenizerTemplate and options.Messages:
+        _require_bounded(options)
         try:
             messages = template_messages(options.Messages)
         except ValueError as error:
@@ -65,6 +68,19 @@ def _prompt(options: pb.PredictOptions) -> RawPrompt | ChatPrompt:
     raise InvalidRequest(
         "the prompt is empty: send text as Prompt, or Messages with UseTokenizerTemplate"
     )
+
+
+def _require_bounded(options: pb.PredictOptions) -> None:
+    """What is parsed here delays every other call, so there is a bound to it."""
+    if len(options.Messages) > MOST_MESSAGES:
+        raise InvalidRequest(
+            f"Messages has {len(options.Messages)} entries: send at most {MOST_MESSAGES}"
+        )
+    parsed = len(options.Tools) + sum(len(message.tool_calls) for message in options.Messages)
+    if parsed > LARGEST_JSON:
+        raise InvalidRequest(
+            f"Tools and tool_calls are {parsed} characters together: send at most {LARGEST_JSON}"
+        )
 
 
 def _sampling(options: pb.PredictOptions) -> Sampling:

@@ -29,7 +29,7 @@ from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-LARGEST_TEXT = 4 << 20
+LARGEST_TEXT = 1 << 20
 MOST_IDS = 1 << 20
 _INT32_MAX = 2**31 - 1
 

@@ -25,7 +25,7 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
     settings: dict[str, Any] = {
         "model": model,
         "end_tokens": frozenset({0}),
-        "new_text": lambda: ByteStream(table, strip_first_space=False),
+        "new_text": lambda continues: ByteStream(table, strip_first_space=False),
         "cost": kv.cost(model),
         "slots": 6,
         "weights_bytes": 0,

@@ -285,3 +285,45 @@ async def test_seeds_repeat_and_differ(model: Path) -> None:
         alone = [await draw(seed) for seed in seeds]
         assert alone == list(await asyncio.gather(*map(draw, seeds)))
         assert len(set(alone)) == len(seeds)
+
+
+async def test_a_free_whose_caller_leaves_is_still_done(model: Path) -> None:
+    async with _engine(model) as engine, engine.submit(ENDLESS) as generation:
+        events = aiter(generation)
+        await anext(events)
+        free = asyncio.ensure_future(engine.free())
+        await asyncio.sleep(0)
+        free.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await free
+        with pytest.raises(Cancelled):
+            async for _ in events:
+                pass
+
+
+async def test_tokens_that_the_model_does_not_have_never_reach_it(tmp_path: Path) -> None:
+    """MLX checks no bounds: such an id reads foreign memory, or ends the process."""
+    model = write_model(tmp_path)
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] += [
+        {"id": size + 5, "content": "<|far|>", "special": True, "single_word": False,
+         "lstrip": False, "rstrip": False, "normalized": False}
+    ]  # fmt: skip
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, size + 5]}))
+    async with _engine(model) as engine:
+        with pytest.raises(InvalidRequest, match=r"<\|far\|>"):
+            await _all(engine, GenerationRequest("1", RawPrompt("a <|far|> b")))
+        await _serves(engine)
+
+
+async def test_texts_that_nobody_waits_for_hold_up_no_prompt(model: Path) -> None:
+    async with _engine(model) as engine:
+        texts = [asyncio.ensure_future(engine.tokenize("ab c " * 20_000)) for _ in range(64)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="texts"):
+            await engine.tokenize("a")
+        for text in texts:
+            text.cancel()
+        await _serves(engine)

@@ -190,3 +190,52 @@ def test_a_stop_string_over_token_boundaries_ends_the_row_unseen(stop: str) -> N
     assert heard.text == text.partition(stop)[0]
     assert heard.finished is not None
     assert heard.finished.reason == "stop"
+
+
+def test_a_short_shared_prefix_is_stored_at_its_own_size() -> None:
+    """A trimmed copy of a long conversation must not weigh, or evict, as much as the whole."""
+    model = engine_model(random_model("full"))
+    rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=400_000))
+    long = [7, *LONG, *LONG]
+    rounds.submit(1, long, 2)
+    rounds.drain()
+    for ticket in range(2, 8):
+        rounds.submit(ticket, [7, ticket, 3, 4], 2)
+        rounds.drain()
+    assert rounds.scheduler.prefixes.nbytes < model.cost.of(len(long)) + 12 * model.cost.of(8)
+    assert rounds.scheduler.prefixes.find([*long, 1]).length >= len(long)
+
+
+class _Speechless:
+    """A decoder that fails on its first token."""
+
+    def add(self, token: int) -> str:
+        raise KeyError(token)
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_a_row_whose_text_fails_ends_alone() -> None:
+    whole = engine_model(random_model("full"))
+    rounds = Rounds(engine_model(random_model("full")))
+    rounds.submit(1, [1, 2, 3], 20)
+    rounds.step()
+    rounds.model.new_text = lambda _: _Speechless()
+    rounds.submit(2, [4, 5, 6], 20)
+    rounds.drain()
+    assert isinstance(rounds.heard[2].error, EngineFailed)
+    assert rounds.heard[1].tokens == alone(whole, [1, 2, 3], 20).tokens
+
+
+def test_memory_runs_out_on_who_came_last() -> None:
+    model = engine_model(random_model("full"))
+    limit = 2 * model.cost.of(3 + 2048) + model.cost.of(3)
+    rounds = Rounds(engine_model(random_model("full"), memory_limit=limit, prefill_chunk=32))
+    rounds.submit(1, [1, 2, 3], 2200, ignore_eos=True)
+    while len(rounds.heard[1].tokens) < 1850:
+        rounds.step()
+    rounds.submit(2, [*LONG, *LONG, *LONG, *LONG], 100, ignore_eos=True)
+    rounds.drain()
+    assert rounds.heard[1].finished is not None
+    assert rounds.heard[2].finished is not None
