@@ -18,7 +18,7 @@ from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
-TINY_TEXT = Path("/tmp/run3")
+TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
 WAIT = 60.0
 
 

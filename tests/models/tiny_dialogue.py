@@ -1,0 +1,64 @@
+"""One conversation, the answer that is owed, and where its words come from."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.models import tiny_words as words
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Words:
+    """Where cities and names come from, and how much clutter stands around a question."""
+
+    city: Callable[[random.Random], str] = words.city
+    name: Callable[[random.Random], str] = words.name
+    clutter: float = 1.0
+
+
+@dataclass
+class Dialogue:
+    """A conversation up to the answer, and the answer the model owes."""
+
+    kind: str
+    messages: list[Message]
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    tools: list[Message] = field(default_factory=list)
+    thinking: bool = True
+    endless: bool = False
+    filler: str = ""
+
+    @property
+    def answer(self) -> str:
+        """The text that follows the generation prompt, without the end of the turn."""
+        blocks = [
+            f'<tool_call>\n{{"name": "{name}", "arguments": '
+            f"{json.dumps({'city': city}, ensure_ascii=False)}}}\n</tool_call>"
+            for name, city in self.calls
+        ]
+        thought = f"<think>\n{self.reasoning}\n</think>\n\n" if self._thinks else ""
+        return thought + "\n".join([self.content, *blocks] if self.content else blocks)
+
+    @property
+    def _thinks(self) -> bool:
+        return self.thinking and bool(self.reasoning)
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def ask(kind: str, question: str, content: str, reasoning: str = "") -> Dialogue:
+    return Dialogue(kind, [user(question)], content, reasoning)
