@@ -77,12 +77,12 @@ class PrefixCache(Generic[Payload]):
             self._touch(best)
         return Match(best, length, branch)
 
-    def covers(self, tokens: Sequence[int]) -> bool:
-        """Whether storing the sequence would add nothing: an entry already serves all of it."""
+    def covers(self, tokens: Sequence[int], *, trimmable: bool) -> bool:
+        """Whether storing the sequence would add nothing: an entry serves all that it would."""
         wanted = np.asarray(tokens, dtype=np.int32)
         for entry in self._entries:
             if _common_prefix(entry.tokens, wanted) == len(wanted) and (
-                entry.trimmable or len(entry.tokens) == len(wanted)
+                entry.trimmable or (not trimmable and len(entry.tokens) == len(wanted))
             ):
                 self._touch(entry)
                 return True
@@ -92,7 +92,7 @@ class PrefixCache(Generic[Payload]):
         self, tokens: Sequence[int], payload: Payload, nbytes: int, *, trimmable: bool
     ) -> None:
         """Keep a sequence. A trimmable one replaces the entries that are prefixes of it."""
-        if not len(tokens) or nbytes > self.max_bytes or self.covers(tokens):
+        if not len(tokens) or nbytes > self.max_bytes or self.covers(tokens, trimmable=trimmable):
             return
         stored = np.asarray(tokens, dtype=np.int32)
         if trimmable:
