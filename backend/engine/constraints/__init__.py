@@ -1,0 +1,1 @@
+"""Grammar-constrained decoding: from what a request asks for to the tokens allowed next."""

@@ -1,0 +1,86 @@
+"""The state of one constrained row: which tokens may come next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backend.engine.errors import EngineFailed
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_BITS = 32
+
+
+def words(vocabulary_size: int) -> int:
+    """Length, in uint32 words, of a mask with one bit per token id."""
+    return -(-vocabulary_size // _BITS)
+
+
+def bits_of(tokens: list[int], length: int) -> np.ndarray:
+    """A mask of `length` words in which the bits of these tokens are set."""
+    mask = np.zeros(length, np.uint32)
+    ids = np.asarray(tokens, np.int64)
+    np.bitwise_or.at(mask, ids // _BITS, np.left_shift(np.uint32(1), (ids % _BITS).astype("u4")))
+    return mask
+
+
+@dataclass(eq=False, slots=True)
+class Constraint:
+    """Made by the compiler on a prompt thread, then touched by the engine thread alone.
+
+    matcher: llguidance's, at the start of the answer. known: mask of the ids that both the model
+    and the tokenizer have. ends: mask of the end tokens; both are shared between rows and never
+    written. scratch_words: length of the matcher's own mask, at least that of `known`.
+    """
+
+    matcher: LLMatcher
+    known: np.ndarray
+    ends: np.ndarray
+    scratch_words: int
+    _scratch: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._scratch = np.zeros(self.scratch_words, np.uint32)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing but the end of the sequence may follow."""
+        return self.matcher.is_stopped() and not self.matcher.is_error()
+
+    def fill(self, allowed: np.ndarray) -> None:
+        """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)].
+
+        End tokens are in it exactly where the grammar accepts. Raises EngineFailed where the
+        matcher has run into its limits, or no token is left.
+        """
+        if self.ended:
+            allowed[:] = self.ends
+            return
+        self.matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        self._check()
+        np.bitwise_and(self._scratch[: len(allowed)], self.known, out=allowed)
+        if self.matcher.is_accepting():
+            allowed |= self.ends
+        else:
+            allowed &= ~self.ends
+        if not allowed.any():
+            raise EngineFailed("the grammar leaves no token that this model could write next")
+
+    def accept(self, token: int) -> None:
+        """Advance by a sampled token. Raises EngineFailed if the grammar cannot take it."""
+        if self.ended:
+            return
+        if not self.matcher.consume_token(token):
+            self._check()
+            raise EngineFailed(f"the grammar does not allow the token {token}")
+
+    def _check(self) -> None:
+        if self.matcher.is_error():
+            raise EngineFailed(
+                "the grammar could not be followed any further:"
+                f" {self.matcher.get_error().splitlines()[0][:200]}"
+            )

@@ -1,0 +1,19 @@
+"""Masks of allowed tokens, put on logits."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+_BITS = 32
+
+
+def apply(logits: mx.array, allowed: mx.array) -> mx.array:
+    """Logits with -inf where a token is not allowed.
+
+    logits: [rows, vocabulary], floating. allowed: [rows, words] uint32, one bit per token id, the
+    lowest bit of a word first. The result has the shape and type of `logits`.
+    """
+    rows, vocabulary = logits.shape
+    bits = (allowed[:, :, None] >> mx.arange(_BITS, dtype=mx.uint32)) & 1
+    keep = bits.astype(mx.bool_).reshape(rows, -1)[:, :vocabulary]
+    return mx.where(keep, logits, mx.array(-mx.inf, dtype=logits.dtype))
