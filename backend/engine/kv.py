@@ -15,6 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from backend.engine.quantized_kv import QuantizedRow
+
 _STEP: int = KVCache.step  # tokens by which a cache grows
 
 RowCache = list[Any]
@@ -62,7 +64,7 @@ def can_trim(cache: RowCache) -> bool:
 
 def always_trims(cache: RowCache) -> bool:
     """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
-    return all(type(layer) is KVCache for layer in _leaves(cache))
+    return all(type(layer) in (KVCache, QuantizedRow) for layer in _leaves(cache))
 
 
 def trim(cache: RowCache, tokens: int) -> bool:
@@ -76,6 +78,8 @@ def trim(cache: RowCache, tokens: int) -> bool:
         if type(layer) is KVCache and layer.keys is not None:
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
+        elif type(layer) is QuantizedRow:
+            layer.release()
     return True
 
 
@@ -130,7 +134,7 @@ def cost(model: Any) -> CacheCost:
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
     for layer in _leaves(cache):
-        length = layer.keys.shape[2] if getattr(layer, "keys", None) is not None else 0
+        length = _room(layer)
         if isinstance(layer, RotatingKVCache) and length:
             windowed.append((layer.nbytes // length, layer.max_size))
         elif length:
@@ -138,6 +142,15 @@ def cost(model: Any) -> CacheCost:
         else:
             fixed += layer.nbytes
     return CacheCost(per_token, fixed, tuple(windowed))
+
+
+def _room(layer: Any) -> int:
+    """Tokens that the layer has memory for; 0 where its memory does not grow with them."""
+    keys = getattr(layer, "keys", None)
+    if keys is None:
+        return 0
+    packed = keys[0] if isinstance(layer, QuantizedRow) else keys
+    return int(packed.shape[2])
 
 
 def _leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -76,6 +76,18 @@ class Settings:
         "Memory in MiB for the KV of earlier prompts; 0 turns it off, auto is a share of the"
         " memory.",
     )
+    kv_bits: int = _number(
+        0,
+        0,
+        8,
+        "Bits of a value in the KV cache: 2, 3, 4, 5, 6 or 8; 0 keeps it as the model computes.",
+    )
+    kv_group_size: int = _number(
+        0,
+        0,
+        128,
+        "Values that share a scale in a quantised KV cache: 32, 64 or 128; 0 suits the model.",
+    )
     max_cache_entries: int = _number(
         0, 0, 1_000_000, "Most prompts kept in the prompt cache; 0 means bounded by memory alone."
     )
@@ -152,7 +164,9 @@ NOT_HONOURED: dict[str, str] = dict.fromkeys(
         "frequency_penalty",
     ),
     _PER_REQUEST,
-) | dict.fromkeys(
+) | {
+    "quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"
+} | dict.fromkeys(
     ("xtc_probability", "xtc_threshold"),
     "has no effect here: requests carry no XTC sampling, and an option would change them all",
 )

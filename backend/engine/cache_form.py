@@ -1,0 +1,86 @@
+"""Gives a loaded model the KV caches that its load request asked for, or says why it cannot.
+
+mlx-lm asks a model for its caches by `make_cache`, so that is where the choice is kept: whoever
+makes a cache for the model, in whatever way, gets the right kind. Call it on the engine thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from backend.engine.cache_kind import CacheKind, group_size_for
+from backend.engine.errors import InvalidRequest
+from backend.engine.quantized_kv import QuantizedRow
+
+_log = logging.getLogger(__name__)
+
+_REMEDY = "leave CacheTypeKey, CacheTypeValue and kv_bits out"
+
+
+def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
+    """Make the model's caches of the kind; returns it with its group size filled in.
+
+    Raises InvalidRequest with the reason where this model cannot have it. The model is run on a
+    few tokens: an attention that does not take quantised keys shows it at once.
+    """
+    if kind == CacheKind():
+        return kind
+    cache = make_prompt_cache(model)
+    mx.eval(model(mx.array([[0]]), cache=cache))
+    if not kind.bits:
+        _require_type(cache, kind.dtype)
+        return kind
+    _require_plain(cache)
+    heads = frozenset(part.shape[-1] for layer in cache for part in (layer.keys, layer.values))
+    kind = dataclasses.replace(kind, group_size=group_size_for(kind, heads))
+    layers = len(cache)
+    model.make_cache = lambda: [QuantizedRow(kind.group_size, kind.bits) for _ in range(layers)]
+    try:
+        _try(model)
+    except Exception as fault:
+        del model.make_cache
+        _log.warning("the model does not take a quantised KV cache", exc_info=True)
+        sinks = "attention sinks" in str(fault)
+        reason = "has attention sinks" if sinks else "does not go through mlx-lm's quantised one"
+        raise _refused(f"its attention {reason}") from None
+    return kind
+
+
+def _require_type(cache: list[Any], dtype: str) -> None:
+    """Refuse a type other than the one in which the model computes keys and values."""
+    for layer in cache:
+        keys = getattr(layer, "keys", None)
+        if keys is not None and keys.dtype != getattr(mx, dtype):
+            own = str(keys.dtype).removeprefix("mlx.core.")
+            raise InvalidRequest(
+                f"the KV cache cannot be {dtype}: it has the type in which this model computes,"
+                f" {own}; set dtype to {dtype}, or leave CacheTypeKey and CacheTypeValue out"
+            )
+
+
+def _require_plain(cache: list[Any]) -> None:
+    for layer in cache:
+        if type(layer) is KVCache:
+            continue
+        if isinstance(layer, RotatingKVCache):
+            raise _refused("some of its layers keep a sliding window")
+        if isinstance(layer, ArraysCache):
+            raise _refused("some of its layers keep a recurrent state, not keys and values")
+        raise _refused(f"its layers have caches of their own kind ({type(layer).__name__})")
+
+
+def _try(model: Any) -> None:
+    """Run a prompt of three tokens, and one more token of it in a batch of two rows."""
+    row = model.make_cache()
+    mx.eval(model(mx.array([[0, 0, 0]]), cache=row))
+    batch = [layer.merge([layer, layer]) for layer in row]
+    mx.eval(model(mx.array([[0], [0]]), cache=batch))
+
+
+def _refused(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the KV cache of this model cannot be quantised: {reason}; {_REMEDY}")

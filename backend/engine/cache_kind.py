@@ -1,0 +1,104 @@
+"""Which form of KV cache a load request asks for. Pure: nothing here needs MLX or a model.
+
+Two ways lead here. CacheTypeKey and CacheTypeValue carry llama.cpp's names, which a host takes
+from `cache_type_k` and `cache_type_v` of a model's configuration; the settings `kv_bits` and
+`kv_group_size` are those of mlx-lm. MLX's quantised attention takes one setting for keys and
+values, so two different ones are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.settings import Settings
+from common.options import shown
+
+_BITS = (2, 3, 4, 5, 6, 8)  # of mx.quantize
+_GROUPS = (32, 64, 128)
+_BLOCK = 32  # values that share a scale in llama.cpp's types
+
+_PLAIN = {"": "", "f16": "", "f32": "float32", "bf16": "bfloat16"}
+_QUANTIZED = {"q8_0": 8, "q5_0": 5, "q5_1": 5, "q4_0": 4, "q4_1": 4}
+_NAMES = "f16, f32, bf16, q8_0, q5_0, q5_1, q4_0 or q4_1"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """A form of KV cache.
+
+    bits: of a quantised value; 0 keeps keys and values as the model computes them. group_size:
+    values that share a scale and a bias; 0 leaves the choice to the model's head size. dtype: the
+    type that an unquantised cache must have; "" takes the model's own.
+    """
+
+    bits: int = 0
+    group_size: int = 0
+    dtype: str = ""
+
+
+def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
+    """What the settings and the two fields of the load request mean. Raises InvalidRequest.
+
+    q4_0 and q4_1 both become MLX's 4 bits with a scale and a bias for 32 values, which is what
+    q4_1 is in llama.cpp; q5_0 and q5_1 likewise.
+    """
+    named = _of_fields(key.strip().lower(), value.strip().lower())
+    bits, group_size = settings.kv_bits, settings.kv_group_size
+    if bits and bits not in _BITS:
+        raise InvalidRequest(f"option kv_bits is {bits}: MLX quantises to 2, 3, 4, 5, 6 or 8 bits")
+    if group_size and group_size not in _GROUPS:
+        raise InvalidRequest(f"option kv_group_size is {group_size}: it must be 32, 64 or 128")
+    if bits and (key.strip() or value.strip()) and bits != named.bits:
+        raise InvalidRequest(
+            f"option kv_bits is {bits}, but CacheTypeKey is {shown(key)} and CacheTypeValue is"
+            f" {shown(value)}: give one of them"
+        )
+    bits = bits or named.bits
+    if group_size and not bits:
+        raise InvalidRequest(
+            f"option kv_group_size is {group_size}, but the KV cache is not quantised: set kv_bits"
+            " too, or remove it"
+        )
+    return CacheKind(bits, group_size or named.group_size, named.dtype)
+
+
+def group_size_for(kind: CacheKind, head_sizes: frozenset[int]) -> int:
+    """The group size that serves heads of these sizes. Raises InvalidRequest.
+
+    Without a wish it is 64, mlx-lm's default, or 32 where a head does not divide into 64s.
+    """
+    sizes = ", ".join(map(str, sorted(head_sizes)))
+    for group_size in (kind.group_size,) if kind.group_size else (64, 32):
+        if all(size % group_size == 0 for size in head_sizes):
+            return group_size
+    if kind.group_size > min(_GROUPS):
+        raise InvalidRequest(
+            f"kv_group_size {kind.group_size} does not divide this model's attention heads, which"
+            f" have {sizes} values: use a smaller one, or remove it"
+        )
+    raise InvalidRequest(
+        f"this model's KV cache cannot be quantised: its attention heads have {sizes} values, and"
+        " MLX quantises in groups of 32 or more"
+    )
+
+
+def _of_fields(key: str, value: str) -> CacheKind:
+    for name, given in (("CacheTypeKey", key), ("CacheTypeValue", value)):
+        if given not in _PLAIN and given not in _QUANTIZED:
+            raise InvalidRequest(f"{name} is {shown(given)}, which MLX does not have: use {_NAMES}")
+    bits = _QUANTIZED.get(key, 0)
+    if bits != _QUANTIZED.get(value, 0):
+        raise InvalidRequest(
+            f"CacheTypeKey is {shown(key or 'f16')} and CacheTypeValue is {shown(value or 'f16')}:"
+            " MLX's attention takes keys and values quantised alike, so set both to the same type"
+        )
+    if bits:
+        return CacheKind(bits, _BLOCK)
+    types = {_PLAIN[key], _PLAIN[value]} - {""}
+    if len(types) > 1:
+        raise InvalidRequest(
+            f"CacheTypeKey is {shown(key)} and CacheTypeValue is {shown(value)}: MLX keeps keys and"
+            " values in one type, so set both to the same"
+        )
+    return CacheKind(dtype=types.pop() if types else "")

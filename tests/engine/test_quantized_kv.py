@@ -1,0 +1,323 @@
+"""The quantised caches against a plain model of them, in batches of every history, and at load."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx.utils import tree_map
+
+from backend.engine import kv
+from backend.engine.cache_form import use_cache_kind
+from backend.engine.cache_kind import CacheKind, cache_kind
+from backend.engine.errors import InvalidRequest
+from backend.engine.quantized_kv import QuantizedRow
+from backend.engine.settings import Settings
+from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
+from tests.engine.rounds import engine_model
+from tests.engine.test_parity import _check_schedule
+
+EIGHT = CacheKind(8, 32)
+FOUR = CacheKind(4, 32)
+LAYERS = 2
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler() -> None:
+    mx.disable_compile()
+
+
+@cache
+def model_of(kind: CacheKind, config: str = "full", **changes: Any) -> Any:
+    """A random model with heads of 64 values whose caches are of the kind."""
+    sizes = CONFIGS[config] | {"head_dim": 64} | changes
+    module = importlib.import_module(f"mlx_lm.models.{sizes['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(sizes))
+    keys = iter(mx.random.split(mx.random.key(7), 100))
+    model.update(tree_map(lambda weight: _random(weight, next(keys)), model.parameters()))
+    mx.eval(model.parameters())
+    use_cache_kind(model, kind)
+    return model
+
+
+def _random(weight: mx.array, key: mx.array) -> mx.array:
+    if weight.ndim < 2:
+        return 1 + 0.1 * mx.random.normal(weight.shape, key=key)
+    return 0.2 * mx.random.normal(weight.shape, key=key)
+
+
+def prefilled(model: Any, tokens: list[int], cut: int = 0) -> kv.RowCache:
+    """A row with the tokens in it, computed in two steps where `cut` says so."""
+    row = kv.new_row(model)
+    for part in (tokens[:cut], tokens[cut:]):
+        if part:
+            model(mx.array([part]), cache=row)
+            kv.evaluate(row)
+    return row
+
+
+def same(left: kv.RowCache, right: kv.RowCache) -> bool:
+    """Whether two rows hold the same keys and values.
+
+    The same sums in another order can differ in their last bit, and where that crosses the border
+    between two steps of the quantisation, a value lands one step away, and a few of those that
+    are computed from it do too. Any other token in its place would move them all by many steps.
+    """
+    pairs = zip(left, right, strict=True)
+    return all(
+        mine.offset == other.offset and _alike(getattr(mine, name), getattr(other, name), mine)
+        for mine, other in pairs
+        for name in ("keys", "values")
+    )
+
+
+def _alike(mine: Any, other: Any, row: QuantizedRow) -> bool:
+    values = []
+    for packed in (mine, other):
+        weights, scales, biases = (part[0, :, : row.offset] for part in packed)
+        values.append(
+            mx.dequantize(weights, scales, biases, group_size=row.group_size, bits=row.bits)
+        )
+    step = mx.abs(other[1]).max()
+    moved = mx.abs(values[0] - values[1])
+    return bool(((moved > step / 100).mean() < 0.03).item() and (moved.max() < 2 * step).item())
+
+
+@pytest.mark.parametrize(("kind", "schedules"), [(EIGHT, 8), (FOUR, 5), (CacheKind(5, 32), 2)])
+def test_every_row_says_what_it_says_alone(kind: CacheKind, schedules: int) -> None:
+    model = engine_model(model_of(kind))
+    reused = sum(_check_schedule(model, random.Random(seed)) for seed in range(schedules))
+    assert reused > schedules, "hardly any row was served from the prefix cache"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_rows_survive_every_history_of_their_batch(data: st.DataObject) -> None:
+    """Rows join, leave, step together and are cut back; each holds what it would hold alone."""
+    alike = [QuantizedRow(32, 8) for _ in range(8)]
+    dice = random.Random(data.draw(st.integers(0, 1 << 30)))
+    batch: Any = None
+    inside: list[int] = []
+    written: dict[int, list[mx.array]] = {}
+    for _ in range(data.draw(st.integers(1, 14))):
+        verb = data.draw(st.sampled_from(["join", "join", "step", "leave", "trim", "extract"]))
+        if verb == "join" and len(written) < len(alike):
+            name = len(written)
+            written[name] = [_entry(dice) for _ in range(dice.choice([0, 1, 5, 300]))]
+            for entry in written[name][:1] and [mx.concatenate(written[name], axis=2)]:
+                alike[name].update_and_fetch(entry, -entry)
+            joining = QuantizedRow.merge([alike[name]])
+            if inside:
+                batch.extend(joining)
+            else:
+                batch = joining
+            inside.append(name)
+        elif verb == "step" and inside:
+            for _ in range(data.draw(st.sampled_from([1, 3]))):
+                entries = [_entry(dice) for _ in inside]
+                for name, entry in zip(inside, entries, strict=True):
+                    written[name].append(entry)
+                together = mx.concatenate(entries)
+                batch.update_and_fetch(together, -together)
+        elif verb == "leave" and len(inside) > 1:
+            gone = data.draw(st.sampled_from(range(len(inside))))
+            batch.filter([at for at in range(len(inside)) if at != gone])
+            del inside[gone]
+        elif verb == "trim" and inside:
+            tokens = data.draw(st.integers(0, min(len(written[name]) for name in inside)))
+            assert batch.trim(tokens) == tokens
+            for name in inside:
+                del written[name][len(written[name]) - tokens :]
+        for at, name in enumerate(inside):
+            _same_as_written(batch.extract(at), written[name])
+    assert batch is None or batch.offset.tolist() == [len(written[name]) for name in inside]
+
+
+def _entry(dice: random.Random) -> mx.array:
+    """Keys of one token: [1 row, 1 head, 1 token, 32]."""
+    return mx.random.normal((1, 1, 1, 32), key=mx.random.key(dice.randrange(1 << 30)))
+
+
+def _same_as_written(row: QuantizedRow, written: list[mx.array]) -> None:
+    assert row.offset == len(written)
+    if written:
+        keys = mx.concatenate(written, axis=2)
+        for packed, whole in ((row.keys, keys), (row.values, -keys)):
+            assert packed is not None
+            for part, expected in zip(packed, mx.quantize(whole, 32, 8), strict=True):
+                assert mx.array_equal(part, expected)
+
+
+def test_eight_bits_are_close_to_none_and_four_less_so() -> None:
+    """A bit halves the error: 4 bits have 17 times the steps of 8 between the same bounds."""
+    tokens = mx.array([[token * 7 % VOCABULARY for token in range(1, 80)]])
+    exact = model_of(CacheKind())(tokens)
+    errors = []
+    for kind in (EIGHT, FOUR):
+        model = model_of(kind)
+        difference = model(tokens, cache=kv.new_row(model)) - exact
+        errors.append(difference.square().mean().sqrt().item() / exact.std().item())
+    assert 0 < errors[0] < 0.01
+    assert 8 < errors[1] / errors[0] < 34
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("group", [32, 64])
+def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> None:
+    """64 values of a head take 64 x bits / 8 bytes, and a float32 scale and bias per group."""
+    model = model_of(CacheKind(bits, group))
+    per_head = 64 * bits // 8 + 64 // group * 8
+    per_token = LAYERS * 2 * 2 * per_head
+    cost = kv.cost(model)
+    assert cost == kv.CacheCost(per_token, 0)
+    plain = kv.cost(model_of(CacheKind()))
+    assert plain.per_token == LAYERS * 2 * 2 * 64 * 4 > cost.per_token
+    row = prefilled(model, list(range(1, 40)))
+    assert kv.nbytes(row) == cost.of(39)
+    batch = kv.to_batch(row)
+    assert kv.nbytes(batch) == 39 * per_token
+
+
+def test_a_stored_prefix_cut_back_equals_recomputation() -> None:
+    model = model_of(EIGHT)
+    tokens = list(range(1, 60))
+    batch = kv.to_batch(prefilled(model, tokens[:30]))
+    kv.extend(batch, kv.to_batch(prefilled(model, tokens[10:25])))
+    for token in tokens[30:]:
+        model(mx.array([[token], [5]]), cache=batch)
+    stored = kv.extract(batch, 0)
+    kv.evaluate(stored)
+    assert kv.can_trim(stored)
+    assert kv.always_trims(stored)
+    copy = kv.clone(stored)
+    assert kv.trim(copy, 19)
+    assert kv.nbytes(copy) == 40 * kv.cost(model).per_token
+    model(mx.array([[70, 71]]), cache=copy)
+    assert same(copy, prefilled(model, [*tokens[:40], 70, 71]))
+    assert same(stored, prefilled(model, tokens)), "the copy changed the original"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 17])
+def test_how_a_prompt_is_cut_does_not_matter(cut: int) -> None:
+    model = model_of(EIGHT)
+    tokens = list(range(1, 40))
+    assert same(prefilled(model, tokens, cut), prefilled(model, tokens))
+
+
+def test_an_empty_row_joins_and_leaves_as_others_do() -> None:
+    model = model_of(EIGHT)
+    batch = kv.to_batch(kv.new_row(model))
+    kv.extend(batch, kv.to_batch(kv.new_row(model)))
+    kv.extend(batch, kv.to_batch(prefilled(model, [1, 2, 3])))
+    model(mx.array([[4], [5], [6]]), cache=batch)
+    assert same(kv.extract(batch, 1), prefilled(model, [5]))
+    kv.keep(batch, [1])
+    assert batch[0].size() == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [("window", "sliding window"), ("hybrid", "recurrent state"), ("recurrent", "recurrent state")],
+)
+def test_a_model_that_keeps_something_else_is_refused(config: str, why: str) -> None:
+    model = random_model(config)
+    with pytest.raises(InvalidRequest, match=why):
+        use_cache_kind(model, EIGHT)
+    assert kv.cost(model).fixed or kv.cost(model).windowed, "the model lost its own caches"
+
+
+def test_an_attention_of_another_kind_is_refused_and_leaves_the_model_as_it_was() -> None:
+    """gemma2 caps its attention's logits, with a product of its own."""
+    changes = {"model_type": "gemma2", "query_pre_attn_scalar": 8}
+    model = model_of(CacheKind(), **changes)
+    with pytest.raises(InvalidRequest, match="does not go through"):
+        use_cache_kind(model, EIGHT)
+    assert kv.cost(model) == kv.cost(model_of(CacheKind()))
+
+
+def test_attention_sinks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlx_lm.models import base, qwen3
+
+    model = model_of(CacheKind())
+    sinks = mx.zeros((4,))
+    monkeypatch.setattr(
+        qwen3,
+        "scaled_dot_product_attention",
+        lambda *args, **rest: base.scaled_dot_product_attention(*args, **rest, sinks=sinks),
+    )
+    with pytest.raises(InvalidRequest, match="attention sinks"):
+        use_cache_kind(model, EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("size", "wish", "chosen"), [(128, 0, 64), (64, 0, 64), (96, 0, 32), (32, 0, 32), (128, 32, 32)]
+)
+def test_the_group_size_suits_the_heads(size: int, wish: int, chosen: int) -> None:
+    model = model_of(CacheKind(), head_dim=size)
+    try:
+        assert use_cache_kind(model, CacheKind(8, wish)) == CacheKind(8, chosen)
+        assert {layer.group_size for layer in kv.new_row(model)} == {chosen}
+    finally:
+        del model.make_cache
+
+
+@pytest.mark.parametrize(("size", "wish", "why"), [(8, 0, "8 values"), (96, 64, "64 does not")])
+def test_heads_that_do_not_divide_are_refused(size: int, wish: int, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        use_cache_kind(model_of(CacheKind(), head_dim=size), CacheKind(8, wish))
+
+
+def test_a_type_of_the_cache_is_the_type_of_the_model_or_refused() -> None:
+    model = model_of(CacheKind())
+    assert use_cache_kind(model, CacheKind(dtype="float32")) == CacheKind(dtype="float32")
+    with pytest.raises(InvalidRequest, match=r"cannot be bfloat16: .* float32"):
+        use_cache_kind(model, CacheKind(dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "kind"),
+    [
+        ("", "", {}, CacheKind()),
+        ("F16", "", {}, CacheKind()),
+        ("f32", "", {}, CacheKind(dtype="float32")),
+        ("f16", "bf16", {}, CacheKind(dtype="bfloat16")),
+        ("q8_0", "Q8_0", {}, CacheKind(8, 32)),
+        ("q4_0", "q4_1", {}, CacheKind(4, 32)),
+        ("q5_1", "q5_1", {"kv_group_size": 64}, CacheKind(5, 64)),
+        ("", "", {"kv_bits": 6}, CacheKind(6)),
+        ("", "", {"kv_bits": 8, "kv_group_size": 128}, CacheKind(8, 128)),
+        ("q8_0", "q8_0", {"kv_bits": 8}, CacheKind(8, 32)),
+    ],
+)
+def test_names_and_options_mean_a_kind(
+    key: str, value: str, options: dict[str, Any], kind: CacheKind
+) -> None:
+    assert cache_kind(Settings(**options), key, value) == kind
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "why"),
+    [
+        ("q8", "q8", {}, "CacheTypeKey is 'q8'"),
+        ("", "iq4_nl", {}, "CacheTypeValue is 'iq4_nl'"),
+        ("q8_0", "", {}, "CacheTypeValue is 'f16'.* alike"),
+        ("q8_0", "q4_0", {}, "alike"),
+        ("f32", "bf16", {}, "in one type"),
+        ("f16", "f16", {"kv_bits": 8}, "kv_bits is 8, but"),
+        ("q4_0", "q4_0", {"kv_bits": 8}, "kv_bits is 8, but"),
+        ("", "", {"kv_bits": 7}, "kv_bits is 7"),
+        ("", "", {"kv_bits": 8, "kv_group_size": 48}, "kv_group_size is 48"),
+        ("", "", {"kv_group_size": 32}, "not quantised"),
+    ],
+)
+def test_what_mlx_cannot_do_is_refused(
+    key: str, value: str, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        cache_kind(Settings(**options), key, value)
