@@ -91,6 +91,17 @@ class Settings:
     max_cache_entries: int = _number(
         0, 0, 1_000_000, "Most prompts kept in the prompt cache; 0 means bounded by memory alone."
     )
+    prompt_cache_dir: str = _text(
+        "",
+        "Folder in which the KV of earlier prompts survives a restart, as an absolute path; several"
+        " models may share it. Empty turns it off.",
+    )
+    prompt_cache_disk_mib: int = _number(
+        4096,
+        1,
+        _MIB,
+        "Most MiB of all prompt caches in prompt_cache_dir, and of a file that a request names.",
+    )
     memory_limit_mib: int | None = _number(
         None, 0, _MIB, "Memory in MiB that MLX may use in all; 0 or auto suits the device."
     )
