@@ -1,0 +1,1 @@
+"""Prompt caches on disk: the KV of earlier prompts survives the process."""

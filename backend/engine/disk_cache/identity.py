@@ -1,0 +1,76 @@
+"""One digest for everything that KV depends on besides the tokens.
+
+Two models whose digests are equal compute the same KV from the same tokens; whatever may change
+it has to be named here, because a cache that is read for another model answers nonsense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from backend.engine.loading.shards import PATTERN
+
+_FORMAT = 1  # of the entries: a change makes every older file another model's
+_PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
+_HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
+
+
+def model_digest(
+    checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "", also: Sequence[str] = ()
+) -> str:
+    """32 hexadecimal digits for a checkpoint as it was loaded. Raises OSError, ValueError.
+
+    dtype: of the weights in memory. kv_kind: the type of the KV cache. adapter: the digest of the
+    adapters in use. also: whatever else changes the arithmetic.
+
+    Weights are sampled in every tensor, since a merge or a fine-tune need not touch all of them
+    and keeps names and sizes; reading all of a large model would cost as much as loading it.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    facts = [_FORMAT, version("mlx"), version("mlx-lm"), dtype, kv_kind, adapter, *also]
+    _add(digest, json.dumps(facts).encode())
+    for path in _texts(checkpoint):
+        _add(digest, path.name.encode())
+        _add(digest, path.read_bytes())
+    for path in sorted(checkpoint.glob(PATTERN)):
+        _add(digest, path.name.encode())
+        with path.open("rb") as file:
+            for piece in _sampled(file):
+                _add(digest, piece)
+    return digest.hexdigest()
+
+
+def _texts(checkpoint: Path) -> list[Path]:
+    names = ("config.json", "tokenizer.json", "*.py")
+    return sorted(path for name in names for path in checkpoint.glob(name))
+
+
+def _add(digest: Any, piece: bytes) -> None:
+    """Lengths keep pieces apart, so that moving a byte from one to the next changes the digest."""
+    digest.update(len(piece).to_bytes(8, "little"))
+    digest.update(piece)
+
+
+def _sampled(file: BinaryIO) -> Iterator[bytes]:
+    """Size, header, and pieces of each tensor of one safetensors file."""
+    handle = file.fileno()
+    size = os.fstat(handle).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= min(size - 8, _HEADER_LIMIT):
+        raise ValueError("not a safetensors file")
+    header = file.read(length)
+    yield size.to_bytes(8, "little")
+    yield header
+    tensors: dict[str, Any] = json.loads(header)
+    tensors.pop("__metadata__", None)
+    for name in sorted(tensors):
+        start, end = tensors[name]["data_offsets"]
+        middle = (start + end) // 2
+        for place in (start, middle, max(start, end - _PIECE)):
+            yield os.pread(handle, min(_PIECE, end - place), 8 + length + place)

@@ -1,0 +1,185 @@
+"""What comes back from the disk computes what was never away from memory computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine import kv
+from backend.engine.disk_cache import cache as cache_module
+from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
+from tests.engine.disk_cache.rows import (
+    KINDS,
+    PATIENCE,
+    disk_cache,
+    entries_in,
+    feed,
+    filled,
+    greedy,
+    model_of,
+    same,
+    saved,
+    words,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler() -> None:
+    mx.disable_compile()
+
+
+def restored(disk: DiskCache, model: Any, prompt: list[int]) -> tuple[kv.RowCache, int]:
+    """The row that the disk gives for a prompt, and how many tokens are in it."""
+    stored = disk.find(prompt)
+    assert stored is not None
+    row = disk.restore(stored, kv.new_row(model))
+    assert row is not None
+    return row, stored.length
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_survives_a_restart_bit_for_bit(kind: str, copy: bool, tmp_path: Path) -> None:
+    model, tokens = model_of(kind), words(100)
+    before = disk_cache(model, tmp_path, copy=copy)
+    saved(before, model, tokens)
+    before.close(PATIENCE)
+    row, length = restored(disk_cache(model, tmp_path), model, [*tokens, 5])
+    assert length == len(tokens)
+    kept = filled(model, tokens)
+    assert same(row, kept)
+    assert mx.array_equal(feed(model, row, [5, 6]), feed(model, kept, [5, 6]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answer_is_that_of_a_computed_prompt(kind: str, tmp_path: Path) -> None:
+    model, prompt = model_of(kind), words(130)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, prompt[:96])
+    row, length = restored(disk, model, prompt)
+    assert length == 96
+    expected = greedy(model, kv.new_row(model), prompt, 12)
+    assert greedy(model, row, prompt[96:], 12) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_left_a_batch_is_stored_like_any(kind: str, tmp_path: Path) -> None:
+    model, tokens = model_of(kind), words(80)
+    batch = kv.to_batch(filled(model, tokens))
+    kv.extend(batch, kv.to_batch(filled(model, words(33, 3))))
+    model(mx.array([[5], [6]]), cache=batch)
+    row = kv.extract(batch, 0)
+    kv.evaluate(row)
+    disk = disk_cache(model, tmp_path)
+    disk.save([*tokens, 5], row, trimmable=kv.can_trim(row))
+    assert disk.drain(PATIENCE)
+    back, length = restored(disk, model, [*tokens, 5, 7])
+    assert length == len(tokens) + 1
+    assert same(back, row)
+
+
+@pytest.mark.parametrize("kind", ["full", "quantised", "bfloat16"])
+def test_what_can_be_cut_back_serves_any_common_beginning(kind: str, tmp_path: Path) -> None:
+    model, tokens = model_of(kind), words(150)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, tokens)
+    for prompt in ([*tokens[:90], 3, 1, 4], tokens[:91], tokens):
+        row, length = restored(disk, model, prompt)
+        assert length == (90 if len(prompt) < 100 else 149)
+        assert same(row, filled(model, prompt[:length]))
+
+
+@pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent"])
+def test_what_cannot_be_cut_back_serves_only_what_goes_on(kind: str, tmp_path: Path) -> None:
+    model, tokens = model_of(kind), words(100)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, tokens)
+    assert disk.find([*tokens[:99], 3, 1, 4]) is None
+    assert disk.find(tokens) is None, "no token would be left to compute"
+    assert disk.find([*tokens, 1]) is not None
+
+
+def test_an_unfilled_window_can_be_cut_back(tmp_path: Path, monkeypatch: Any) -> None:
+    """A window is trimmable until it turns over, and is stored as it is at that moment."""
+    monkeypatch.setattr(cache_module, "LEAST_TOKENS", 4)
+    model, tokens = model_of("window"), words(20)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, tokens)
+    row, length = restored(disk, model, [*tokens[:11], 3, 1])
+    assert length == 11
+    assert greedy(model, row, [3, 1], 8) == greedy(
+        model, kv.new_row(model), [*tokens[:11], 3, 1], 8
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_what_was_handed_over(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row and its clones go on growing in the same buffers while the disk is slow."""
+    gate = threading.Event()
+    write_whole = cache_module.files.write_whole
+
+    def slowly(path: Path, write: Callable[[Any], None]) -> None:
+        assert gate.wait(PATIENCE)
+        write_whole(path, write)
+
+    monkeypatch.setattr(cache_module.files, "write_whole", slowly)
+    model, tokens = model_of(kind), words(100)
+    disk = disk_cache(model, tmp_path)
+    row = filled(model, tokens)
+    disk.save(tokens, row, trimmable=kv.can_trim(row))
+    twin = kv.clone(row)
+    feed(model, row, words(40, 2))
+    feed(model, twin, words(40, 9))
+    gate.set()
+    assert disk.drain(PATIENCE)
+    back, _ = restored(disk, model, [*tokens, 1])
+    assert same(back, filled(model, tokens))
+
+
+def test_short_prefixes_and_small_gains_stay_away_from_the_disk(tmp_path: Path) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, words(LEAST_TOKENS - 1))
+    assert not entries_in(tmp_path)
+    tokens = words(LEAST_TOKENS + 30)
+    saved(disk, model, tokens)
+    assert disk.find([*tokens, 1], held=31) is None
+    assert disk.find([*tokens, 1], held=30) is not None
+    assert disk.find([*tokens[: LEAST_TOKENS - 1], 95, 95]) is None
+
+
+def test_a_file_of_a_request_is_its_own(tmp_path: Path) -> None:
+    """It serves only requests that name it, holds one entry, and gives way to the next."""
+    model, first, second = model_of("full"), words(100), words(120, 5)
+    disk = disk_cache(model, None)
+    own = tmp_path / "chat.cache"
+    saved(disk, model, first, own)
+    assert disk.find([*first, 1]) is None
+    assert disk.find([*first, 1], path=own) is not None
+    again = disk_cache(model, tmp_path / "folder")
+    assert again.find([*first, 1], path=own) is not None
+    saved(again, model, second, own)
+    assert again.find([*first, 1], path=own) is None
+    assert again.find([*second, 1], path=own) is not None
+    before = own.stat().st_ino
+    saved(again, model, second[:80], own)
+    assert own.stat().st_ino == before, "what the file serves already is not written again"
+    assert not entries_in(tmp_path / "folder")
+
+
+def test_at_most_so_many_bytes_wait_to_be_restored(tmp_path: Path) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path, max_waiting=1)
+    saved(disk, model, words(100))
+    held = disk.find([*words(100), 1])
+    assert held is not None, "one may be of any size"
+    assert disk.find([*words(100), 1]) is None
+    del held
+    assert disk.find([*words(100), 1]) is not None
