@@ -6,9 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.engine.request import GenerationRequest
+
+if TYPE_CHECKING:
+    from backend.engine.constraints.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class Submit:
     request: GenerationRequest
     prompt: list[int]
     limit: int
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

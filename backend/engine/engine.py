@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from backend.engine.commands import Cancel, Free, Load, Stop, Submit
 from backend.engine.errors import EngineError, EngineFailed, NotLoaded, Overloaded, ShuttingDown
 from backend.engine.generation import Generation
-from backend.engine.request import GenerationRequest
+from backend.engine.request import ChatPrompt, Extras, GenerationRequest
 from backend.engine.worker import Publication, Worker
 from common.chat_format import ChatFormat
 
 if TYPE_CHECKING:
+    from backend.engine.constraints.constraint import Constraint
     from backend.engine.load import Served
+    from backend.engine.loading.adapters import AdapterRequest
 
 _PROMPT_THREADS = 2
 _MOST_TEXT_CALLS = 64
@@ -69,6 +71,8 @@ class LoadRequest:
 
     model, model_file, model_path: the three references of contract 2.1, verbatim.
     context_size: tokens of prompt plus output; 0 means the model's own maximum.
+    cache_type_key, cache_type_value: llama.cpp's names for the form of the KV cache.
+    adapters: in the order in which they were named; they add up.
     settings: our settings by name (`backend.engine.settings`), already typed and checked.
     """
 
@@ -78,12 +82,18 @@ class LoadRequest:
     context_size: int = 0
     dtype: str = ""
     trust_remote_code: bool = False
+    cache_type_key: str = ""
+    cache_type_value: str = ""
+    adapters: tuple[AdapterRequest, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of the loaded model."""
+    """What is known of the loaded model.
+
+    vocabulary_size: width of its logits. token_bytes: what a token writes.
+    """
 
     name: str
     model_type: str
@@ -91,6 +101,9 @@ class ModelFacts:
     chat_template: str | None
     chat_format: ChatFormat
     rendered_template: str
+    vocabulary_size: int
+    token_bytes: Callable[[int], bytes]
+    defaults: Extras = field(default_factory=Extras)
 
 
 class Engine:
@@ -291,6 +304,7 @@ class Engine:
             return
         try:
             prompt = served.prompts.build(request.prompt)
+            constraint = _constraint(served, request, prompt.tail)
         except EngineError as refusal:
             self._deliver_threadsafe([(ticket, refusal)])
         except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
@@ -299,7 +313,9 @@ class Engine:
             generation.prompt_tail = prompt.tail
             room = served.facts.context_size - len(prompt.tokens)
             limit = min(request.max_tokens or served.default_max_tokens or room, room)
-            self._worker.send(Submit(served.epoch, ticket, request, prompt.tokens, limit))
+            self._worker.send(
+                Submit(served.epoch, ticket, request, prompt.tokens, limit, constraint)
+            )
             if ticket not in self._generations:
                 # Cancelled meanwhile: that command may have overtaken this one.
                 self._worker.send(Cancel(ticket))
@@ -335,6 +351,19 @@ class Engine:
         self._served = None
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
+
+
+def _constraint(served: Served, request: GenerationRequest, tail: str) -> Constraint | None:
+    """Compile what constrains the answer. Raises InvalidRequest."""
+    if request.constraint is None:
+        return None
+    arguments = getattr(request.prompt, "template_arguments", {})
+    return served.constraints.compile(
+        request.constraint,
+        prompt_tail=tail,
+        answers_messages=isinstance(request.prompt, ChatPrompt),
+        thinking=arguments.get("enable_thinking"),
+    )
 
 
 def _prompt_fault(fault: BaseException) -> EngineFailed:

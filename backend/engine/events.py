@@ -26,6 +26,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A generated token, its log-probability, and the likeliest tokens in its place with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """The next piece of text: never empty, whole characters only, never part of a stop string."""
 
@@ -35,10 +44,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a generation that went well."""
+    """The last event of a generation that went well.
+
+    logprobs: one entry per counted token where the request asked for them, else None.
+    """
 
     reason: FinishReason
     usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 Event = TextDelta | Finished

@@ -13,13 +13,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backend.engine.errors import ModelRejected
+from backend.engine.cache_kind import CacheKind, cache_kind
+from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.reference import HubModel, resolve
 from backend.engine.settings import Settings
 from common.options import shown
 
 if TYPE_CHECKING:
+    from backend.engine.constraints.compiler import ConstraintCompiler
     from backend.engine.engine import LoadRequest, ModelFacts
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
@@ -29,10 +32,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint that passed every check that needs no weights."""
+    """A checkpoint and adapters that passed every check that needs no weights."""
 
     checkpoint: Checkpoint
     settings: Settings
+    cache_kind: CacheKind
+    adapters: tuple[Adapter, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Served:
     epoch: int
     facts: ModelFacts
     prompts: PromptBuilder
+    constraints: ConstraintCompiler
     capacity: int
     default_max_tokens: int
     weights_bytes: int
@@ -64,38 +70,52 @@ def find(request: LoadRequest, cancelled: threading.Event) -> Found:
     settings = Settings.from_values(
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
+    kind = cache_kind(settings, request.cache_type_key, request.cache_type_value)
     place = resolve(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )
+    adapters = find_adapters(request.adapters, request.model_path, cancelled)
     if isinstance(place, HubModel):
         from backend.engine.loading.download import download
 
         path = download(place, settings, cancelled)
     else:
         path = place.path
-    return Found(inspect(path, place.name, settings), settings)
+    return Found(inspect(path, place.name, settings), settings, kind, adapters)
 
 
 def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event) -> Loaded:
     """Load the weights and prove the model. Raises ModelRejected, InvalidRequest, Cancelled."""
     started = time.perf_counter()
     from backend.engine import device, kv
+    from backend.engine.cache_form import use_cache_kind
     from backend.engine.chat import chat_format
+    from backend.engine.constraints.compiler import ConstraintCompiler
     from backend.engine.engine import ModelFacts
     from backend.engine.loading.context import served_context
     from backend.engine.loading.weights import load_model
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
-    from backend.engine.token_text import text_streams
+    from backend.engine.token_text import TokenTexts
 
     settings = found.settings
     here = device.detect()
     device.prepare(here)
-    loaded = load_model(found.checkpoint, settings, here, dtype=request.dtype, cancel=cancelled)
+    loaded = load_model(
+        found.checkpoint,
+        settings,
+        here,
+        dtype=request.dtype,
+        adapters=found.adapters,
+        cancel=cancelled,
+    )
     try:
+        use_cache_kind(loaded.model, found.cache_kind)
         cost = kv.cost(loaded.model)
         vocabulary = kv.vocabulary_size(loaded.model)
         slots = settings.parallel if kv.can_batch(kv.new_row(loaded.model)) else 1
+    except EngineError:
+        raise
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
         raise ModelRejected(
@@ -106,10 +126,12 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     device.apply(plan)
     context_size = served_context(loaded.context_size, request.context_size)
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary)
+    texts = TokenTexts(loaded.tokenizer)
     engine = EngineModel(
         model=loaded.model,
+        vocabulary=vocabulary,
         end_tokens=frozenset(token for token in loaded.eos_token_ids if token < vocabulary),
-        new_text=text_streams(loaded.tokenizer),
+        new_text=texts.stream,
         cost=cost,
         slots=slots,
         weights_bytes=loaded.weights_bytes,
@@ -131,6 +153,9 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             settings.reasoning_parser,
         ),
         rendered_template=prompts.sample(),
+        vocabulary_size=vocabulary,
+        token_bytes=texts.bytes_of,
+        defaults=settings.extras,
     )
     _log.info(
         "model %s: %s on %s, %s, context %d, %d rows, weights %d MiB, loaded in %.1f s",
@@ -149,6 +174,9 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             epoch=epoch,
             facts=facts,
             prompts=prompts,
+            constraints=ConstraintCompiler(
+                loaded.tokenizer, vocabulary, engine.end_tokens, facts.chat_format
+            ),
             capacity=slots + settings.max_queue,
             default_max_tokens=settings.max_tokens,
             weights_bytes=loaded.weights_bytes,

@@ -14,12 +14,14 @@ from backend.engine.token_text import TextStream
 class EngineModel:
     """A loaded model and the figures that scheduling depends on.
 
-    new_text: a row's decoder; the argument says whether its text goes on from the prompt's.
+    vocabulary: width of its logits. new_text: a row's decoder; the argument says whether its text
+    goes on from the prompt's.
     slots: rows that may decode together. memory_limit: bytes that MLX may use in all;
     weights_bytes of them are taken by the model itself.
     """
 
     model: Any
+    vocabulary: int
     end_tokens: frozenset[int]
     new_text: Callable[[bool], TextStream]
     cost: CacheCost

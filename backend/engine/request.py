@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backend.engine.constraints.spec import ConstraintSpec
+
+WHOLE = 1 << 30  # a window that no context fills
+
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
@@ -34,18 +38,53 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen.
+    """How the next token is chosen, in the order in which it is applied.
 
-    temperature: 0 is greedy, and then the other fields have no effect.
-    top_p: in (0, 1]; 1 is off. top_k: 0 is off. min_p: in [0, 1]; 0 is off.
+    logit_bias: (token id, what is added to its logit).
+    repetition: llama.cpp's multiplicative penalty on tokens that stand among the last `window`
+    of prompt and output (a positive logit is divided, another one multiplied); 1 is off.
+    window: at least 1; WHOLE looks at everything.
+    frequency, presence: OpenAI's additive penalties, subtracted per earlier occurrence and once
+    per seen token of the output; 0 is off.
+    temperature: 0 takes the best token, and then the fields below have no effect.
+    top_k: 0 is off. typical_p, top_p: in (0, 1]; 1 is off. min_p: in [0, 1]; 0 is off.
+    xtc_probability: chance per token, in [0, 1], that of all tokens with a share of at least
+    `xtc_threshold` only the least likely stays; 0 is off.
     seed: 64-bit; the row's random stream depends on it alone.
     """
 
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition: float = 1.0
+    window: int = 64
+    frequency: float = 0.0
+    presence: float = 0.0
     temperature: float = 0.0
-    top_p: float = 1.0
     top_k: int = 0
+    typical_p: float = 1.0
+    top_p: float = 1.0
     min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     seed: int = 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the choice depends on the tokens before."""
+        return self.repetition != 1 or self.frequency != 0 or self.presence != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What the wire has no field for: a model's defaults, which a request may set otherwise.
+
+    grammar_type: how the text of a grammar is to be read; auto tells JSON schemas from GBNF.
+    """
+
+    min_tokens: int = 0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    grammar_type: str = "auto"
+    parallel_tool_calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +92,10 @@ class GenerationRequest:
     """One generation. `max_tokens` None means: up to the end of the context.
 
     `stop` holds non-empty strings; the first one that appears ends the text before it.
+    min_tokens: the end of sequence cannot be chosen before so many tokens.
+    ignore_eos: it cannot be chosen at all.
+    logprobs: how many alternatives to tell with each token's log-probability; None: tell nothing.
+    constraint: a grammar that the output must match.
     """
 
     request_id: str
@@ -60,4 +103,7 @@ class GenerationRequest:
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    min_tokens: int = 0
     ignore_eos: bool = False
+    logprobs: int | None = None
+    constraint: ConstraintSpec | None = None

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.engine.events import Event, Finished, FinishReason, TextDelta, Usage
+from backend.engine.constraints.constraint import Constraint
+from backend.engine.events import (
+    Event,
+    Finished,
+    FinishReason,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 from backend.engine.request import GenerationRequest
 from backend.engine.token_text import TextStream
 from common.stop_strings import StopMatcher
@@ -18,8 +26,9 @@ class Row:
     """A request with its prompt in tokens.
 
     ticket: names the request towards its owner. limit: most tokens to generate, at least 1.
-    cache: its own KV while it is prefilled; `filled` prompt tokens are in it. checkpoints: prompt
-    lengths at which a copy of a cache that cannot be trimmed is stored.
+    constraint: the state of its grammar. cache: its own KV while it is prefilled; `filled` prompt
+    tokens are in it. checkpoints: prompt lengths at which a copy of a cache that cannot be trimmed
+    is stored.
     """
 
     ticket: int
@@ -28,12 +37,14 @@ class Row:
     limit: int
     text: TextStream
     stop: StopMatcher
+    constraint: Constraint | None = None
     clock: Callable[[], float] = time.perf_counter
     cache: list[Any] | None = None
     filled: int = 0
     reused: int = 0
     checkpoints: tuple[int, ...] = ()
     generated: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: FinishReason | None = None
     _admitted_at: float = 0.0
     _first_token_at: float = 0.0
@@ -61,20 +72,32 @@ class Row:
             decode_ms=(self._last_token_at - first) * 1e3 if self._first_token_at else 0.0,
         )
 
-    def take(self, token: int, end_tokens: frozenset[int]) -> Sequence[Event]:
+    def finish_unstarted(self) -> Sequence[Event]:
+        """The end of a row whose grammar matches the empty text and nothing else."""
+        return self._end("stop", "")
+
+    def take(
+        self, token: int, end_tokens: frozenset[int], logprob: TokenLogprob | None = None
+    ) -> Sequence[Event]:
         """Account for one generated token; returns what its owner should hear, in order.
 
         The end-of-sequence token is not counted: a natural stop at the limit stays a stop
-        (contract 4.6.1).
+        (contract 4.6.1). A row whose grammar has come to its end needs none.
         """
         self._last_token_at = self.clock()
         self._first_token_at = self._first_token_at or self._last_token_at
         if token in end_tokens and not self.request.ignore_eos:
             return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
         self.generated.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
         shown = self.stop.feed(self.text.add(token))
         if self.stop.stopped:
             return self._end("stop", shown)
+        if self.constraint is not None and self.constraint.ended:
+            return self._end(
+                "stop", shown + self.stop.feed(self.text.finish()) + self.stop.finish()
+            )
         if len(self.generated) >= self.limit:
             shown += self.stop.feed(self.text.finish())
             reason: FinishReason = "stop" if self.stop.stopped else "length"
@@ -84,5 +107,6 @@ class Row:
     def _end(self, reason: FinishReason, shown: str) -> Sequence[Event]:
         self.ended = reason
         usage = self.usage()
-        last = Finished(reason, usage)
+        told = None if self.request.logprobs is None else tuple(self.logprobs)
+        last = Finished(reason, usage, told)
         return (TextDelta(shown, usage), last) if shown else (last,)

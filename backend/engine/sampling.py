@@ -2,8 +2,8 @@
 
 Each row has its own settings and its own random stream, which depends on its seed and on how many
 tokens it has generated, and on nothing else: the same request gives the same tokens alone or
-among others. Filters follow llama.cpp's sampler chain, whose fields these are: top_k, top_p on
-what top_k left, min_p relative to the best token, temperature last. The noise (Gumbel-max,
+among others. The order is that of llama.cpp's sampler chain: bias and penalties, the filters
+(`backend.engine.filters`), temperature. The noise (Gumbel-max,
 https://arxiv.org/abs/1611.01144) belongs to token ids, not to ranks, so that two nearly equal
 logits which swap ranks between batch sizes do not change the draw.
 
@@ -18,10 +18,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from backend.engine.constraints import masks
+from backend.engine.filters import BatchFilters
+from backend.engine.penalties import BatchPenalties, Past
 from backend.engine.request import Sampling
+from backend.engine.subset import Subset
 
 _NEVER = float("-inf")
-_EVERY_RANK = (1 << 31) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -35,6 +38,13 @@ def row_keys(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
     return state.view(np.uint32).reshape(-1, 2)
 
 
+def row_luck(keys: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) per key, shape [rows, 1] float32, independent of the keys' noise."""
+    with np.errstate(over="ignore"):
+        state = _mixed(keys.reshape(-1).view(np.uint64) + _GOLDEN)
+    return ((state >> np.uint64(40)) / np.float32(1 << 24)).astype(np.float32)[:, None]
+
+
 def _mixed(state: np.ndarray) -> np.ndarray:
     state = (state ^ (state >> np.uint64(30))) * _MIX[0]
     state = (state ^ (state >> np.uint64(27))) * _MIX[1]
@@ -45,70 +55,72 @@ def _mixed(state: np.ndarray) -> np.ndarray:
 class BatchSampler:
     """Sampler for a fixed set of rows; build a new one when rows join or leave.
 
-    banned: per row, token ids that may not be chosen (IgnoreEOS), or None.
+    pasts: what is known of each row, for those that have penalties. end_ids: the end-of-sequence
+    tokens. closed: per row, before how many generated tokens these cannot be chosen.
+    constrained: the rows that a mask is given for.
     """
 
-    def __init__(self, rows: Sequence[Sampling], banned: Sequence[mx.array | None]) -> None:
-        self._banned = banned if any(ids is not None for ids in banned) else None
-        self._drawn = [at for at, row in enumerate(rows) if row.temperature > 0]
-        drawn = [rows[at] for at in self._drawn]
+    def __init__(
+        self,
+        rows: Sequence[Sampling],
+        pasts: Sequence[Past],
+        vocabulary: int,
+        *,
+        end_ids: Sequence[int] = (),
+        closed: Sequence[int] = (),
+        constrained: Sequence[int] = (),
+    ) -> None:
+        self._penalties = None
+        if any(row.remembers or row.logit_bias for row in rows):
+            self._penalties = BatchPenalties(rows, pasts, vocabulary)
+        self._closed = closed if end_ids and any(closed) else None
+        if self._closed is not None:
+            ends = np.zeros((1, vocabulary), dtype=np.bool_)
+            ends[0, list(end_ids)] = True
+            self._ends = mx.array(ends)
+        self._constrained = Subset(constrained, len(rows))
+        self._drawn = Subset([at for at, row in enumerate(rows) if row.temperature > 0], len(rows))
+        drawn = [rows[at] for at in self._drawn.places]
         self._seeds = [row.seed for row in drawn]
-        self._index = mx.array(self._drawn)
-        self._temperature = mx.array([[row.temperature] for row in drawn])
-        self._top_k = self._top_p = self._min_p = None
-        if any(row.top_k > 0 for row in drawn):
-            self._top_k = mx.array([[row.top_k or _EVERY_RANK] for row in drawn])
-        if any(row.top_p < 1 for row in drawn):
-            self._top_p = mx.array([[row.top_p] for row in drawn])
-        if any(row.min_p > 0 for row in drawn):
-            self._min_p = mx.log(mx.array([[row.min_p] for row in drawn]))
+        if drawn:
+            self._temperature = mx.array([[row.temperature] for row in drawn])
+            self._filters = BatchFilters(drawn)
 
-    def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
+    def __call__(
+        self,
+        logits: mx.array,
+        fed: mx.array,
+        steps: Sequence[int],
+        allowed: np.ndarray | None = None,
+    ) -> mx.array:
         """Next tokens, shape [rows] uint32.
 
-        logits: [rows, vocabulary], any float type. steps: tokens generated so far, per row.
+        logits: [rows, vocabulary], any float type. fed: [rows], the tokens that led to them.
+        steps: tokens generated so far, per row. allowed: masks of the constrained rows, in their
+        order, [constrained, words] uint32.
         """
-        logits = self._without_banned(logits.astype(mx.float32))
+        logits = logits.astype(mx.float32)
+        if self._penalties is not None:
+            logits = self._penalties(logits, fed, steps)
+        if self._closed is not None:
+            closed = [step < first for step, first in zip(steps, self._closed, strict=True)]
+            if any(closed):
+                logits = mx.where(mx.array(closed)[:, None] & self._ends, _NEVER, logits)
+        if self._constrained and allowed is not None:
+            own = masks.apply(self._constrained.of(logits), mx.array(allowed))
+            logits = self._constrained.put(logits, own)
         best = mx.argmax(logits, axis=-1)
         if not self._drawn:
             return best
-        own = logits if len(self._drawn) == logits.shape[0] else logits[self._index]
-        keys = mx.array(row_keys(self._seeds, [steps[at] for at in self._drawn]))
-        vocabulary = own.shape[-1]
-        noise = mx.vmap(lambda key: mx.random.gumbel(shape=(vocabulary,), key=key))(keys)
-        # A tiny temperature overflows to infinity; the best token is then the only choice.
-        scaled = (own - mx.max(own, axis=-1, keepdims=True)) / self._temperature
-        chosen = mx.argmax(mx.where(self._kept(own), scaled + noise, _NEVER), axis=-1)
-        if len(self._drawn) == logits.shape[0]:
-            return chosen
-        best[self._index] = chosen
-        return best
+        return self._drawn.put(best, self._draw(self._drawn.of(logits), steps))
 
-    def _without_banned(self, logits: mx.array) -> mx.array:
-        if self._banned is not None:
-            for row, ids in enumerate(self._banned):
-                if ids is not None:
-                    logits[row, ids] = _NEVER
-        return logits
-
-    def _kept(self, logits: mx.array) -> mx.array:
-        """Which tokens the filters leave, as a boolean array of the logits' shape."""
-        kept = logits > _NEVER
-        if self._top_k is not None or self._top_p is not None:
-            kept = kept & self._kept_by_rank(logits)
-        if self._min_p is not None:
-            kept = kept & (logits >= mx.max(logits, axis=-1, keepdims=True) + self._min_p)
-        return kept
-
-    def _kept_by_rank(self, logits: mx.array) -> mx.array:
-        order = mx.argsort(-logits, axis=-1)
-        ranked = mx.take_along_axis(logits, order, axis=-1)
-        kept = mx.ones(ranked.shape, dtype=mx.bool_)
-        if self._top_k is not None:
-            kept = mx.arange(ranked.shape[-1])[None] < self._top_k
-        if self._top_p is not None:
-            share = mx.softmax(mx.where(kept, ranked, _NEVER), axis=-1)
-            before = mx.cumsum(share, axis=-1) - share
-            # Rank 0 always stays, also where rounding or a tiny top_p would empty the set.
-            kept = kept & ((before < self._top_p) | (mx.arange(ranked.shape[-1])[None] == 0))
-        return mx.put_along_axis(mx.zeros(kept.shape, dtype=mx.bool_), order, kept, axis=-1)
+    def _draw(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
+        keys = row_keys(self._seeds, [steps[at] for at in self._drawn.places])
+        vocabulary = logits.shape[-1]
+        noise = mx.vmap(lambda key: mx.random.gumbel(shape=(vocabulary,), key=key))(mx.array(keys))
+        kept = self._filters(logits, mx.array(row_luck(keys)))
+        # A tiny temperature overflows to infinity; the best token is then the only choice. It is
+        # the best one of those that are kept, which XTC may have robbed of the best of all.
+        left = mx.where(kept, logits, _NEVER)
+        scaled = (left - mx.max(left, axis=-1, keepdims=True)) / self._temperature
+        return mx.argmax(mx.where(kept, scaled + noise, _NEVER), axis=-1)

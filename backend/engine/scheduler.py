@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from backend.engine import kv
 from backend.engine.admission import bytes_with, kv_bytes
-from backend.engine.batch import DecodeBatch
+from backend.engine.batch import DecodeBatch, Sampled
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.events import Event
@@ -52,7 +52,7 @@ class Scheduler:
         self._steps = 0
         self.waiting: deque[Row] = deque()
         self.prefilling: deque[Row] = deque()
-        self.batch = DecodeBatch(model.model, model.end_tokens)
+        self.batch = DecodeBatch(model.model, model.end_tokens, model.vocabulary)
         self.prefixes: PrefixCache[kv.RowCache] = PrefixCache(
             model.prompt_cache_bytes, model.max_cache_entries
         )
@@ -74,6 +74,7 @@ class Scheduler:
                 limit=command.limit,
                 text=self._model.new_text(isinstance(command.request.prompt, RawPrompt)),
                 stop=StopMatcher(command.request.stop),
+                constraint=command.constraint,
             )
         )
 
@@ -171,6 +172,10 @@ class Scheduler:
         """Move a prefilled row into the batch."""
         assert row.cache is not None
         cache, row.cache = row.cache, None
+        if row.constraint is not None and row.constraint.ended:
+            for event in row.finish_unstarted():
+                self._publish(row.ticket, event)
+            return
         self.batch.join(row, cache)
         self._gauges.prompt_tokens_processed += 1  # the last one, which decode feeds
 
@@ -204,25 +209,28 @@ class Scheduler:
             return
         started = time.perf_counter()
         try:
-            tokens = self.batch.step()
+            sampled = self.batch.step()
         except Exception as fault:
             self._report("decode", fault)
             for row in self.batch.rows:
                 self._publish(row.ticket, _fault(fault))
             self.batch.clear()
             return
-        ended = [row for row, token in tokens if self._hand_out(row, token)]
+        ended = [one.row for one in sampled if self._hand_out(one)]
         for row in ended:
             if row.ended is not None:
                 self._remember(row)
         self.batch.remove(ended)
-        self._count(len(tokens), time.perf_counter() - started)
+        self._count(len(sampled), time.perf_counter() - started)
 
-    def _hand_out(self, row: Row, token: int) -> bool:
+    def _hand_out(self, sampled: Sampled) -> bool:
         """Publish what the token gave; True when it was the row's last."""
-        before = len(row.generated)
+        row, before = sampled.row, len(sampled.row.generated)
+        if sampled.fault is not None:
+            self._fail(row, "grammar", sampled.fault)
+            return True
         try:
-            events = row.take(token, self._model.end_tokens)
+            events = row.take(sampled.token, self._model.end_tokens, sampled.logprob)
         except Exception as fault:
             self._fail(row, "text", fault)
             return True
@@ -233,6 +241,9 @@ class Scheduler:
 
     def _fail(self, row: Row, where: str, fault: Exception) -> None:
         """A fault of one row ends that row alone."""
+        if isinstance(fault, EngineError):
+            self._publish(row.ticket, fault)
+            return
         self._report(where, fault)
         self._publish(row.ticket, _fault(fault))
 

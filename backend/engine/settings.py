@@ -13,9 +13,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
+from backend.engine.request import Extras
 from common.options import Option, did_you_mean, parse_options, shown
 
-_NAMES = {int: "a whole number", bool: "true or false", str: "text"}
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class Rule:
 
     kind: type
     meaning: str
-    minimum: int = 0
-    maximum: int = 0
+    minimum: float = 0
+    maximum: float = 0
     auto: bool = False
     choices: tuple[str, ...] = ()
 
@@ -33,8 +34,8 @@ class Rule:
     def expects(self) -> str:
         if self.choices:
             return "one of " + ", ".join(choice or '""' for choice in self.choices)
-        if self.kind is int:
-            limits = f"{_NAMES[int]} from {self.minimum} to {self.maximum}"
+        if self.kind in (int, float):
+            limits = f"{_NAMES[self.kind]} from {self.minimum} to {self.maximum}"
             return f"{limits}, or auto" if self.auto else limits
         return _NAMES[self.kind]
 
@@ -42,6 +43,10 @@ class Rule:
 def _number(default: int | None, minimum: int, maximum: int, meaning: str) -> Any:
     rule = Rule(int, meaning, minimum, maximum, auto=default is None)
     return field(default=default, metadata={"rule": rule})
+
+
+def _share(default: float, meaning: str) -> Any:
+    return field(default=default, metadata={"rule": Rule(float, meaning, 0, 1)})
 
 
 def _flag(default: bool, meaning: str) -> Any:
@@ -111,6 +116,33 @@ class Settings:
         100_000_000,
         "Output tokens of a request that sets no limit; 0 means up to the end of the context.",
     )
+    min_tokens: int = _number(
+        0,
+        0,
+        1 << 20,
+        "Tokens before which an answer cannot end; a request may set its own (`mlx.min_tokens`).",
+    )
+    xtc_probability: float = _share(
+        0.0,
+        "Chance per token that XTC sampling excludes all likely tokens but the last; a request may"
+        " set its own (`mlx.xtc_probability`).",
+    )
+    xtc_threshold: float = _share(
+        0.1,
+        "Share of probability from which XTC takes a token for likely; a request may set its own"
+        " (`mlx.xtc_threshold`).",
+    )
+    grammar_type: str = _text(
+        "auto",
+        "How a request's Grammar is read; auto takes a JSON object for a JSON schema, and other"
+        " text for GBNF; a request may set its own (`mlx.grammar_type`).",
+        ("auto", "gbnf", "json_schema", "lark", "regex"),
+    )
+    parallel_tool_calls: bool = _flag(
+        True,
+        "Whether a demanded tool call may be several; a request may set its own"
+        " (`mlx.parallel_tool_calls`).",
+    )
     dtype: str = _text(
         "auto",
         "Type of the weights in memory; auto casts to float32 on a CPU and keeps the checkpoint's"
@@ -145,6 +177,17 @@ class Settings:
         return cls(**{name: _checked("setting", name, value) for name, value in values.items()})
 
     @property
+    def extras(self) -> Extras:
+        """The defaults of what requests have no field for."""
+        return Extras(
+            min_tokens=self.min_tokens,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            grammar_type=self.grammar_type,
+            parallel_tool_calls=self.parallel_tool_calls,
+        )
+
+    @property
     def tokenizer_overrides(self) -> dict[str, str]:
         """The special tokens that were given, by the tokenizer's name for them."""
         return {name: token for name in SPECIAL_TOKENS if (token := getattr(self, name))}
@@ -175,12 +218,7 @@ NOT_HONOURED: dict[str, str] = dict.fromkeys(
         "frequency_penalty",
     ),
     _PER_REQUEST,
-) | {
-    "quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"
-} | dict.fromkeys(
-    ("xtc_probability", "xtc_threshold"),
-    "has no effect here: requests carry no XTC sampling, and an option would change them all",
-)
+) | {"quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"}
 REFUSED: dict[str, str] = {
     "max_kv_size": "is not supported: a rotating context forgets the start of the prompt without"
     " saying so; set context_size to bound memory"
@@ -263,11 +301,13 @@ def _checked(source: str, name: str, value: Any) -> Any:
     rule = RULES[name]
     if value is None and rule.auto:
         return None
+    if rule.kind is float and type(value) is int:
+        value = float(value)
     good = type(value) is rule.kind
     if good and rule.choices:
         value = value.strip().lower()
         good = value in rule.choices
-    elif good and rule.kind is int:
+    elif good and rule.kind in (int, float):
         good = rule.minimum <= value <= rule.maximum
     if good:
         return value

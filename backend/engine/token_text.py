@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
@@ -71,24 +70,44 @@ class TokenizerStream:
         return str(self._detokenizer.last_segment).replace(_REPLACEMENT, "")
 
 
-def text_streams(tokenizer: Any) -> Callable[[bool], TextStream]:
-    """A factory of decoders for the rows of one model; the argument: does the row go on a text?
+class TokenTexts:
+    """What the tokens of one model write.
 
     `tokenizer` is mlx-lm's TokenizerWrapper. Its fast tokenizer's decoder says what the vocabulary
-    holds: byte-level stand-ins, or SentencePiece pieces with byte fallback. SentencePiece writes a
-    space before every first word: an answer drops it, the continuation of a raw prompt keeps it.
+    holds: byte-level stand-ins, or SentencePiece pieces with byte fallback.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
-    kinds = [part["type"] for part in _parts(decoder)]
-    if kinds and kinds[-1] == "ByteLevel":
-        table = _byte_level_table(backend)
-        return lambda _: ByteStream(table, strip_first_space=False)
-    if "ByteFallback" in kinds and "Replace" in kinds:
-        table = _sentencepiece_table(backend)
-        strip = "Strip" in kinds
-        return lambda continues: ByteStream(table, strip_first_space=strip and not continues)
-    return lambda _: TokenizerStream(tokenizer.detokenizer)
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+        kinds = [part["type"] for part in _parts(decoder)]
+        self._table: list[bytes] | None = None
+        self._strip = False
+        if kinds and kinds[-1] == "ByteLevel":
+            self._table = _byte_level_table(backend)
+        elif "ByteFallback" in kinds and "Replace" in kinds:
+            self._table = _sentencepiece_table(backend)
+            self._strip = "Strip" in kinds
+
+    def stream(self, continues: bool) -> TextStream:
+        """A decoder for one row. continues: does its text go on from the prompt's?
+
+        SentencePiece writes a space before every first word: an answer drops it, the continuation
+        of a raw prompt keeps it.
+        """
+        if self._table is None:
+            return TokenizerStream(self._tokenizer.detokenizer)
+        return ByteStream(self._table, strip_first_space=self._strip and not continues)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token writes; it may be a part of a character.
+
+        Where the vocabulary is of an unknown kind, the bytes of its text when decoded alone.
+        """
+        if self._table is None:
+            return str(self._tokenizer.decode([token])).encode()
+        return self._table[token] if token < len(self._table) else b""
 
 
 def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backend.engine.events import FinishReason
+from backend.engine.engine import ModelFacts
+from backend.engine.events import Event, Finished, FinishReason
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, RawPrompt
+from backend.rpc import logprobs
 from common.chat_events import ChatEvent, Content
-from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser
 
 
@@ -20,9 +21,10 @@ class Answer:
     """The parser of one generation; it starts with the first piece, when the prompt is known."""
 
     def __init__(
-        self, chat_format: ChatFormat, prompt: RawPrompt | ChatPrompt, generation: Generation
+        self, facts: ModelFacts, prompt: RawPrompt | ChatPrompt, generation: Generation
     ) -> None:
-        self._format = chat_format
+        self._format = facts.chat_format
+        self._token_bytes = facts.token_bytes
         self._prompt = prompt
         self._generation = generation
         self._parser: ChatParser | None = None
@@ -36,6 +38,12 @@ class Answer:
         """The end of the text."""
         parser = self._started()
         return [] if parser is None else parser.finish(reason)
+
+    def logprobs(self, event: Event) -> bytes:
+        """Those of the whole answer, with its last event, if they were asked for."""
+        if not isinstance(event, Finished) or event.logprobs is None:
+            return b""
+        return logprobs.as_json(event.logprobs, self._token_bytes)
 
     def _started(self) -> ChatParser | None:
         if isinstance(self._prompt, RawPrompt):

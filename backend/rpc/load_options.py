@@ -8,27 +8,27 @@ neither read nor in a table fails it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from backend.engine.engine import LoadRequest
 from backend.engine.errors import InvalidRequest
+from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.settings import parse_settings
 from backend.rpc.neutral import Refused, empty, one_of, require_neutral, word_of
 from wire import backend_pb2 as pb
 
 _LATER = "this version does not apply it"
-_LORA = Refused(empty, "this version does not load adapters", "fuse them into the checkpoint")
 _ROPE = "positions are as the checkpoint's config.json says"
-_KV = Refused(word_of("f16"), "this version keeps its KV cache unquantised", "leave it empty")
 _KIND = "this version generates text only"
 
 REFUSED: Mapping[str, Refused] = {
     "Embeddings": Refused(empty, _KIND, "turn it off in the model's configuration"),
     "Reranking": Refused(empty, _KIND, "turn it off in the model's configuration"),
     "EnableScore": Refused(empty, _KIND, "take score out of the model's known_usecases"),
-    "LoraAdapter": _LORA,
-    "LoraBase": _LORA,
-    "LoraAdapters": _LORA,
+    "LoraBase": Refused(
+        empty, "adapters are applied to the weights of the model itself", "leave it empty"
+    ),
     "DraftModel": Refused(empty, _LATER, "remove draft_model"),
     "MMProj": Refused(empty, "this version serves text models only", "remove mmproj"),
     "Quantization": Refused(
@@ -39,8 +39,6 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "Tokenizer": Refused(empty, "the checkpoint's own tokenizer is used", "leave it empty"),
     "Overrides": Refused(empty, _LATER, "edit the checkpoint's config.json"),
-    "CacheTypeKey": _KV,
-    "CacheTypeValue": _KV,
     "RopeScaling": Refused(word_of("none"), _ROPE, "leave it empty"),
     "RopeFreqBase": Refused(one_of(0), _ROPE, "send 0"),
     "RopeFreqScale": Refused(one_of(0, 1), _ROPE, "send 0"),
@@ -76,8 +74,6 @@ UNUSED: Mapping[str, str] = {
     "GPUMemoryUtilization": "the memory_limit_mib setting bounds memory",
     "RMSNormEps": _CHECKPOINT,
     "NGQA": _CHECKPOINT,
-    "LoraScale": "belongs to LoraAdapter, which is refused",
-    "LoraScales": "belongs to LoraAdapters, which are refused",
     "GrammarTriggers": "start a grammar, and requests with a grammar are refused",
     "LimitImagePerPrompt": _MEDIA,
     "LimitVideoPerPrompt": _MEDIA,
@@ -111,6 +107,9 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         context_size=_context_size(options.ContextSize, options.MaxModelLen),
         dtype=options.DType,
         trust_remote_code=trusted,
+        cache_type_key=options.CacheTypeKey,
+        cache_type_value=options.CacheTypeValue,
+        adapters=_adapters(options),
         settings=settings,
     )
     if not request.model and not request.model_file:
@@ -122,6 +121,39 @@ def _reference(name: str, value: str) -> str:
     if "\0" in value:
         raise InvalidRequest(f"{name} holds a NUL character: no path or repository has one")
     return value
+
+
+def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
+    """LoraAdapter with its LoraScale, then LoraAdapters with their LoraScales.
+
+    On the wire a scale that was not given is 0, so 0 means 1: the adapter at its own strength.
+    """
+    names, scales = list(options.LoraAdapters), list(options.LoraScales)
+    if len(scales) > len(names):
+        raise InvalidRequest(
+            f"LoraScales has {len(scales)} entries, and LoraAdapters {len(names)}: send one scale"
+            " for each adapter, or fewer"
+        )
+    scales += [0.0] * (len(names) - len(scales))
+    adapters = [_adapter("LoraAdapters", *pair) for pair in zip(names, scales, strict=True)]
+    if options.LoraAdapter:
+        adapters.insert(0, _adapter("LoraAdapter", options.LoraAdapter, options.LoraScale))
+    elif options.LoraScale not in (0, 1):
+        raise InvalidRequest(
+            f"LoraScale is {options.LoraScale:g}, but LoraAdapter is empty: name the adapter, or"
+            " use LoraScales for LoraAdapters"
+        )
+    return tuple(adapters)
+
+
+def _adapter(field: str, reference: str, scale: float) -> AdapterRequest:
+    if not reference.strip():
+        raise InvalidRequest(f"{field} names an empty adapter: remove it")
+    if not math.isfinite(scale) or scale < 0:
+        raise InvalidRequest(
+            f"{field} has an adapter with the scale {scale:g}: send a number above 0, or 0 for 1"
+        )
+    return AdapterRequest(_reference(field, reference), scale or 1.0)
 
 
 def _context_size(context_size: int, max_model_len: int) -> int:

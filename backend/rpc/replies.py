@@ -37,9 +37,10 @@ def piece(event: ChatEvent, usage: Usage) -> pb.Reply:
     return reply
 
 
-def last(usage: Usage) -> pb.Reply:
-    """The end of a stream: the final totals."""
+def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
+    """The end of a stream: the final totals, and the log-probabilities of all of it."""
     return pb.Reply(
+        logprobs=logprobs,
         tokens=usage.completion_tokens,
         prompt_tokens=usage.prompt_tokens,
         timing_prompt_processing=usage.prefill_ms,
@@ -47,9 +48,9 @@ def last(usage: Usage) -> pb.Reply:
     )
 
 
-def whole(message: ChatMessage, usage: Usage) -> pb.Reply:
+def whole(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
     """The one Reply of a unary call."""
-    reply = last(usage)
+    reply = last(usage, logprobs)
     _add_content(reply, message.content)
     delta = reply.chat_deltas[0]
     delta.reasoning_content = _safe(message.reasoning_content)

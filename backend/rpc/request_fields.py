@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from backend.rpc.neutral import Refused, empty, one_of, word_of
+from backend.rpc.neutral import Refused, empty, one_of
 
 _LATER = "this version does not apply it"
 _TEXT_ONLY = "the backend serves text models only"
@@ -22,14 +22,6 @@ def _off_share(value: float) -> bool:
 
 
 REFUSED: Mapping[str, Refused] = {
-    "Penalty": Refused(one_of(0, 1), _LATER, "send 0 or 1"),
-    "FrequencyPenalty": Refused(one_of(0), _LATER, "send 0"),
-    "PresencePenalty": Refused(one_of(0), _LATER, "send 0"),
-    "LogitBias": Refused(word_of("{}", "null"), _LATER, "leave it empty"),
-    "Grammar": Refused(word_of(), _LATER, "leave it empty and ask for the format in the prompt"),
-    "Logprobs": Refused(one_of(0), _LATER, "send 0"),
-    "TopLogprobs": Refused(one_of(0), _LATER, "send 0"),
-    "TypicalP": Refused(_off_share, _LATER, "send 1 and use TopP or MinP"),
     "TailFreeSamplingZ": Refused(_off_share, _LATER, "send 1 and use TopP or MinP"),
     "Mirostat": Refused(one_of(0), _LATER, "send 0 and use TopP or MinP"),
     "NegativePrompt": Refused(empty, _LATER, "leave it empty"),
@@ -41,7 +33,6 @@ REFUSED: Mapping[str, Refused] = {
 _AT_LOAD = "fixed when the model is loaded"
 _DEVICE = "MLX places memory and work itself"
 _CACHE = "earlier prompts are cached in memory without being asked, with the same result"
-_PENALTY = "belongs to Penalty, which is refused"
 _MIROSTAT = "belongs to Mirostat, which is refused"
 _EMBEDDING = "input of the Embedding RPC"
 
@@ -63,8 +54,7 @@ UNUSED: Mapping[str, str] = {
     "RopeFreqBase": _AT_LOAD,
     "RopeFreqScale": _AT_LOAD,
     "NDraft": "counts guesses of a draft model, and LoadModel refuses those",
-    "Repeat": _PENALTY,
-    "PenalizeNL": _PENALTY,
+    "PenalizeNL": "Penalty counts newlines like any token, as llama.cpp does today",
     "MirostatETA": _MIROSTAT,
     "MirostatTAU": _MIROSTAT,
     "NegativePromptScale": "belongs to NegativePrompt, which is refused",

@@ -7,39 +7,46 @@ are not read here.
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 
+from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
+from backend.engine.engine import ModelFacts
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
+from backend.engine.request import ChatPrompt, Extras, GenerationRequest, RawPrompt
 from backend.rpc import template_arguments
+from backend.rpc.extras import of as read_extras
 from backend.rpc.neutral import require_neutral
 from backend.rpc.request_fields import REFUSED
+from backend.rpc.sampling_fields import sampling
 from common.messages import template_messages
-from common.tools import Tool, offered, parse_tool_choice, parse_tools
+from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
 LONGEST_STOP = 4096
 MOST_MESSAGES = 10_000
 LARGEST_JSON = 2 << 20
-HOTTEST = 100.0
-_GREEDY_BELOW = 1e-5  # logits divided by less leave float32
+MOST_ALTERNATIVES = 20  # OpenAI's bound of top_logprobs
 _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-def generation_request(options: pb.PredictOptions) -> GenerationRequest:
-    """The validated request. Raises InvalidRequest with the field at fault."""
+def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> GenerationRequest:
+    """The validated request to the loaded model. Raises InvalidRequest with the field at fault."""
     require_neutral(options, REFUSED)
+    extras = read_extras(options.Metadata, facts.defaults)
+    max_tokens = _max_tokens(options.Tokens)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
         prompt=_prompt(options),
-        sampling=_sampling(options),
-        max_tokens=_max_tokens(options.Tokens),
+        sampling=sampling(options, extras, facts.vocabulary_size),
+        max_tokens=max_tokens,
         stop=_stop_strings(list(options.StopPrompts)),
+        min_tokens=_min_tokens(extras, max_tokens),
         ignore_eos=options.IgnoreEOS,
+        logprobs=_logprobs(options),
+        constraint=_constraint(options, extras),
     )
 
 
@@ -57,7 +64,8 @@ def _prompt(options: pb.PredictOptions) -> RawPrompt | ChatPrompt:
             messages = template_messages(options.Messages)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
-        return ChatPrompt(messages, _tools(options), template_arguments.of(options.Metadata))
+        tools, _ = _tools(options)
+        return ChatPrompt(messages, tools or None, template_arguments.of(options.Metadata))
     if options.Prompt:
         return RawPrompt(options.Prompt)
     if options.Messages:
@@ -83,44 +91,6 @@ def _require_bounded(options: pb.PredictOptions) -> None:
         )
 
 
-def _sampling(options: pb.PredictOptions) -> Sampling:
-    return Sampling(
-        temperature=_temperature(options.Temperature),
-        top_p=_top_p(options.TopP),
-        top_k=_top_k(options.TopK),
-        min_p=_within("MinP", options.MinP, 0.0, 1.0),
-        seed=_seed(options.Seed),
-    )
-
-
-def _temperature(value: float) -> float:
-    value = _within("Temperature", value, 0.0, HOTTEST)
-    return value if value >= _GREEDY_BELOW else 0.0
-
-
-def _top_p(value: float) -> float:
-    value = _within("TopP", value, 0.0, math.inf)
-    return value if 0 < value < 1 else 1.0
-
-
-def _top_k(value: int) -> int:
-    if value < -1:
-        raise InvalidRequest(f"TopK is {value}: send a positive count, or 0 or -1 to turn it off")
-    return max(value, 0)
-
-
-def _within(name: str, value: float, low: float, high: float) -> float:
-    if math.isfinite(value) and low <= value <= high:
-        return value
-    limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
-    raise InvalidRequest(f"{name} is {value:g}: send a finite number {limits}")
-
-
-def _seed(value: int) -> int:
-    """-1 asks for a fresh one; any other number is a seed, the negative ones as unsigned."""
-    return secrets.randbits(63) if value == -1 else value & 0xFFFF_FFFF
-
-
 def _max_tokens(value: int) -> int | None:
     if value in _UNLIMITED:
         return None
@@ -143,16 +113,50 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
     return stops
 
 
-def _tools(options: pb.PredictOptions) -> tuple[Tool, ...] | None:
-    """The tools that the model may see; None where it may see none (contract 3.6)."""
+def _tools(options: pb.PredictOptions) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that the model may see, and the choice among them (contract 3.6)."""
     try:
         choice = parse_tool_choice(options.ToolChoice)
-        tools = offered(parse_tools(options.Tools), choice)
+        return offered(parse_tools(options.Tools), choice), choice
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    if choice.mode == "required":
+
+
+def _constraint(options: pb.PredictOptions, extras: Extras) -> ConstraintSpec | None:
+    """What the answer must match: the grammar, else a call where one is demanded.
+
+    A host that makes a grammar of its tools sends both; the grammar is then the whole wish.
+    """
+    if options.Grammar.strip():
+        return spec_of_grammar(options.Grammar, extras.grammar_type)
+    if not (options.UseTokenizerTemplate and options.Messages):
+        return None
+    tools, choice = _tools(options)
+    if choice.mode != "required":
+        return None
+    if choice.name:
+        named = tuple(tool for tool in tools if tool["function"]["name"] == choice.name)
+        return ConstraintSpec("calls", tools=named, parallel=False)
+    return ConstraintSpec("calls", tools=tools, parallel=extras.parallel_tool_calls)
+
+
+def _min_tokens(extras: Extras, most: int | None) -> int:
+    if most is not None and extras.min_tokens > most:
         raise InvalidRequest(
-            f"ToolChoice is {options.ToolChoice.strip()[:80]}, but this version cannot force a"
-            " call: send auto, and say in the messages that a tool is to be used"
+            f"Metadata mlx.min_tokens is {extras.min_tokens}, but Tokens is {most}: send less"
         )
-    return tools or None
+    return extras.min_tokens
+
+
+def _logprobs(options: pb.PredictOptions) -> int | None:
+    """How many alternatives to tell per token; None where nothing is asked for."""
+    for name in ("Logprobs", "TopLogprobs"):
+        if (value := getattr(options, name)) < 0:
+            raise InvalidRequest(f"{name} is {value}: send a count, or 0 for none")
+    if options.TopLogprobs > MOST_ALTERNATIVES:
+        raise InvalidRequest(
+            f"TopLogprobs is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}"
+        )
+    if not options.Logprobs and not options.TopLogprobs:
+        return None
+    return options.TopLogprobs

@@ -82,13 +82,14 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
     async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
         events: list[ChatEvent] = []
-        usage = Usage()
+        usage, told = Usage(), b""
         generation, answer = self._submit(request)
         async with generation:
             async for event in generation:
                 usage = event.usage
                 events += _read(answer, event)
-        return replies.whole(message_of(events), usage)
+                told = answer.logprobs(event)
+        return replies.whole(message_of(events), usage, told)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         generation, answer = self._submit(request)
@@ -97,14 +98,14 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 for part in _read(answer, event):
                     await context.write(replies.piece(part, event.usage))
                 if isinstance(event, Finished):
-                    await context.write(replies.last(event.usage))
+                    await context.write(replies.last(event.usage, answer.logprobs(event)))
 
     def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
         facts = self._engine.require_model()
-        request = generation_request(options)
+        request = generation_request(options, facts)
         note(id=request.request_id)
         generation = self._engine.submit(request)
-        return generation, Answer(facts.chat_format, request.prompt, generation)
+        return generation, Answer(facts, request.prompt, generation)
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
+from backend.rpc import extras
 
 LARGEST = 64 * 1024
 RESERVED = frozenset(
@@ -47,7 +48,7 @@ def of(metadata: Mapping[str, str]) -> dict[str, Any]:
     arguments = {
         name: value
         for name, value in _blob(metadata.get("chat_template_kwargs", "")).items()
-        if _may_be_set(name, metadata)
+        if not name.startswith(extras.PREFIX) and _may_be_set(name, metadata)
     }
     if thinking := metadata.get("enable_thinking", ""):
         arguments["enable_thinking"] = thinking

@@ -24,6 +24,7 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
     table = [f"<{token}>".encode() for token in range(4096)]
     settings: dict[str, Any] = {
         "model": model,
+        "vocabulary": kv.vocabulary_size(model),
         "end_tokens": frozenset({0}),
         "new_text": lambda continues: ByteStream(table, strip_first_space=False),
         "cost": kv.cost(model),
@@ -71,8 +72,9 @@ class Rounds:
     def submit(self, ticket: int, prompt: Sequence[int], limit: int, **request: Any) -> None:
         self.heard[ticket] = Heard()
         sampling = request.pop("sampling", Sampling())
+        constraint = request.pop("grammar", None)
         wanted = GenerationRequest(str(ticket), RawPrompt(""), sampling, **request)
-        self.scheduler.submit(Submit(1, ticket, wanted, list(prompt), limit))
+        self.scheduler.submit(Submit(1, ticket, wanted, list(prompt), limit, constraint))
 
     def step(self) -> None:
         self.scheduler.step()

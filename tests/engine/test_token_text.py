@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from backend.engine.token_text import TextStream, byte_level_alphabet, text_streams
+from backend.engine.token_text import TextStream, TokenTexts, byte_level_alphabet
 
 
 class _Wrapped:
-    """The part of mlx-lm's TokenizerWrapper that text_streams reads."""
+    """The part of mlx-lm's TokenizerWrapper that TokenTexts reads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.backend_tokenizer = tokenizer
@@ -44,7 +44,7 @@ def _sentencepiece() -> Tokenizer:
 
 BYTE_LEVEL = _byte_level()
 VOCABULARY = BYTE_LEVEL.get_vocab()
-STREAMS = text_streams(_Wrapped(BYTE_LEVEL))
+STREAMS = TokenTexts(_Wrapped(BYTE_LEVEL)).stream
 
 
 def _read(stream: TextStream, tokens: list[int]) -> list[str]:
@@ -83,13 +83,13 @@ def test_an_unfinished_character_is_dropped_and_the_next_one_is_whole() -> None:
 
 
 def test_sentencepiece_bytes_join_and_the_first_space_goes() -> None:
-    stream = text_streams(_Wrapped(_sentencepiece()))(False)
+    stream = TokenTexts(_Wrapped(_sentencepiece())).stream(False)
     cjk = [4 + value for value in "好".encode()]
     assert _read(stream, [1, 2, *cjk, 3]) == ["Hi", " there", "", "", "好", " ", ""]
 
 
 def test_the_continuation_of_a_prompt_keeps_its_first_space() -> None:
-    stream = text_streams(_Wrapped(_sentencepiece()))(True)
+    stream = TokenTexts(_Wrapped(_sentencepiece())).stream(True)
     assert _read(stream, [1, 2]) == [" Hi", " there", ""]
 
 
@@ -99,7 +99,7 @@ def test_ids_beyond_the_vocabulary_are_no_text() -> None:
 
 @pytest.mark.parametrize("tokenizer", [_byte_level(), _sentencepiece()])
 def test_streams_of_one_model_share_nothing(tokenizer: Tokenizer) -> None:
-    new = text_streams(_Wrapped(tokenizer))
+    new = TokenTexts(_Wrapped(tokenizer)).stream
     first, second = new(False), new(False)
     first.add(len("half a character") + 200)
     assert second.finish() == ""

@@ -27,7 +27,9 @@ from backend.engine.request import GenerationRequest
 from common.chat_format import ChatFormat
 
 CHAT = ChatFormat.named("hermes", "qwen3")
-FACTS = ModelFacts("tiny", "qwen3", 2048, "{{ messages }}", CHAT, "<rendered>")
+FACTS = ModelFacts(
+    "tiny", "qwen3", 2048, "{{ messages }}", CHAT, "<rendered>", 512, lambda token: b"%d" % token
+)
 
 
 @dataclass

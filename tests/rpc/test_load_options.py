@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from backend.engine.engine import LoadRequest
 from backend.engine.errors import InvalidRequest
+from backend.engine.loading.adapters import AdapterRequest
 from backend.rpc.load_options import REFUSED, UNUSED, load_request
 from tests.rpc.recorder import Recorder
 from tests.rpc.requests_of_hosts import model_options
@@ -46,17 +48,13 @@ REFUSED_VALUES: dict[str, list[Any]] = {
     "Embeddings": [True],
     "Reranking": [True],
     "EnableScore": [True],
-    "LoraAdapter": ["a"],
     "LoraBase": ["b"],
-    "LoraAdapters": [["a"]],
     "DraftModel": ["/models/small"],
     "MMProj": ["/models/mmproj"],
     "Quantization": ["awq"],
     "LoadFormat": ["gguf"],
     "Tokenizer": ["other/tokenizer"],
     "Overrides": [["a=int:1"]],
-    "CacheTypeKey": ["q8_0"],
-    "CacheTypeValue": ["q4_0"],
     "RopeScaling": ["yarn"],
     "RopeFreqBase": [1e6],
     "RopeFreqScale": [0.5],
@@ -83,8 +81,6 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("CacheTypeKey", "F16"),
-        ("CacheTypeValue", "f16"),
         ("LoadFormat", "auto"),
         ("RopeScaling", "none"),
         ("RopeFreqScale", 1.0),
@@ -144,3 +140,39 @@ def test_unknown_options_warn_and_unknown_engine_args_fail() -> None:
     assert "parallel" in warnings[0]
     with pytest.raises(InvalidRequest, match="parallel"):
         load_request(pb.ModelOptions(Model="m", EngineArgs='{"paralel": 4}'))
+
+
+def test_cache_types_are_passed_on() -> None:
+    request, _ = load_request(model_options(CacheTypeKey="q8_0", CacheTypeValue="Q8_0"))
+    assert (request.cache_type_key, request.cache_type_value) == ("q8_0", "Q8_0")
+
+
+def test_adapters_are_named_one_or_many_and_a_scale_of_0_is_1() -> None:
+    request, _ = load_request(
+        model_options(
+            LoraAdapter="one", LoraScale=0.5, LoraAdapters=["a", "b", "c"], LoraScales=[2, 0]
+        )
+    )
+    assert request.adapters == (
+        AdapterRequest("one", 0.5),
+        AdapterRequest("a", 2.0),
+        AdapterRequest("b", 1.0),
+        AdapterRequest("c", 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"LoraAdapters": ["a"], "LoraScales": [1, 1]}, "LoraScales has 2 entries, and LoraAdapters 1"),
+        ({"LoraScales": [1]}, "LoraScales has 1 entries, and LoraAdapters 0"),
+        ({"LoraScale": 0.5}, "LoraScale is 0.5, but LoraAdapter is empty"),
+        ({"LoraAdapter": "a", "LoraScale": -1}, "LoraAdapter has an adapter with the scale -1"),
+        ({"LoraAdapters": ["a"], "LoraScales": [math.nan]}, "the scale nan"),
+        ({"LoraAdapters": ["a"], "LoraScales": [math.inf]}, "the scale inf"),
+        ({"LoraAdapters": ["a", " "]}, "LoraAdapters names an empty adapter"),
+        ({"LoraAdapter": "a\0b"}, "LoraAdapter holds a NUL"),
+    ],
+)
+def test_adapters_that_cannot_be_meant_are_refused(fields: dict[str, Any], why: str) -> None:
+    assert why in refusal(**fields)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import ChatPrompt, RawPrompt
+from backend.engine.request import WHOLE, ChatPrompt, Extras, GenerationRequest, RawPrompt
 from backend.rpc import requests, template_arguments
 from backend.rpc.request_fields import REFUSED, UNUSED
 from backend.rpc.requests import generation_request
+from tests.rpc.fake_engine import FACTS
 from tests.rpc.recorder import Recorder
 from tests.rpc.requests_of_hosts import predict_options
 from wire import backend_pb2 as pb
@@ -21,9 +24,13 @@ HELLO = pb.Message(role="user", content="hello")
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
+def request_of(options: pb.PredictOptions) -> GenerationRequest:
+    return generation_request(options, FACTS)
+
+
 def refusal(**changes: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        generation_request(predict_options(**changes))
+        request_of(predict_options(**changes))
     return str(caught.value)
 
 
@@ -32,7 +39,7 @@ def test_every_field_has_exactly_one_place() -> None:
     read: set[str] = set()
     for options in (predict_options(), predict_options(Messages=[HELLO])):
         recorder = Recorder(options)
-        generation_request(recorder)  # type: ignore[arg-type]
+        request_of(recorder)  # type: ignore[arg-type]
         read |= recorder.read
     assert set(UNUSED) & read == set()
     assert read | set(UNUSED) == fields
@@ -41,7 +48,7 @@ def test_every_field_has_exactly_one_place() -> None:
 
 
 def test_the_hosts_defaults_are_accepted() -> None:
-    request = generation_request(predict_options())
+    request = request_of(predict_options())
     assert request.prompt == RawPrompt("Once upon a time")
     assert request.sampling.temperature == pytest.approx(0.9)
     assert request.sampling.top_p == pytest.approx(0.95)
@@ -52,19 +59,11 @@ def test_the_hosts_defaults_are_accepted() -> None:
 
 
 def test_an_empty_message_of_options_but_for_the_prompt_is_greedy() -> None:
-    request = generation_request(pb.PredictOptions(Prompt="x"))
+    request = request_of(pb.PredictOptions(Prompt="x"))
     assert request.sampling == type(request.sampling)(seed=0)
 
 
 REFUSED_VALUES: dict[str, list[Any]] = {
-    "Penalty": [1.1, -1.0, math.nan, math.inf],
-    "FrequencyPenalty": [0.5, -0.5, math.nan],
-    "PresencePenalty": [1.5, -2.0, math.nan],
-    "LogitBias": ['{"1": -100}', "garbage"],
-    "Grammar": ['root ::= "a"'],
-    "Logprobs": [1, -1],
-    "TopLogprobs": [5, -1],
-    "TypicalP": [0.5, -1.0, math.nan, math.inf],
     "TailFreeSamplingZ": [0.5, -1.0, math.nan, math.inf],
     "Mirostat": [1, 2],
     "NegativePrompt": ["sad"],
@@ -89,13 +88,9 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("Penalty", 1.0),
-        ("LogitBias", "{}"),
-        ("TypicalP", 1.0),
         ("TailFreeSamplingZ", 1.0),
         ("MirostatETA", 0.3),
         ("MirostatTAU", 7.0),
-        ("Repeat", 64),
         ("NDraft", 16),
         ("NKeep", 8),
         ("PenalizeNL", True),
@@ -109,7 +104,7 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) 
     ],
 )
 def test_a_field_that_changes_nothing_is_accepted(name: str, value: Any) -> None:
-    generation_request(predict_options(**{name: value}))
+    request_of(predict_options(**{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +121,20 @@ def test_a_field_that_changes_nothing_is_accepted(name: str, value: Any) -> None
         ("MinP", -1.0, "-1"),
         ("MinP", math.nan, "nan"),
         ("TopK", -2, "-2"),
+        ("TypicalP", -1.0, "-1"),
+        ("TypicalP", math.nan, "nan"),
+        ("TypicalP", math.inf, "inf"),
+        ("Penalty", -1.0, "-1"),
+        ("Penalty", 1e-9, "1e-09"),
+        ("Penalty", math.nan, "nan"),
+        ("Penalty", math.inf, "inf"),
+        ("Repeat", -2, "-2"),
+        ("FrequencyPenalty", math.nan, "nan"),
+        ("FrequencyPenalty", 1e9, "1e+09"),
+        ("PresencePenalty", -math.inf, "-inf"),
+        ("Logprobs", -1, "-1"),
+        ("TopLogprobs", -1, "-1"),
+        ("TopLogprobs", 21, "21"),
         ("Tokens", -3, "-3"),
         ("Tokens", -(2**31), "-2147483648"),
     ],
@@ -137,38 +146,150 @@ def test_a_number_out_of_range_is_refused_with_its_value(name: str, value: Any, 
 @pytest.mark.parametrize(("sent", "meant"), [(0.0, 1.0), (1.0, 1.0), (1.7, 1.0), (0.25, 0.25)])
 def test_top_p(sent: float, meant: float) -> None:
     options = pb.PredictOptions(Prompt="x", TopP=sent)
-    assert generation_request(options).sampling.top_p == meant
+    assert request_of(options).sampling.top_p == meant
 
 
 @pytest.mark.parametrize(("sent", "meant"), [(-1, 0), (0, 0), (40, 40), (2**31 - 1, 2**31 - 1)])
 def test_top_k(sent: int, meant: int) -> None:
-    assert generation_request(predict_options(TopK=sent)).sampling.top_k == meant
+    assert request_of(predict_options(TopK=sent)).sampling.top_k == meant
 
 
 def test_zero_and_next_to_zero_temperatures_are_greedy() -> None:
     for value in (0.0, 1e-40, 1e-6):
         options = pb.PredictOptions(Prompt="x", Temperature=value)
-        assert generation_request(options).sampling.temperature == 0
+        assert request_of(options).sampling.temperature == 0
 
 
 @pytest.mark.parametrize(("sent", "meant"), [(0, 0), (7, 7), (-2, 2**32 - 2), (2**31 - 1,) * 2])
 def test_seeds_are_taken_as_they_are(sent: int, meant: int) -> None:
     options = pb.PredictOptions(Prompt="x", Seed=sent)
-    assert generation_request(options).sampling.seed == meant
+    assert request_of(options).sampling.seed == meant
 
 
 def test_minus_one_draws_a_fresh_seed_each_time() -> None:
     options = pb.PredictOptions(Prompt="x", Seed=-1)
-    assert len({generation_request(options).sampling.seed for _ in range(8)}) == 8
+    assert len({request_of(options).sampling.seed for _ in range(8)}) == 8
 
 
 @pytest.mark.parametrize(("sent", "meant"), [(0, None), (-1, None), (-2, None), (5, 5)])
 def test_tokens(sent: int, meant: int | None) -> None:
-    assert generation_request(predict_options(Tokens=sent)).max_tokens == meant
+    assert request_of(predict_options(Tokens=sent)).max_tokens == meant
+
+
+@pytest.mark.parametrize(("sent", "meant"), [(0.0, 1.0), (1.0, 1.0), (1.5, 1.5), (0.5, 0.5)])
+def test_penalty(sent: float, meant: float) -> None:
+    assert request_of(predict_options(Penalty=sent)).sampling.repetition == meant
+
+
+@pytest.mark.parametrize(("sent", "meant"), [(0, 64), (-1, WHOLE), (7, 7)])
+def test_the_window_of_the_penalty(sent: int, meant: int) -> None:
+    assert request_of(predict_options(Repeat=sent)).sampling.window == meant
+
+
+def test_additive_penalties_are_taken_as_they_are() -> None:
+    options = predict_options(FrequencyPenalty=-0.5, PresencePenalty=2)
+    sampling = request_of(options).sampling
+    assert (sampling.frequency, sampling.presence) == (-0.5, 2)
+
+
+def test_logit_bias_is_by_token_id() -> None:
+    request = request_of(predict_options(LogitBias='{"7": -100, " 511 ": 2.5}'))
+    assert request.sampling.logit_bias == ((7, -100.0), (511, 2.5))
+    for nothing in ("", "{}", "null", "  "):
+        assert request_of(predict_options(LogitBias=nothing)).sampling.logit_bias == ()
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        ("garbage", "LogitBias is not valid JSON"),
+        ("[" * 100_000, "LogitBias is not valid JSON"),
+        ("[1]", "LogitBias must be a JSON object"),
+        ('{"x": 1}', "LogitBias has the key 'x'"),
+        ('{"-1": 1}', "LogitBias has the key '-1'"),
+        ('{"512": 1}', "names the token 512, but the model's vocabulary ends at 511"),
+        ('{"1": "much"}', "LogitBias['1'] is 'much'"),
+        ('{"1": true}', "LogitBias['1'] is True"),
+        ('{"1": NaN}', "LogitBias['1'] is nan"),
+        ('{"1": Infinity}', "LogitBias['1'] is inf"),
+        (json.dumps(dict.fromkeys(range(10_001), 1)), "LogitBias has 10001 tokens"),
+    ],
+)
+def test_a_wrong_bias_is_refused(bias: str, words: str) -> None:
+    assert words in refusal(LogitBias=bias)
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"), [((0, 0), None), ((1, 0), 0), ((0, 5), 5), ((1, 1), 1), ((20, 20), 20)]
+)
+def test_logprobs(sent: tuple[int, int], meant: int | None) -> None:
+    options = predict_options(Logprobs=sent[0], TopLogprobs=sent[1])
+    assert request_of(options).logprobs == meant
+
+
+def test_a_grammar_is_read_by_its_looks_or_by_name() -> None:
+    def constraint(text: str, **metadata: str) -> ConstraintSpec | None:
+        options = predict_options(Grammar=text)
+        options.Metadata.update({f"mlx.{key}": value for key, value in metadata.items()})
+        return request_of(options).constraint
+
+    assert constraint("") is constraint("  ") is None
+    assert constraint('root ::= "a"') == ConstraintSpec("gbnf", 'root ::= "a"')
+    assert constraint('{"type": "object"}') == ConstraintSpec("json_schema", '{"type": "object"}')
+    assert constraint("a+", grammar_type="regex") == ConstraintSpec("regex", "a+")
+
+
+def test_a_demanded_call_is_a_constraint() -> None:
+    tools = json.dumps([CLOCK, {"type": "function", "function": {"name": "map"}}])
+
+    def constraint(choice: str, **changes: Any) -> ConstraintSpec | None:
+        return request_of(
+            predict_options(Messages=[HELLO], Tools=tools, ToolChoice=choice, **changes)
+        ).constraint
+
+    assert constraint("auto") is constraint("none") is None
+    required = constraint("required")
+    assert required is not None
+    assert [tool["function"]["name"] for tool in required.tools] == ["clock", "map"]
+    assert required.parallel
+    named = constraint('{"type": "function", "function": {"name": "clock"}}')
+    assert named == ConstraintSpec("calls", tools=(CLOCK,), parallel=False)
+    assert constraint("required", Grammar='root ::= "a"') == ConstraintSpec("gbnf", 'root ::= "a"')
+
+
+def test_extras_come_from_metadata_over_the_models_defaults() -> None:
+    options = predict_options(Tokens=50)
+    options.Metadata.update(
+        {"mlx.min_tokens": "7", "mlx.xtc_probability": "0.5", "mlx.xtc_threshold": "0.2"}
+    )
+    defaults = Extras(min_tokens=1, xtc_probability=0.1, xtc_threshold=0.3)
+    request = generation_request(options, replace(FACTS, defaults=defaults))
+    assert request.min_tokens == 7
+    assert request.sampling.xtc_probability == 0.5
+    assert request.sampling.xtc_threshold == 0.2
+    request = generation_request(predict_options(), replace(FACTS, defaults=defaults))
+    assert (request.min_tokens, request.sampling.xtc_probability) == (1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("mlx.min_token", "1", "unknown Metadata key 'mlx.min_token'"),
+        ("mlx.min_tokens", "-1", "Metadata mlx.min_tokens is '-1': send a whole number"),
+        ("mlx.min_tokens", "9" * 5000, "send a whole number"),
+        ("mlx.min_tokens", "51", "Metadata mlx.min_tokens is 51, but Tokens is 50"),
+        ("mlx.xtc_probability", "nan", "send a number from 0 to 1"),
+        ("mlx.xtc_threshold", "2", "send a number from 0 to 1"),
+        ("mlx.grammar_type", "bnf", "send auto, gbnf, json_schema, lark or regex"),
+        ("mlx.parallel_tool_calls", "1", "send true or false"),
+    ],
+)
+def test_a_wrong_extra_is_refused(key: str, value: str, words: str) -> None:
+    assert words in refusal(Tokens=50, Metadata={key: value})
 
 
 def test_empty_and_repeated_stop_strings_are_dropped() -> None:
-    request = generation_request(predict_options(StopPrompts=["", "a", "b", "a", ""]))
+    request = request_of(predict_options(StopPrompts=["", "a", "b", "a", ""]))
     assert request.stop == ("a", "b")
 
 
@@ -182,7 +303,7 @@ def test_absurd_stop_strings_are_refused() -> None:
 def _offered(choice: str) -> Any:
     tools = json.dumps([CLOCK])
     options = predict_options(Messages=[HELLO], Tools=tools, ToolChoice=choice)
-    prompt = generation_request(options).prompt
+    prompt = request_of(options).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt.tools
 
@@ -199,7 +320,6 @@ def test_tools_reach_the_template_unless_they_are_declined() -> None:
         ('[{"type": "function"}]', "", "Tools[0] has no function"),
         (json.dumps([CLOCK]), "7", "ToolChoice is '7'"),
         (json.dumps([CLOCK]), '{"type": "function", "name": "x"}', "ToolChoice names 'x'"),
-        (json.dumps([CLOCK]), '"required"', "cannot force a call"),
         ("", '"required"', "Tools is empty"),
     ],
 )
@@ -208,7 +328,7 @@ def test_tools_that_cannot_be_used_are_refused(tools: str, choice: str, words: s
 
 
 def test_messages_win_over_the_prompt_with_the_template() -> None:
-    request = generation_request(predict_options(Prompt="joined text", Messages=[HELLO]))
+    request = request_of(predict_options(Prompt="joined text", Messages=[HELLO]))
     assert request.prompt == ChatPrompt(({"role": "user", "content": "hello"},), None, {})
 
 
@@ -217,15 +337,15 @@ def test_the_prompt_serves_without_the_template_or_without_messages() -> None:
         pb.PredictOptions(Prompt="p", Messages=[HELLO]),
         pb.PredictOptions(Prompt="p", UseTokenizerTemplate=True),
     ):
-        assert generation_request(options).prompt == RawPrompt("p")
+        assert request_of(options).prompt == RawPrompt("p")
 
 
 def test_nothing_to_say_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="UseTokenizerTemplate"):
-        generation_request(pb.PredictOptions(Messages=[HELLO]))
+        request_of(pb.PredictOptions(Messages=[HELLO]))
     for options in (pb.PredictOptions(), pb.PredictOptions(UseTokenizerTemplate=True)):
         with pytest.raises(InvalidRequest, match="the prompt is empty"):
-            generation_request(options)
+            request_of(options)
 
 
 def test_unreadable_tool_calls_name_the_message() -> None:
@@ -234,10 +354,8 @@ def test_unreadable_tool_calls_name_the_message() -> None:
 
 
 def test_a_clients_label_leads_the_request_id_if_it_is_only_a_label() -> None:
-    assert generation_request(predict_options(CorrelationId="job-7")).request_id.startswith(
-        "job-7."
-    )
-    assert "secret" not in generation_request(predict_options(CorrelationId="a secret")).request_id
+    assert request_of(predict_options(CorrelationId="job-7")).request_id.startswith("job-7.")
+    assert "secret" not in request_of(predict_options(CorrelationId="a secret")).request_id
 
 
 def arguments(**metadata: str) -> dict[str, Any]:

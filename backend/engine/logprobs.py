@@ -1,0 +1,74 @@
+"""Log-probabilities of the tokens that were chosen, for the rows that asked.
+
+They are of the model's own distribution: the log-softmax of its logits in float32, before bias,
+penalties, grammar, filters and temperature, as OpenAI's `logprobs` and vLLM's `raw_logprobs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+from backend.engine.events import TokenLogprob
+from backend.engine.subset import Subset
+
+
+@dataclass(slots=True)
+class Told:
+    """What is computed with one step's tokens, and read when they are."""
+
+    chosen: mx.array
+    top: mx.array
+    top_values: mx.array
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, self.top, self.top_values]
+
+
+class BatchLogprobs:
+    """For a fixed set of rows: `wanted` holds how many alternatives each wants, None for none."""
+
+    def __init__(self, wanted: Sequence[int | None]) -> None:
+        self._wanted = wanted
+        self._asking = Subset(
+            [at for at, count in enumerate(wanted) if count is not None], len(wanted)
+        )
+        self._most = max((count for count in wanted if count is not None), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self._asking)
+
+    def __call__(self, logits: mx.array, tokens: mx.array) -> Told:
+        """logits: [rows, vocabulary] as the model gave them. tokens: [rows], the chosen ones."""
+        own = self._asking.of(logits).astype(mx.float32)
+        values = own - mx.logsumexp(own, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(values, self._asking.of(tokens)[:, None], axis=-1)[:, 0]
+        most = min(self._most, values.shape[-1])
+        if not most:
+            empty = mx.zeros((values.shape[0], 0))
+            return Told(chosen, empty.astype(mx.uint32), empty)
+        top = mx.argpartition(-values, kth=most - 1, axis=-1)[:, :most]
+        return Told(chosen, top, mx.take_along_axis(values, top, axis=-1))
+
+    def read(self, told: Told, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
+        """Per place of an asking row, what to tell of its token."""
+        chosen = cast(list[float], told.chosen.tolist())
+        top_tokens = cast(list[list[int]], told.top.tolist())
+        top_values = cast(list[list[float]], told.top_values.tolist())
+        rows = zip(self._asking.places, chosen, top_tokens, top_values, strict=True)
+        return {
+            at: TokenLogprob(tokens[at], value, _ranked(top, values, self._wanted[at] or 0))
+            for at, value, top, values in rows
+        }
+
+
+def _ranked(
+    tokens: Sequence[int], values: Sequence[float], count: int
+) -> tuple[tuple[int, float], ...]:
+    """The `count` most likely, best first; equal ones by id."""
+    pairs = sorted(zip(tokens, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return tuple(pairs[:count])

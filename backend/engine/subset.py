@@ -1,0 +1,29 @@
+"""Rows of a batch that something applies to, taken out of its logits and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+
+class Subset:
+    """Some rows of a batch of `size`, by place; empty is false."""
+
+    def __init__(self, places: Sequence[int], size: int) -> None:
+        self.places = list(places)
+        self._index = None if len(self.places) == size else mx.array(self.places, dtype=mx.int32)
+
+    def __bool__(self) -> bool:
+        return bool(self.places)
+
+    def of(self, values: mx.array) -> mx.array:
+        """The subset's rows of an array whose first axis is the batch."""
+        return values if self._index is None else values[self._index]
+
+    def put(self, values: mx.array, own: mx.array) -> mx.array:
+        """The array with the subset's rows replaced. `values` may be changed in place."""
+        if self._index is None:
+            return own
+        values[self._index] = own
+        return values

@@ -1,0 +1,125 @@
+"""The fields of PredictOptions that say how a token is chosen → Sampling."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from typing import Any
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.request import WHOLE, Extras, Sampling
+from common.options import shown
+from wire import backend_pb2 as pb
+
+HOTTEST = 100.0
+LARGEST_BIAS = 1e6
+MOST_BIASES = 10_000
+LARGEST_PENALTY = 100.0
+_DEFAULT_WINDOW = 64  # llama.cpp's repeat_last_n
+_GREEDY_BELOW = 1e-5  # logits divided by less leave float32
+
+
+def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:
+    """The validated fields. Raises InvalidRequest with the one at fault."""
+    return Sampling(
+        logit_bias=_logit_bias(options.LogitBias, vocabulary_size),
+        repetition=_repetition(options.Penalty),
+        window=_window(options.Repeat),
+        frequency=_additive("FrequencyPenalty", options.FrequencyPenalty),
+        presence=_additive("PresencePenalty", options.PresencePenalty),
+        temperature=_temperature(options.Temperature),
+        top_k=_top_k(options.TopK),
+        typical_p=_share("TypicalP", options.TypicalP),
+        top_p=_share("TopP", options.TopP),
+        min_p=within("MinP", options.MinP, 0.0, 1.0),
+        xtc_probability=extras.xtc_probability,
+        xtc_threshold=extras.xtc_threshold,
+        seed=_seed(options.Seed),
+    )
+
+
+def within(name: str, value: float, low: float, high: float) -> float:
+    """The value, if it is a finite number in the range."""
+    if math.isfinite(value) and low <= value <= high:
+        return value
+    limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
+    raise InvalidRequest(f"{name} is {value:g}: send a finite number {limits}")
+
+
+def _temperature(value: float) -> float:
+    value = within("Temperature", value, 0.0, HOTTEST)
+    return value if value >= _GREEDY_BELOW else 0.0
+
+
+def _share(name: str, value: float) -> float:
+    """A share of probability: 0 is unset, and 1 or more keeps everything."""
+    value = within(name, value, 0.0, math.inf)
+    return value if 0 < value < 1 else 1.0
+
+
+def _repetition(value: float) -> float:
+    return within("Penalty", value, 1 / LARGEST_PENALTY, LARGEST_PENALTY) if value else 1.0
+
+
+def _additive(name: str, value: float) -> float:
+    return within(name, value, -LARGEST_PENALTY, LARGEST_PENALTY)
+
+
+def _top_k(value: int) -> int:
+    if value < -1:
+        raise InvalidRequest(f"TopK is {value}: send a positive count, or 0 or -1 to turn it off")
+    return max(value, 0)
+
+
+def _window(value: int) -> int:
+    if value < -1:
+        raise InvalidRequest(
+            f"Repeat is {value}: send how many tokens Penalty looks back, 0 for"
+            f" {_DEFAULT_WINDOW}, or -1 for all of them"
+        )
+    return WHOLE if value == -1 else value or _DEFAULT_WINDOW
+
+
+def _seed(value: int) -> int:
+    """-1 asks for a fresh one; any other number is a seed, the negative ones as unsigned."""
+    return secrets.randbits(63) if value == -1 else value & 0xFFFF_FFFF
+
+
+def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+    """Contract 3.1: a JSON object, token id → what is added to its logit."""
+    if not text.strip():
+        return ()
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"LogitBias is not valid JSON: {error}") from None
+    if given is None:
+        return ()
+    if not isinstance(given, dict):
+        raise InvalidRequest('LogitBias must be a JSON object such as {"42": -100}')
+    if len(given) > MOST_BIASES:
+        raise InvalidRequest(f"LogitBias has {len(given)} tokens: send at most {MOST_BIASES}")
+    return tuple((_token(key, vocabulary_size), _bias(key, value)) for key, value in given.items())
+
+
+def _token(key: str, vocabulary_size: int) -> int:
+    text = key.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise InvalidRequest(f"LogitBias has the key {shown(key)}: send token ids")
+    if int(text) >= vocabulary_size:
+        raise InvalidRequest(
+            f"LogitBias names the token {text}, but the model's vocabulary ends at"
+            f" {vocabulary_size - 1}"
+        )
+    return int(text)
+
+
+def _bias(key: str, value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and abs(value) <= LARGEST_BIAS:
+        return float(value)
+    raise InvalidRequest(
+        f"LogitBias[{shown(key)}] is {shown(value)}: send a number from {-LARGEST_BIAS:g} to"
+        f" {LARGEST_BIAS:g}"
+    )

@@ -1,0 +1,92 @@
+"""Bias and penalties against values computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.engine.penalties import BatchPenalties, Past
+from backend.engine.request import WHOLE, Sampling
+
+LOGITS = [2.0, -1.0, 0.5, 0.0, -4.0, 3.0]
+PROMPT = (1, 4)
+
+
+def _changed(
+    sampling: Sampling, generated: tuple[int, ...] = (), prompt: tuple[int, ...] = PROMPT
+) -> list[float]:
+    """The logits after prompt and output, where the last token is the one just fed."""
+    tokens = [*prompt, *generated]
+    penalties = BatchPenalties([sampling], [Past(tokens[:-1], len(prompt), 100)], len(LOGITS))
+    fed = mx.array([tokens[-1]], dtype=mx.uint32)
+    changed: Any = penalties(mx.array([LOGITS]), fed, [len(generated)]).tolist()
+    return [round(value, 4) for value in changed[0]]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "generated", "expected"),
+    [
+        # A bias is added, and the same token may be biased and penalised.
+        (Sampling(logit_bias=((0, -100.0), (5, 1.5))), (), [-98, -1, 0.5, 0, -4, 4.5]),
+        # Prompt tokens 1 and 4 count; positive logits are divided, others multiplied.
+        (Sampling(repetition=2.0), (), [2, -2, 0.5, 0, -8, 3]),
+        (Sampling(repetition=2.0), (5, 0, 3), [1, -2, 0.5, 0, -8, 1.5]),
+        # The window reaches back over output and prompt: here 4, 5, 0, and only 0.
+        (Sampling(repetition=2.0, window=3), (5, 0), [1, -1, 0.5, 0, -8, 1.5]),
+        (Sampling(repetition=2.0, window=1), (5, 0), [1, -1, 0.5, 0, -4, 3]),
+        (Sampling(repetition=2.0, window=WHOLE), (5, 0), [1, -2, 0.5, 0, -8, 1.5]),
+        # Below 1 it favours what was said.
+        (Sampling(repetition=0.5), (0,), [4, -0.5, 0.5, 0, -2, 3]),
+        # Additive penalties count the output alone: 0 three times, 2 once.
+        (Sampling(frequency=0.5), (0, 2, 0, 0), [0.5, -1, 0, 0, -4, 3]),
+        (Sampling(presence=0.75), (0, 2, 0, 0), [1.25, -1, -0.25, 0, -4, 3]),
+        (Sampling(frequency=0.5, presence=0.25), (0, 2, 0), [0.75, -1, -0.25, 0, -4, 3]),
+        (Sampling(frequency=-1.0), (4,), [2, -1, 0.5, 0, -3, 3]),
+        (Sampling(frequency=2.0, presence=2.0), (), LOGITS),
+        # Together, in llama.cpp's order: bias, repetition, then the additive ones.
+        (
+            Sampling(logit_bias=((0, 2.0),), repetition=2.0, frequency=0.5, presence=0.25),
+            (0,),
+            [1.25, -2, 0.5, 0, -8, 3],
+        ),
+    ],
+)
+def test_values_computed_by_hand(
+    sampling: Sampling, generated: tuple[int, ...], expected: list[float]
+) -> None:
+    assert _changed(sampling, generated) == expected
+
+
+def test_memory_that_grows_equals_memory_built_anew() -> None:
+    rows = [
+        Sampling(repetition=1.5, window=3),
+        Sampling(),
+        Sampling(repetition=1.2, window=WHOLE, frequency=0.3),
+        Sampling(presence=1.0),
+    ]
+    rng = np.random.default_rng(3)
+    tokens = [list(PROMPT) for _ in rows]
+    pasts = [Past(own[:-1], 2, 100) for own in tokens]
+    growing = BatchPenalties(rows, pasts, len(LOGITS))
+    for step in range(12):
+        fed = mx.array([own[-1] for own in tokens], dtype=mx.uint32)
+        grown = growing(mx.array([LOGITS] * 4), fed, [step] * 4)
+        for at, row in enumerate(rows):
+            anew = _changed(row, tuple(tokens[at][2:]))
+            assert np.round(np.array(grown[at]), 4).tolist() == pytest.approx(anew)
+        for own in tokens:
+            own.append(int(rng.integers(len(LOGITS))))
+
+
+def test_a_masked_token_stays_masked() -> None:
+    never = float("-inf")
+    penalties = BatchPenalties(
+        [Sampling(repetition=1.5, presence=-2.0, logit_bias=((0, 5.0),))],
+        [Past((0, 1), 1, 9)],
+        3,
+    )
+    changed = penalties(mx.array([[never, never, 1.0]]), mx.array([1], dtype=mx.uint32), [2])
+    assert changed.tolist() == [[never, never, 1.0]]
