@@ -1,0 +1,168 @@
+"""Writes a GBNF grammar as Lark for llguidance, with the same language to the character.
+
+The rules are named by the order in which `root` needs them, so two texts that differ in the order
+of their rules (hosts write them in the order of a hash map, contract 3.7.5) give the same Lark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from common.gbnf.lexemes import Encounter, Lexeme, Ranges, TooLarge, encounter, meet
+from common.gbnf.parser import parse
+from common.gbnf.productions import Item, Productions, is_nullable, successors
+from common.gbnf.regular import reachable, regular_rules
+from common.gbnf.syntax import (
+    CharClass,
+    Choice,
+    Expr,
+    Literal,
+    Reference,
+    Repeat,
+    Sequence,
+    ranges_of,
+)
+
+MAX_GROUPS = 500
+MAX_WORK = 300_000
+"""Steps that looking for safe lexemes may take: a second or so."""
+_MAX_NESTING = 8
+
+
+def gbnf_to_lark(text: str) -> str:
+    """The grammar in llguidance's Lark, its rule `start` being `root`. Raises GbnfError."""
+    rules = reachable(parse(text))
+    regular = regular_rules(rules)
+    return _written(_safe_productions(rules, regular))
+
+
+def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
+    """Productions in which the lexer's greed loses nothing."""
+    if "root" in regular:
+        return Productions(rules, regular)
+    split: frozenset[Expr] = frozenset()
+    budget = [MAX_WORK]
+    try:
+        while True:
+            productions = Productions(rules, regular, split)
+            clashing = _clashes(productions, budget)
+            if not clashing:
+                return productions
+            split |= {productions.lexemes[name] for name in clashing}
+    except TooLarge:
+        return Productions(rules, regular, spell_all=True)
+
+
+def _clashes(productions: Productions, budget: list[int]) -> set[str]:
+    """The lexemes that a greedy lexer would misread in some place. Raises TooLarge."""
+    lexemes = {
+        name: Lexeme.of(expr, productions.regular) for name, expr in productions.lexemes.items()
+    }
+    start, following = successors(productions)
+    after: dict[str, Ranges] = {
+        name: tuple(r for other in others for r in lexemes[other].beginnings)
+        for name, others in following.items()
+    }
+    known: dict[tuple[str, str], Encounter] = {}
+
+    def meeting(one: str, other: str) -> Encounter:
+        budget[0] -= 1
+        if (one, other) not in known:
+            known[one, other] = encounter(lexemes[one], lexemes[other], budget)
+        return known[one, other]
+
+    clashing: set[str] = set()
+    waiting, seen = [start], {start}
+    while waiting:
+        group = sorted(waiting.pop())
+        for one in group:
+            together: set[str] = set()
+            for other in group:
+                met = meeting(one, other)
+                if met.equal:
+                    together |= following[other]
+                if meet(met.onward, after[one]):
+                    clashing |= {one, other}
+            if (reached := frozenset(together)) not in seen:
+                if len(seen) >= MAX_GROUPS:
+                    raise TooLarge
+                seen.add(reached)
+                waiting.append(reached)
+    return {name for name in clashing if not _is_one_character(productions.lexemes[name])}
+
+
+def _is_one_character(expr: Expr) -> bool:
+    return isinstance(expr, CharClass) or (isinstance(expr, Literal) and len(expr.text) == 1)
+
+
+def _written(productions: Productions) -> str:
+    lines = [
+        f"{name}: {' | '.join(_option(option) for option in options)}"
+        for name, options in productions.rules.items()
+    ]
+    terminals = _Terminals(productions.regular)
+    for name, expr in productions.lexemes.items():
+        body = terminals.text(expr)
+        # An empty lexeme is none: where it may be left out, the rule says so.
+        whole = f"({body}) & /(?s:.+)/" if is_nullable(expr, productions.regular) else body
+        lines.append(f"{name}: {whole}")
+    return "\n".join([*lines, *terminals.lines]) + "\n"
+
+
+def _option(items: list[Item]) -> str:
+    return " ".join(item.symbol + _counts(item.least, item.most) for item in items) or '""'
+
+
+def _counts(least: int, most: int | None) -> str:
+    match least, most:
+        case 1, 1:
+            return ""
+        case 0, 1:
+            return "?"
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+    return f"{{{least},{'' if most is None else most}}}"
+
+
+class _Terminals:
+    """Regular expressions as terminals; what is nested too deeply gets a terminal of its own."""
+
+    def __init__(self, regular: Mapping[str, Expr]) -> None:
+        self.lines: list[str] = []
+        self._regular = regular
+        self._names: dict[Expr, str] = {}
+
+    def text(self, expr: Expr, depth: int = 0) -> str:
+        match expr:
+            case Literal(text):
+                return json.dumps(text, ensure_ascii=False)
+            case CharClass():
+                return f"/[{''.join(map(_range, ranges_of(expr)))}]/"
+            case Reference(name):
+                return self._named(expr, self._regular[name])
+        if depth >= _MAX_NESTING:
+            return self._named(expr, expr)
+        match expr:
+            case Sequence(items):
+                return f"({' '.join(self.text(i, depth + 1) for i in items)})" if items else '""'
+            case Choice(options):
+                return f"({' | '.join(self.text(option, depth + 1) for option in options)})"
+            case Repeat(item, least, most):
+                return f"({self.text(item, depth + 1)}){_counts(least, most)}"
+        raise AssertionError(expr)
+
+    def _named(self, key: Expr, body: Expr) -> str:
+        if key not in self._names:
+            name = self._names[key] = f"R{len(self._names)}"
+            line = len(self.lines)
+            self.lines.append("")
+            self.lines[line] = f"{name}: {self.text(body)}"
+        return self._names[key]
+
+
+def _range(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"

@@ -1,0 +1,153 @@
+"""Whether a greedy lexer may read two expressions where either may come.
+
+llguidance reads bytes with a lexer that always takes the longest lexeme, and never goes back.
+GBNF knows no lexemes: `[a-z]* "end"` matches `end`. An expression may be made a lexeme only where
+taking the longest one loses nothing: `clash` tells where it may, from the expressions' positions
+(Glushkov's automaton) without building their product of states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from common.gbnf.syntax import (
+    CharClass,
+    Choice,
+    Expr,
+    Literal,
+    Reference,
+    Repeat,
+    Sequence,
+    ranges_of,
+)
+
+Ranges = tuple[tuple[int, int], ...]
+MAX_POSITIONS = 4000
+
+
+class TooLarge(Exception):
+    """The expressions are too large to be looked at."""
+
+
+@dataclass(slots=True)
+class _Part:
+    nullable: bool
+    first: set[int]
+    last: set[int]
+
+
+@dataclass
+class Lexeme:
+    """A regular expression as positions: each takes one character and leads to others.
+
+    Counted repetitions are widened to uncounted ones, which can only show more clashes.
+    """
+
+    chars: list[Ranges] = field(default_factory=list)
+    follow: list[set[int]] = field(default_factory=list)
+    nullable: bool = False
+    first: set[int] = field(default_factory=set)
+    last: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, expr: Expr, regular: Mapping[str, Expr]) -> Lexeme:
+        """Raises TooLarge."""
+        lexeme = cls()
+        part = lexeme._build(expr, regular)
+        lexeme.nullable, lexeme.first, lexeme.last = part.nullable, part.first, part.last
+        return lexeme
+
+    @cached_property
+    def beginnings(self) -> Ranges:
+        """The characters with which a text may begin."""
+        return tuple(r for at in self.first for r in self.chars[at])
+
+    def _position(self, ranges: Ranges) -> _Part:
+        if len(self.chars) >= MAX_POSITIONS:
+            raise TooLarge
+        self.chars.append(ranges)
+        self.follow.append(set())
+        at = len(self.chars) - 1
+        return _Part(False, {at}, {at})
+
+    def _build(self, expr: Expr, regular: Mapping[str, Expr]) -> _Part:
+        match expr:
+            case Literal(text):
+                return self._chain([self._position(((ord(c), ord(c)),)) for c in text])
+            case CharClass():
+                return self._position(ranges_of(expr))
+            case Reference(name):
+                return self._build(regular[name], regular)
+            case Sequence(items):
+                return self._chain([self._build(item, regular) for item in items])
+            case Choice(options):
+                parts = [self._build(option, regular) for option in options]
+                return _Part(
+                    any(p.nullable for p in parts),
+                    {at for p in parts for at in p.first},
+                    {at for p in parts for at in p.last},
+                )
+            case Repeat(item, least, most):
+                part = self._build(item, regular)
+                if most is None or most > 1:
+                    for at in part.last:
+                        self.follow[at] |= part.first
+                return _Part(part.nullable or least == 0, part.first, part.last)
+        raise AssertionError(expr)
+
+    def _chain(self, parts: list[_Part]) -> _Part:
+        whole = _Part(True, set(), set())
+        for part in parts:
+            for at in whole.last:
+                self.follow[at] |= part.first
+            whole = _Part(
+                whole.nullable and part.nullable,
+                whole.first | part.first if whole.nullable else whole.first,
+                whole.last | part.last if part.nullable else part.last,
+            )
+        return whole
+
+
+def meet(one: Ranges, other: Ranges) -> bool:
+    """Whether a character is in both."""
+    return any(a <= d and c <= b for a, b in one for c, d in other)
+
+
+@dataclass(frozen=True, slots=True)
+class Encounter:
+    """What two lexemes that begin at the same place have in common.
+
+    equal: some text is both. onward: characters with which the second goes on where the first
+    is complete.
+    """
+
+    equal: bool
+    onward: Ranges
+
+
+def encounter(one: Lexeme, other: Lexeme, budget: list[int]) -> Encounter:
+    """Walk both over the same texts. `budget[0]` is counted down; TooLarge is raised at its end."""
+    stack = [(p, q) for p in one.first for q in other.first]
+    seen = set(stack)
+    equal = False
+    onward: set[tuple[int, int]] = set()
+    met: list[tuple[int, int]] = []
+    while stack:
+        p, q = stack.pop()
+        budget[0] -= 1
+        if budget[0] < 0:
+            raise TooLarge
+        if not meet(one.chars[p], other.chars[q]):
+            continue
+        met.append((p, q))
+        if p in one.last:
+            equal = equal or q in other.last
+            for successor in other.follow[q]:
+                onward.update(other.chars[successor])
+        for pair in ((a, b) for a in one.follow[p] for b in other.follow[q]):
+            if pair not in seen:
+                seen.add(pair)
+                stack.append(pair)
+    return Encounter(equal, tuple(onward))

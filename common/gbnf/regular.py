@@ -1,0 +1,96 @@
+"""Which rules of a grammar are regular, so that a lexer can read them without a parser.
+
+A rule is regular where it refers to regular rules alone, or to itself only at the end of its
+alternatives: `ws ::= ([ \\t\\n] ws)?` is `[ \\t\\n]*`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from common.gbnf.syntax import (
+    EMPTY,
+    Choice,
+    Expr,
+    Reference,
+    Repeat,
+    Sequence,
+    choice,
+    references,
+    sequence,
+)
+
+
+def reachable(rules: Mapping[str, Expr]) -> dict[str, Expr]:
+    """The rules that `root` needs, in the order in which it comes to need them."""
+    found: dict[str, Expr] = {}
+    stack = ["root"]
+    while stack:
+        name = stack.pop()
+        if name not in found:
+            found[name] = rules[name]
+            stack.extend(reversed([*references(rules[name])]))
+    return found
+
+
+def regular_rules(rules: Mapping[str, Expr]) -> dict[str, Expr]:
+    """The regular rules, each after all that it refers to, and without references to itself."""
+    waiting = {name: set(references(expr)) - {name} for name, expr in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, needed in waiting.items():
+        for other in needed:
+            users[other].append(name)
+    ready = deque(name for name, needed in waiting.items() if not needed)
+    found: dict[str, Expr] = {}
+    while ready:
+        name = ready.popleft()
+        closed = _closed(name, rules[name])
+        if closed is None:
+            continue
+        found[name] = closed
+        for user in users[name]:
+            waiting[user].discard(name)
+            if not waiting[user]:
+                ready.append(user)
+    return found
+
+
+def _closed(name: str, expr: Expr) -> Expr | None:
+    """The rule without references to itself; None where they are not all at its end."""
+    parts = _split(name, expr)
+    if parts is None:
+        return None
+    again, last = parts
+    if not again:
+        return expr
+    return sequence(Repeat(choice(*again), 0, None), choice(*last)) if last else None
+
+
+def _split(name: str, expr: Expr) -> tuple[list[Expr], list[Expr]] | None:
+    """What may stand before the rule's own name at the end, and the alternatives without it."""
+    if name not in references(expr):
+        return [], [expr]
+    match expr:
+        case Reference():
+            return [EMPTY], []
+        case Choice(options):
+            parts = [_split(name, option) for option in options]
+            if any(part is None for part in parts):
+                return None
+            known = [part for part in parts if part is not None]
+            return [x for again, _ in known for x in again], [x for _, last in known for x in last]
+        case Sequence(items):
+            before = items[:-1]
+            end = _split(name, items[-1])
+            if end is None or any(name in references(item) for item in before):
+                return None
+            return [_ended(before, x) for x in end[0]], [_ended(before, x) for x in end[1]]
+        case Repeat(item, 0, 1):
+            inner = _split(name, item)
+            return None if inner is None else (inner[0], [*inner[1], EMPTY])
+    return None
+
+
+def _ended(before: tuple[Expr, ...], last: Expr) -> Expr:
+    return sequence(*before) if last == EMPTY else sequence(*before, last)

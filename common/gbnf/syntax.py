@@ -1,0 +1,118 @@
+"""What a GBNF grammar is made of, after reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A text, character for character."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CharClass:
+    """One character in, or with `negated` outside of, ranges of code points, ends included."""
+
+    ranges: tuple[tuple[int, int], ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Another rule, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One after the other; empty for the empty text."""
+
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several."""
+
+    options: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An item at least and at most so often; `most` None is without end."""
+
+    item: Expr
+    least: int
+    most: int | None
+
+
+Expr: TypeAlias = Literal | CharClass | Reference | Sequence | Choice | Repeat
+Rules: TypeAlias = Mapping[str, Expr]
+
+ANY = CharClass((), negated=True)
+EMPTY = Sequence(())
+LAST_CODE_POINT = 0x10FFFF
+
+
+def sequence(*items: Expr) -> Expr:
+    return items[0] if len(items) == 1 else Sequence(tuple(items))
+
+
+def choice(*options: Expr) -> Expr:
+    return options[0] if len(options) == 1 else Choice(tuple(options))
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    match expr:
+        case Sequence(items):
+            return items
+        case Choice(options):
+            return options
+        case Repeat(item):
+            return (item,)
+    return ()
+
+
+def references(expr: Expr) -> Iterator[str]:
+    """The names of all rules that an expression refers to, in order, repeated as they are."""
+    stack = [expr]
+    while stack:
+        entry = stack.pop()
+        if isinstance(entry, Reference):
+            yield entry.name
+        stack.extend(reversed(children(entry)))
+
+
+def ranges_of(characters: CharClass) -> tuple[tuple[int, int], ...]:
+    """The ranges, sorted, merged and without negation; half surrogate pairs are never in them."""
+    if not characters.negated:
+        return _merged(characters.ranges)
+    found, start = [], 0
+    for low, high in _merged(characters.ranges):
+        if low > start:
+            found.append((start, low - 1))
+        start = high + 1
+    if start <= LAST_CODE_POINT:
+        found.append((start, LAST_CODE_POINT))
+    return _merged(found)
+
+
+def _merged(
+    ranges: tuple[tuple[int, int], ...] | list[tuple[int, int]],
+) -> tuple[tuple[int, int], ...]:
+    whole: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        for part in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)):
+            if part[0] > part[1]:
+                continue
+            if whole and part[0] <= whole[-1][1] + 1:
+                whole[-1] = (whole[-1][0], max(whole[-1][1], part[1]))
+            else:
+                whole.append(part)
+    return tuple(whole)
