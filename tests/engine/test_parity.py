@@ -1,27 +1,72 @@
 """A row's tokens depend on its request alone: not on the batch, the order, or what is stored.
 
 This is the property whose loss users call mixed-up requests. Schedules are random: rows arrive
-and are cancelled at any step, share prefixes, repeat or continue each other, differ in length and
-in sampling. Every survivor must say exactly what it says alone.
+and are cancelled at any step, share prefixes, repeat or continue each other, differ in length, in
+sampling, in grammar and in whether they want log-probabilities. Every survivor must say exactly
+what it says alone.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
-from backend.engine.request import Sampling
+from backend.engine.request import WHOLE, Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
-SCHEDULES = {"full": 80, "window": 40, "hybrid": 40, "recurrent": 40}
+SCHEDULES = {"full": 120, "window": 60, "hybrid": 60, "recurrent": 60}
 ROUNDS = 40
 MOST_ROWS = 10
 
-Request = tuple[list[int], int, Sampling]
+
+@dataclass(frozen=True)
+class Request:
+    prompt: list[int]
+    limit: int
+    sampling: Sampling
+    stride: int
+    """0, or the distance that the grammar wants between a token and the next (modulo 7)."""
+    logprobs: int | None
+
+    def play(self, rounds: Rounds, ticket: int) -> None:
+        grammar = Strides(self.stride, self.limit // 2) if self.stride else None
+        rounds.submit(
+            ticket,
+            self.prompt,
+            self.limit,
+            sampling=self.sampling,
+            grammar=grammar,
+            logprobs=self.logprobs,
+        )
+
+
+class Strides:
+    """A grammar over token ids: each token's remainder by 7 follows from the one before."""
+
+    def __init__(self, stride: int, most: int) -> None:
+        self._stride = stride
+        self._left = most
+        self._next = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._left <= 0
+
+    def fill(self, allowed: np.ndarray) -> None:
+        bits = np.arange(len(allowed) * 32) % 7 == self._next
+        allowed[:] = np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def accept(self, token: int) -> None:
+        assert token % 7 == self._next, "a token that the mask did not allow"
+        self._next = (self._next + self._stride) % 7
+        self._left -= 1
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +93,7 @@ def _check_schedule(model: EngineModel, dice: random.Random) -> int:
         if dice.random() < 0.25 and len(requests) < MOST_ROWS:
             ticket = len(requests) + 1
             requests[ticket] = _request(dice, common, requests, rounds)
-            prompt, limit, sampling = requests[ticket]
-            rounds.submit(ticket, prompt, limit, sampling=sampling)
+            requests[ticket].play(rounds, ticket)
         if requests and dice.random() < 0.05:
             victim = dice.choice(list(requests))
             rounds.scheduler.cancel(victim)
@@ -59,18 +103,31 @@ def _check_schedule(model: EngineModel, dice: random.Random) -> int:
     assert not rounds.faults
     reused = 0
     for ticket in requests.keys() - cancelled:
-        prompt, limit, sampling = requests[ticket]
-        expected, heard = alone(model, prompt, limit, sampling=sampling), rounds.heard[ticket]
+        lonely = Rounds(model)
+        requests[ticket].play(lonely, 1)
+        lonely.drain()
+        expected, heard = lonely.heard[1], rounds.heard[ticket]
         assert heard.error is None
         assert heard.finished is not None
         assert expected.finished is not None
         assert heard.tokens == expected.tokens
         assert heard.finished.reason == expected.finished.reason
+        _check_logprobs(heard.finished.logprobs, expected.finished.logprobs)
         usage = heard.finished.usage
-        assert usage.prompt_tokens == len(prompt)
+        assert usage.prompt_tokens == len(requests[ticket].prompt)
         assert usage.completion_tokens == expected.finished.usage.completion_tokens
         reused += usage.cached_tokens > 0
     return reused
+
+
+def _check_logprobs(
+    heard: tuple[TokenLogprob, ...] | None, expected: tuple[TokenLogprob, ...] | None
+) -> None:
+    assert (heard is None) == (expected is None)
+    for one, other in zip(heard or (), expected or (), strict=True):
+        assert one.token == other.token
+        assert abs(one.logprob - other.logprob) < 1e-3
+        assert len(one.top) == len(other.top)
 
 
 def _request(
@@ -82,9 +139,9 @@ def _request(
         other = dice.choice(list(earlier))
         kind = dice.random()
         if kind < 0.15:
-            prompt = earlier[other][0]
+            prompt = earlier[other].prompt
         elif kind < 0.45:
-            prompt = earlier[other][0] + rounds.heard[other].tokens
+            prompt = earlier[other].prompt + rounds.heard[other].tokens
     sampling = Sampling()
     if dice.random() < 0.5:
         sampling = Sampling(
@@ -92,9 +149,26 @@ def _request(
             top_p=dice.choice([1.0, 0.9]),
             top_k=dice.choice([0, 5]),
             min_p=dice.choice([0.0, 0.05]),
+            typical_p=dice.choice([1.0, 1.0, 0.8]),
+            xtc_probability=dice.choice([0.0, 0.0, 0.5]),
             seed=dice.randrange(5),
         )
-    return prompt, dice.choice([1, 2, 5, 20, 40]), sampling
+    if dice.random() < 0.5:
+        sampling = replace(
+            sampling,
+            repetition=dice.choice([1.0, 1.3]),
+            window=dice.choice([2, 64, WHOLE]),
+            frequency=dice.choice([0.0, 0.4]),
+            presence=dice.choice([0.0, 0.6]),
+            logit_bias=dice.choice([(), ((5, 3.0), (9, -3.0))]),
+        )
+    return Request(
+        prompt,
+        dice.choice([1, 2, 5, 20, 40]),
+        sampling,
+        dice.choice([0, 0, 0, 1, 3]),
+        dice.choice([None, None, 0, 3]),
+    )
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -1,0 +1,110 @@
+"""What is told of the tokens equals a plain forward pass over the same tokens."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.engine import kv
+from backend.engine.events import TokenLogprob
+from backend.engine.logprobs import BatchLogprobs
+from backend.engine.request import Sampling
+from tests.engine.random_models import VOCABULARY, random_model
+from tests.engine.rounds import Rounds, alone, engine_model
+
+PROMPT = list(range(1, 20))
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=1.5, seed=3),
+    Sampling(temperature=0.8, top_k=5, seed=1, repetition=1.4, presence=0.5),
+    Sampling(logit_bias=((7, 30.0),)),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model("full")
+
+
+def _plain(model: Any, tokens: list[int]) -> np.ndarray:
+    """Log-probabilities of every next token at every place, by one pass: [tokens, vocabulary]."""
+    logits = model(mx.array([tokens]), cache=kv.new_row(model))[0].astype(mx.float32)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def _check(model: Any, prompt: list[int], tokens: list[int], told: Any, count: int) -> None:
+    assert told is not None
+    assert [entry.token for entry in told] == tokens
+    expected = _plain(model, [*prompt, *tokens])[len(prompt) - 1 : -1]
+    for entry, values in zip(told, expected, strict=True):
+        assert abs(entry.logprob - values[entry.token]) < 1e-3
+        assert len(entry.top) == count
+        best = np.sort(values)[::-1][:count]
+        assert [value for _, value in entry.top] == pytest.approx(best.tolist(), abs=1e-3)
+        assert all(abs(values[token] - value) < 1e-3 for token, value in entry.top)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_they_are_those_of_the_model_whatever_the_sampling(model: Any, sampling: Sampling) -> None:
+    heard = alone(engine_model(model), PROMPT, 12, sampling=sampling, logprobs=4)
+    assert heard.finished is not None
+    _check(model, PROMPT, heard.tokens, heard.finished.logprobs, 4)
+
+
+def test_they_are_the_same_in_a_batch_that_comes_and_goes(model: Any) -> None:
+    dice = random.Random(5)
+    engine = engine_model(model)
+    for _ in range(6):
+        rounds = Rounds(engine)
+        wanted: dict[int, int | None] = {}
+        prompts: dict[int, list[int]] = {}
+        for ticket in range(1, 9):
+            prompts[ticket] = [dice.randrange(1, VOCABULARY) for _ in range(dice.randrange(1, 40))]
+            wanted[ticket] = dice.choice([None, 0, 1, 5])
+            rounds.submit(
+                ticket,
+                prompts[ticket],
+                dice.randrange(1, 15),
+                sampling=dice.choice(SAMPLINGS),
+                logprobs=wanted[ticket],
+            )
+            for _ in range(dice.randrange(4)):
+                rounds.step()
+        rounds.drain()
+        for ticket, count in wanted.items():
+            heard = rounds.heard[ticket]
+            assert heard.finished is not None
+            if count is None:
+                assert heard.finished.logprobs is None
+            else:
+                _check(model, prompts[ticket], heard.tokens, heard.finished.logprobs, count)
+
+
+def test_all_of_the_vocabulary_adds_up_to_one() -> None:
+    logits = mx.array(np.random.default_rng(0).normal(0, 5, (3, 20)).astype(np.float32))
+    teller = BatchLogprobs([20, None, 20])
+    told = teller(logits, mx.array([4, 5, 6]))
+    for at, entry in teller.read(told, [4, 5, 6]).items():
+        assert len(entry.top) == 20
+        assert sum(np.exp(value) for _, value in entry.top) == pytest.approx(1, abs=1e-5)
+        assert entry == TokenLogprob((4, 5, 6)[at], dict(entry.top)[(4, 5, 6)[at]], entry.top)
+
+
+def test_more_alternatives_than_tokens_are_all_tokens() -> None:
+    teller = BatchLogprobs([20])
+    told = teller(mx.zeros((1, 3)), mx.array([1]))
+    entry = teller.read(told, [1])[0]
+    assert [token for token, _ in entry.top] == [0, 1, 2]
+
+
+def test_the_end_of_sequence_is_not_told_of(model: Any) -> None:
+    heard = alone(
+        engine_model(model), PROMPT, 20, sampling=Sampling(logit_bias=((0, 1e6),)), logprobs=1
+    )
+    assert heard.finished is not None
+    assert heard.finished.reason == "stop"
+    assert heard.finished.logprobs == ()
