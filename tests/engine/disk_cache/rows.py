@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -56,7 +56,8 @@ def feed(model: Any, row: kv.RowCache, tokens: Sequence[int]) -> mx.array:
         logits = model(mx.array([tokens[start : start + 32]]), cache=row)
         kv.evaluate(row)
     assert logits is not None
-    return logits[0, -1]
+    last: mx.array = logits[0, -1]
+    return last
 
 
 def filled(model: Any, tokens: Sequence[int]) -> kv.RowCache:
@@ -71,7 +72,7 @@ def greedy(model: Any, row: kv.RowCache, tokens: Sequence[int], count: int) -> l
     said: list[int] = []
     step = list(tokens)
     for _ in range(count):
-        step = [int(mx.argmax(feed(model, row, step)).item())]
+        step = [cast(int, mx.argmax(feed(model, row, step)).item())]
         said += step
     return said
 
@@ -88,7 +89,9 @@ def same(left: kv.RowCache, right: kv.RowCache) -> bool:
 def _parts(row: kv.RowCache) -> list[Any]:
     copy = kv.clone(row)
     kv.trim(copy, 0)
-    return [leaf for _, leaf in tree_flatten([layer.state for layer in copy])]
+    leaves: dict[str, Any] = {}
+    tree_flatten([layer.state for layer in copy], destination=leaves)
+    return list(leaves.values())
 
 
 def disk_cache(model: Any, folder: Path | None, **changes: Any) -> DiskCache:

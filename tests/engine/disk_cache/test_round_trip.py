@@ -12,6 +12,7 @@ import pytest
 
 from backend.engine import kv
 from backend.engine.disk_cache import cache as cache_module
+from backend.engine.disk_cache import folder as files
 from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
 from tests.engine.disk_cache.rows import (
     KINDS,
@@ -123,13 +124,13 @@ def test_what_is_written_is_what_was_handed_over(
 ) -> None:
     """The row and its clones go on growing in the same buffers while the disk is slow."""
     gate = threading.Event()
-    write_whole = cache_module.files.write_whole
+    write_whole = files.write_whole
 
     def slowly(path: Path, write: Callable[[Any], None]) -> None:
         assert gate.wait(PATIENCE)
         write_whole(path, write)
 
-    monkeypatch.setattr(cache_module.files, "write_whole", slowly)
+    monkeypatch.setattr(files, "write_whole", slowly)
     model, tokens = model_of(kind), words(100)
     disk = disk_cache(model, tmp_path)
     row = filled(model, tokens)

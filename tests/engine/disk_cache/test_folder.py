@@ -1,0 +1,220 @@
+"""A folder that is bounded, shared, and holds what is not ours."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.engine import kv
+from tests.engine.disk_cache.rows import (
+    IDENTITY,
+    PATIENCE,
+    disk_cache,
+    entries_in,
+    filled,
+    model_of,
+    saved,
+    words,
+)
+
+OTHER = "f" * 32
+SIZE = 4 * 4 * 2 * 8 * 64  # bytes of the arrays of 64 tokens of the model: 2 layers, K and V
+
+
+def total(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def age(folder: Path) -> None:
+    """Make everything in the folder older by a minute: clocks of file systems are coarse."""
+    for path in folder.iterdir():
+        used = path.stat().st_mtime - 60
+        os.utime(path, (used, used))
+
+
+def shared(left: list[int], right: list[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
+
+
+TEXTS = st.tuples(st.integers(1, 3), st.integers(64, 90), st.integers(0, 3)).map(
+    lambda text: words(text[1], text[0])[: text[1] - text[2]] + [90 + text[2]] * text[2]
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=6), st.integers(1, 5), TEXTS)
+def test_the_bound_holds_and_the_best_is_found(
+    texts: list[list[int]], room: int, prompt: list[int]
+) -> None:
+    model = model_of("full")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        disk = disk_cache(model, folder, max_bytes=room * SIZE * 3 // 2)
+        for text in texts:
+            saved(disk, model, text)
+            assert total(folder) <= room * SIZE * 3 // 2
+            assert disk.find([*text, 1]) is not None, "what was just stored is there"
+            age(folder)
+        for reader in (disk, disk_cache(model, folder)):
+            found = reader.find(prompt)
+            kept = [entry.tokens.tolist() for entry in reader._catalogue.index]
+            best = max([min(shared(text, prompt), len(prompt) - 1) for text in kept], default=0)
+            assert (found.length if found else 0) == (best if best >= 64 else 0)
+            assert all(text in texts for text in kept)
+
+
+def test_what_was_used_last_goes_last(tmp_path: Path) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path, max_bytes=SIZE * 3)
+    for start in (1, 2):
+        saved(disk, model, words(64, start))
+        age(tmp_path)
+    assert disk.find([*words(64, 1), 1]) is not None
+    saved(disk, model, words(64, 3))
+    assert disk.find([*words(64, 2), 1]) is None
+    assert disk.find([*words(64, 1), 1]) is not None
+    age(tmp_path)
+    saved(disk, model, words(64, 1))  # there already: it was used, and is not written again
+    saved(disk, model, words(64, 4))
+    assert disk.find([*words(64, 3), 1]) is None
+    assert disk.find([*words(64, 1), 1]) is not None
+
+
+def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path)
+    for start in (1, 2, 3):
+        saved(disk, model, words(64, start))
+        age(tmp_path)
+    disk_cache(model, tmp_path, identity=OTHER, max_bytes=SIZE * 3)
+    assert total(tmp_path) <= SIZE * 3
+    assert disk.find([*words(64, 3), 1]) is not None, "the latest stays, of whatever model"
+    assert disk.find([*words(64, 1), 1]) is None
+
+
+def test_an_entry_larger_than_the_bound_evicts_nothing(tmp_path: Path) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path, max_bytes=SIZE * 3 // 2)
+    saved(disk, model, words(64))
+    saved(disk, model, words(200, 2))
+    assert disk.find([*words(64), 1]) is not None
+    assert len(entries_in(tmp_path)) == 1
+
+
+def test_a_conversation_keeps_one_file(tmp_path: Path) -> None:
+    model, disk = model_of("full"), disk_cache(model_of("full"), tmp_path)
+    for length in (64, 80, 120, 100):
+        saved(disk, model, words(length))
+        assert len(entries_in(tmp_path)) == 1
+    found = disk.find([*words(120), 1])
+    assert found is not None
+    assert found.length == 120
+
+
+def test_checkpoints_of_what_cannot_be_cut_back_stay_beside_each_other(tmp_path: Path) -> None:
+    model, disk = model_of("hybrid"), disk_cache(model_of("hybrid"), tmp_path)
+    for length in (64, 80):
+        saved(disk, model, words(length))
+    found = disk.find([*words(70), 1])
+    assert found is not None
+    assert found.length == 64
+
+
+def test_two_caches_share_a_folder(tmp_path: Path) -> None:
+    """Each sees what the other writes and bears what the other removes."""
+    model = model_of("full")
+    one, two = disk_cache(model, tmp_path), disk_cache(model, tmp_path)
+    saved(one, model, words(64, 1))
+    assert two.find([*words(64, 1), 1]) is not None
+    saved(two, model, words(90, 1))  # replaces what `one` knows
+    found = one.find([*words(90, 1), 1])
+    assert found is not None
+    assert found.length == 90
+    for path in entries_in(tmp_path):
+        path.unlink()
+    assert one.find([*words(90, 1), 1]) is None
+    saved(one, model, words(64, 1))
+    assert two.find([*words(64, 1), 1]) is not None
+
+
+def test_two_models_share_a_folder_and_not_an_entry(tmp_path: Path) -> None:
+    model = model_of("full")
+    one, two = disk_cache(model, tmp_path), disk_cache(model, tmp_path, identity=OTHER)
+    saved(one, model, words(64))
+    assert two.find([*words(64), 1]) is None
+    saved(two, model, words(64))
+    assert len(entries_in(tmp_path)) == 2
+    assert one.find([*words(64), 1]) is not None
+    assert two.find([*words(64), 1]) is not None
+
+
+def test_many_threads_and_two_caches_at_once(tmp_path: Path) -> None:
+    """Readers meet files that are replaced and evicted under them; all is a hit or a miss."""
+    model = model_of("full")
+    rows = {start: filled(model, words(64 + start, start % 3)) for start in range(9)}
+    caches = [disk_cache(model, tmp_path, max_bytes=SIZE * 4) for _ in range(2)]
+    wrong: list[object] = []
+    done = threading.Event()
+
+    def read(disk: int) -> None:
+        while not done.is_set():
+            for start in range(9):
+                prompt = [*words(64 + start, start % 3), 1]
+                found = caches[disk].find(prompt)
+                if found and found.tokens[: found.length].tolist() != prompt[: found.length]:
+                    wrong.append(found)
+
+    readers = [threading.Thread(target=read, args=(at % 2,)) for at in range(3)]
+    for reader in readers:
+        reader.start()
+    for turn in range(60):
+        start = turn * 5 % 9
+        caches[turn % 2].save(words(64 + start, start % 3), rows[start], trimmable=True)
+    assert all(disk.drain(PATIENCE) for disk in caches)
+    done.set()
+    for reader in readers:
+        reader.join(PATIENCE)
+    assert not wrong
+    assert len(entries_in(tmp_path)) >= 1
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
+
+
+def test_foreign_files_stay_and_do_not_count(tmp_path: Path) -> None:
+    notes, imitation = tmp_path / "notes.txt", tmp_path / f"{OTHER}-{OTHER}.mlxkv"
+    link = tmp_path / f"{IDENTITY}-{OTHER}.mlxkv"
+    notes.write_bytes(b"x" * SIZE * 9)
+    imitation.write_bytes(b"y" * SIZE * 9)
+    link.symlink_to(notes)
+    (tmp_path / "folder.mlxkv").mkdir()
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path, max_bytes=SIZE * 3)
+    for start in (1, 2, 3, 4):
+        saved(disk, model, words(64, start))
+    assert disk.find([*words(64, 4), 1]) is not None
+    assert notes.stat().st_size == imitation.stat().st_size == SIZE * 9
+    assert link.is_symlink()
+    assert (tmp_path / "folder.mlxkv").is_dir()
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """They hold what was said in conversations."""
+    model, folder = model_of("full"), tmp_path / "folder"
+    saved(disk_cache(model, folder), model, words(64))
+    (path,) = entries_in(folder)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_stored_without_a_place_for_it(tmp_path: Path) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, None)
+    row = filled(model, words(64))
+    disk.save(words(64), row, trimmable=kv.can_trim(row))
+    assert disk.waiting_bytes == 0
+    assert disk.find([*words(64), 1]) is None
