@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from backend.engine.disk_cache.entry_file import Head
@@ -37,7 +38,9 @@ class Save:
 
 
 class SaveQueue:
-    """Saves and chores for one thread, which starts with the first of them.
+    """Saves and chores for one thread, which lives for as long as there is something to do.
+
+    So a queue that nobody holds any more finishes its work and is gone, without being told.
 
     write: writes one save; it and the chores may block on the disk and must not raise.
     """
@@ -49,10 +52,9 @@ class SaveQueue:
         self._saves: deque[Save] = deque()
         self._chores: deque[Callable[[], None]] = deque()
         self._at_work = 0
-        self._working = False
         self._closing = False
         self._abandoned = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="disk", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def abandoned(self) -> bool:
@@ -93,44 +95,39 @@ class SaveQueue:
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is left to do; False after so many seconds."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._saves or self._chores or self._working), timeout
-            )
+            return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def close(self, timeout: float) -> None:
         """Take nothing more, and give up what is not written after so many seconds."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        if self.drain(timeout):
+            return
         self._abandoned.set()
         with self._changed:
             self._saves.clear()
             self._chores.clear()
-        if self._thread.is_alive():
-            self._thread.join(_LAST_WORD)
+        self.drain(_LAST_WORD)
 
     def _wake(self) -> None:
-        if self._thread.ident is None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._main, name="disk", daemon=True)
             self._thread.start()
-        self._changed.notify_all()
 
     def _main(self) -> None:
         while task := self._next():
             task()
 
     def _next(self) -> Callable[[], None] | None:
-        """What to do next; waits for it. None: the end."""
+        """What to do next. None: nothing, and the thread is gone."""
         with self._changed:
-            self._at_work, self._working = 0, False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._saves or self._chores or self._closing)
+            self._at_work = 0
             if self._chores:
-                self._working = True
                 return self._chores.popleft()
-            if not self._saves:
-                return None
-            save = self._saves.popleft()
-            self._at_work, self._working = save.size, True
-            return lambda: self._write(save)
+            if self._saves:
+                save = self._saves.popleft()
+                self._at_work = save.size
+                return partial(self._write, save)
+            self._thread = None
+            self._changed.notify_all()
+            return None

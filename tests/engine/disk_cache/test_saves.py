@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,13 +132,34 @@ def test_a_close_without_time_gives_up() -> None:
     assert slow.written == []
 
 
-def test_a_queue_that_was_never_used_has_no_thread_to_end() -> None:
-    before = threading.active_count()
+def test_a_thread_is_there_only_while_there_is_work() -> None:
     slow = Slow()
-    slow.queue.close(PATIENCE)
-    assert threading.active_count() == before
+    assert slow.queue._thread is None
+    slow.hold()
+    assert slow.queue._thread is not None
+    assert slow.rest() == []
+    assert slow.queue._thread is None
     slow.queue.put_chore(lambda: slow.written.append("chore"))
-    assert slow.written == []
+    assert slow.queue.drain(PATIENCE)
+    assert slow.written == ["zz", "chore"]
+    slow.queue.close(PATIENCE)
+    slow.queue.put_chore(lambda: slow.written.append("too late"))
+    assert slow.written == ["zz", "chore"]
+
+
+def test_a_queue_that_nobody_holds_finishes_and_is_gone() -> None:
+    slow = Slow()
+    slow.hold()
+    written, gate = slow.written, slow.gate
+    assert slow.queue.put(save_of("a"))
+    queue, thread = weakref.ref(slow.queue), slow.queue._thread
+    assert thread is not None
+    del slow
+    gate.set()
+    thread.join(PATIENCE)
+    assert written == ["zz", "a"]
+    gc.collect()
+    assert queue() is None
 
 
 def test_an_abandoned_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
