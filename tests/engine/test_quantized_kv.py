@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import random
+import threading
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,12 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_map
 
-from backend.engine import kv
+from backend.engine import kv, load
 from backend.engine.cache_form import use_cache_kind
 from backend.engine.cache_kind import CacheKind, cache_kind
+from backend.engine.engine import Engine, LoadRequest
 from backend.engine.errors import InvalidRequest
+from backend.engine.events import Finished
 from backend.engine.quantized_kv import QuantizedRow
+from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.settings import Settings
+from tests.engine.loading_models import write_model
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import engine_model
 from tests.engine.test_parity import _check_schedule
@@ -321,3 +328,49 @@ def test_what_mlx_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
         cache_kind(Settings(**options), key, value)
+
+
+async def _answers(engine: Engine, questions: list[str]) -> list[str]:
+    async def answer(question: str) -> str:
+        prompt = ChatPrompt(({"role": "user", "content": question},))
+        async with engine.submit(GenerationRequest(question, prompt, max_tokens=60)) as generation:
+            events = [event async for event in generation]
+        return "".join(event.text for event in events if not isinstance(event, Finished))
+
+    return list(await asyncio.gather(*map(answer, questions)))
+
+
+async def test_a_trained_model_answers_alike_whatever_its_cache(tmp_path: Path) -> None:
+    """Through the real engine; a load that fails leaves model and cache as they were."""
+    model = str(Path(__file__).parents[1] / "models" / "tiny_text")
+    window = write_model(tmp_path / "window", **CONFIGS["window"])
+    questions = ["Hello!", "Count to 12.", "What is 3 + 4?", "Count to 30."]
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("plain", model))
+        expected = await _answers(engine, questions)
+        assert expected[1] == "1 2 3 4 5 6 7 8 9 10 11 12"
+        await engine.load(LoadRequest("m", model, cache_type_key="q8_0", cache_type_value="q8_0"))
+        assert await _answers(engine, questions) == expected
+        with pytest.raises(InvalidRequest, match="sliding window"):
+            await engine.load(LoadRequest("window", str(window), settings={"kv_bits": 8}))
+        with pytest.raises(InvalidRequest, match="iq4_nl"):
+            await engine.load(LoadRequest("n", model, cache_type_key="iq4_nl"))
+        assert engine.require_model().name == "m"
+        assert await _answers(engine, questions[:1]) == expected[:1]
+    finally:
+        await engine.stop(10)
+
+
+def test_a_load_prepares_the_cache_that_it_was_asked_for() -> None:
+    model = str(Path(__file__).parents[1] / "models" / "tiny_text")
+    costs = {}
+    for name in ("", "q8_0", "q4_0"):
+        request = LoadRequest("m", model, cache_type_key=name, cache_type_value=name)
+        found = load.find(request, threading.Event())
+        engine = load.read(found, request, 1, threading.Event()).engine
+        costs[name] = engine.cost.per_token
+        assert engine.slots == 16
+    # 4 layers, 2 heads, keys and values of 32 numbers: float32, or packed with scale and bias
+    assert costs == {"": 16 * 128, "q8_0": 16 * (32 + 8), "q4_0": 16 * (16 + 8)}

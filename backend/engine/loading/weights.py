@@ -11,13 +11,14 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.device import MIB, Device, memory_limit, weight_type
 from backend.engine.errors import Cancelled, EngineError, ModelRejected
+from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.context import context_of
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
@@ -39,7 +40,8 @@ class LoadedModel:
     """A model that is ready to compute, and what is known of it.
 
     dtype: of the floating-point weights, e.g. `bfloat16`; of the scales where they are quantised.
-    context_size: the model's own; `chat_template` is None where it has none.
+    context_size: the model's own; `chat_template` is None where it has none. adapter_digest: names
+    the adapters in it, for the keys of caches; "" without any.
     """
 
     name: str
@@ -51,6 +53,7 @@ class LoadedModel:
     weights_bytes: int
     dtype: str
     chat_template: str | None
+    adapter_digest: str = ""
 
     @property
     def model_type(self) -> str:
@@ -63,15 +66,17 @@ def load_model(
     device: Device,
     *,
     dtype: str = "",
+    adapters: Sequence[Adapter] = (),
     cancel: threading.Event | None = None,
 ) -> LoadedModel:
-    """Load a checkpoint. Raises ModelRejected, InvalidRequest, Cancelled.
+    """Load a checkpoint with its adapters. Raises ModelRejected, InvalidRequest, Cancelled.
 
     `dtype` is the load request's own field. After any error nothing of the model is kept.
     """
     wanted = weight_type(device, weight_dtype(settings, dtype))
     try:
-        return _load(checkpoint, settings, wanted, memory_limit(device, settings), cancel)
+        limit = memory_limit(device, settings)
+        return _load(checkpoint, settings, wanted, limit, adapters, cancel)
     except EngineError as error:
         refusal = error
     except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
@@ -89,6 +94,7 @@ def _load(
     settings: Settings,
     wanted: str | None,
     limit: int,
+    adapters: Sequence[Adapter],
     cancel: threading.Event | None,
 ) -> LoadedModel:
     from mlx_lm.utils import load_model as open_model
@@ -97,6 +103,10 @@ def _load(
     model, config = open_model(
         checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
     )
+    if adapters:
+        from backend.engine.loading.adapter_layers import apply_adapters
+
+        apply_adapters(model, adapters)
     if wanted:
         _cast(model, wanted)
     size = _bytes_of(model)
@@ -117,6 +127,7 @@ def _load(
         weights_bytes=size,
         dtype=_dtype_of(model),
         chat_template=_template_of(tokenizer),
+        adapter_digest=adapters_digest(adapters),
     )
 
 

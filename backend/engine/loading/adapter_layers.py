@@ -1,0 +1,154 @@
+"""Puts adapters into a model whose weights are still lazy, so that they are cast and counted with
+the rest. Call it on the engine thread.
+
+The layers are mlx-lm's own. Which layers are adapted is read from the adapter's weights; several
+LoRA adapters of one layer add up, W + Σ sᵢBᵢAᵢ, and become one layer whose rank is the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
+from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
+
+from backend.engine.loading.adapters import Adapter
+from common.options import did_you_mean, shown
+
+_SWITCH = (SwitchLinear, QuantizedSwitchLinear)
+_EMBEDDING = (Embedding, QuantizedEmbedding)
+# Of just these classes: a layer derived from one may compute something else.
+_ADAPTABLE = (Linear, QuantizedLinear, *_SWITCH, *_EMBEDDING)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One adapter's share in one layer."""
+
+    adapter: Adapter
+    weights: dict[str, mx.array]
+
+    @property
+    def rank(self) -> int:
+        return int(self.weights["lora_a"].shape[1])
+
+
+def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
+    """Record the adapters in the model. Raises ModelRejected; the model is then spoilt."""
+    layers: dict[str, list[_Part]] = {}
+    for adapter in adapters:
+        held = mx.load(str(adapter.weights))
+        assert isinstance(held, dict)
+        if adapter.kind == "full":
+            _replace(model, adapter, held)
+            continue
+        for path in sorted({name.rpartition(".")[0] for name in held}):
+            prefix = f"{path}."
+            own = {
+                name.removeprefix(prefix): held[name] for name in held if name.startswith(prefix)
+            }
+            layers.setdefault(path, []).append(_Part(adapter, own))
+    modules = dict(model.named_modules())
+    adapted = [(path, _adapted(path, modules, parts)) for path, parts in layers.items()]
+    model.update_modules(tree_unflatten(adapted))
+
+
+def _replace(model: Any, adapter: Adapter, held: dict[str, mx.array]) -> None:
+    """Weights of a full fine-tune take the place, and the type, of the model's own."""
+    own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    for name, weight in held.items():
+        if name not in own:
+            raise adapter.rejected(
+                f"the model has no weight {shown(name)}{did_you_mean(name, own)}"
+            )
+        if weight.shape != own[name].shape:
+            packed = not mx.issubdtype(own[name].dtype, mx.floating)
+            raise adapter.rejected(
+                f"{shown(name)} has shape {weight.shape}, but"
+                f" {'the quantised model' if packed else 'the model'} has {own[name].shape}: it was"
+                " made for another model"
+            )
+    model.load_weights(
+        [(name, weight.astype(own[name].dtype)) for name, weight in held.items()], strict=False
+    )
+
+
+def _adapted(path: str, modules: dict[str, Any], parts: list[_Part]) -> Any:
+    """The layer that takes the place of the one at `path`."""
+    adapter = parts[0].adapter
+    base = modules.get(path)
+    if base is None:
+        hint = did_you_mean(path, modules)
+        raise adapter.rejected(f"the model has no layer {shown(path)}{hint}")
+    without_dora = (*_SWITCH, QuantizedEmbedding)
+    if type(base) not in _ADAPTABLE or (adapter.kind == "dora" and type(base) in without_dora):
+        raise adapter.rejected(
+            f"layer {shown(path)} is a {type(base).__name__}, which takes no {adapter.kind} adapter"
+        )
+    for part in parts:
+        _require_shapes(path, part, _shapes(base))
+    return _lora(base, parts) if adapter.kind == "lora" else _dora(base, parts[0])
+
+
+def _lora(base: Any, parts: list[_Part]) -> Any:
+    kind: Any = LoRALinear
+    if type(base) in _EMBEDDING:
+        kind = LoRAEmbedding
+    elif type(base) in _SWITCH:
+        kind = LoRASwitchLinear
+    if len(parts) == 1:
+        layer = kind.from_base(base, r=parts[0].rank, scale=parts[0].adapter.scale)
+        return _filled(layer, parts[0].weights)
+    first = [part.weights["lora_a"] for part in parts]
+    second = [part.weights["lora_b"] * part.adapter.scale for part in parts]
+    rank_of_second = 2 if kind is LoRASwitchLinear else 0
+    return _filled(
+        kind.from_base(base, r=sum(part.rank for part in parts), scale=1.0),
+        {
+            "lora_a": mx.concatenate(first, axis=1),
+            "lora_b": mx.concatenate(second, axis=rank_of_second),
+        },
+    )
+
+
+def _dora(base: Any, part: _Part) -> Any:
+    kind: Any = DoRAEmbedding if type(base) in _EMBEDDING else DoRALinear
+    return _filled(kind.from_base(base, r=part.rank, scale=part.adapter.scale), part.weights)
+
+
+def _filled(layer: Any, weights: dict[str, mx.array]) -> Any:
+    for name, weight in weights.items():
+        layer[name] = weight
+    return layer
+
+
+def _require_shapes(path: str, part: _Part, shapes: dict[str, Shape]) -> None:
+    for name, weight in part.weights.items():
+        wanted = tuple(size or part.rank for size in shapes[name])
+        if weight.shape != wanted:
+            raise part.adapter.rejected(
+                f"{name} of layer {shown(path)} has shape {weight.shape}, but the model needs"
+                f" {wanted}: it was made for another model"
+            )
+
+
+def _shapes(base: Any) -> dict[str, Shape]:
+    """Shapes of a layer's adapter, with 0 for the rank."""
+    *experts, rows, columns = base.weight.shape
+    if "scales" in base:
+        columns = base.scales.shape[-1] * base.group_size
+    if type(base) in _EMBEDDING:
+        return {"lora_a": (rows, 0), "lora_b": (0, columns), "m": (rows,)}
+    if type(base) in _SWITCH:
+        return {"lora_a": (*experts, 0, columns), "lora_b": (*experts, rows, 0)}
+    return {"lora_a": (columns, 0), "lora_b": (0, rows), "m": (rows,)}

@@ -1,0 +1,244 @@
+"""Adapters of a load request: where they are, and whether their files can be what they should be.
+
+An adapter is a folder as `mlx_lm.lora` writes it: adapter_config.json and adapters.safetensors.
+Everything that the files alone can tell is checked here, on the file thread and without MLX;
+`adapter_layers` puts them into a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.loading.reference import HubModel, resolve
+from backend.engine.loading.shards import ShardError, _read_header
+from common.options import shown
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapters.safetensors"
+
+_KINDS: dict[str, frozenset[str]] = {
+    "lora": frozenset(("lora_a", "lora_b")),
+    "dora": frozenset(("lora_a", "lora_b", "m")),
+    "full": frozenset(),
+}
+_FLOATS = ("F32", "F16", "BF16")
+_MOST_CONFIG_BYTES = 1 << 20
+
+Kind = Literal["lora", "dora", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRequest:
+    """One adapter as the load request names it. scale: multiplies the adapter's own, above 0."""
+
+    reference: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter whose files are whole and agree with each other.
+
+    kind: `lora` adds to layers, `dora` also sets the length of their weights, `full` replaces
+    weights. scale: the adapter's own times the request's. shapes: of all tensors, by name.
+    digest: SHA-256 of the weights file.
+    """
+
+    name: str
+    kind: Kind
+    weights: Path
+    scale: float
+    shapes: Mapping[str, tuple[int, ...]]
+    digest: str
+
+    def rejected(self, reason: str) -> ModelRejected:
+        return _rejected(self.name, reason)
+
+
+def find_adapters(
+    wanted: Sequence[AdapterRequest], model_path: str, cancel: threading.Event
+) -> tuple[Adapter, ...]:
+    """Resolve, fetch and check all adapters of a load.
+
+    A reference is an absolute path, a folder under `model_path`, or a repository on the hub, read
+    as a model's is. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
+    """
+    adapters: list[Adapter] = []
+    for request in wanted:
+        adapter = _inspect(_folder(request, model_path, cancel), request)
+        if any(other.weights == adapter.weights for other in adapters):
+            raise InvalidRequest(f"adapter {shown(adapter.name)} is named twice")
+        adapters.append(adapter)
+    for adapter in adapters:
+        if adapter.kind != "lora" and len(adapters) > 1:
+            raise InvalidRequest(
+                f"adapter {shown(adapter.name)} is of the kind {adapter.kind}, which cannot be"
+                " added to others: name it alone"
+            )
+    return tuple(adapters)
+
+
+def adapters_digest(adapters: Sequence[Adapter]) -> str:
+    """Names what the adapters do to a model, for the keys of caches; "" without any."""
+    if not adapters:
+        return ""
+    parts = [[adapter.kind, adapter.digest, adapter.scale] for adapter in adapters]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -> Path:
+    name = request.reference
+    if _is_file(Path(model_path) / name.strip()):
+        raise _rejected(name, f"it is a file; name the folder with {CONFIG} and {WEIGHTS}")
+    try:
+        place = resolve(name, model_path=model_path)
+        if not isinstance(place, HubModel):
+            return place.path
+        from backend.engine.loading.download import hub_cache
+        from backend.engine.loading.hub_process import fetch
+
+        return fetch(place, (CONFIG, WEIGHTS), hub_cache(), cancel)
+    except EngineError as error:
+        # What finds models speaks of models.
+        raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a zero byte
+        return False
+
+
+def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
+    name = request.reference
+    try:
+        files = frozenset(entry.name for entry in folder.iterdir())
+        _require_files(name, files)
+        config = _read_config(name, folder / CONFIG)
+        if WEIGHTS not in files:
+            raise _rejected(name, f"its weights are missing: the folder has no {WEIGHTS}")
+        tensors = _read_tensors(name, folder / WEIGHTS)
+        kind = _kind(name, config)
+        rank, scale = (0, 1.0) if kind == "full" else _parameters(name, config)
+        if kind != "lora" and request.scale != 1:
+            raise InvalidRequest(
+                f"adapter {shown(name)} is of the kind {kind}, which has no strength to scale by"
+                f" {request.scale:g}: leave its scale out"
+            )
+        if kind != "full":
+            _require_pairs(name, kind, tensors, rank)
+        with (folder / WEIGHTS).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
+    return Adapter(name, kind, (folder / WEIGHTS).resolve(), scale * request.scale, tensors, digest)
+
+
+def _require_files(name: str, files: frozenset[str]) -> None:
+    if WEIGHTS not in files and files & {"adapter_model.safetensors", "adapter_model.bin"}:
+        raise _peft(name)
+    if CONFIG in files:
+        return
+    if "config.json" in files:
+        raise _rejected(name, "it is a whole model, not an adapter: name it as the model")
+    raise _rejected(name, f"the folder has no {CONFIG}")
+
+
+def _read_config(name: str, path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _MOST_CONFIG_BYTES:
+        raise _rejected(name, f"{CONFIG} is larger than a configuration can be")
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise _rejected(name, f"{CONFIG} is not valid JSON") from None
+    if not isinstance(config, dict):
+        raise _rejected(name, f"{CONFIG} is not a JSON object")
+    if "peft_type" in config:
+        raise _peft(name)
+    return config
+
+
+def _kind(name: str, config: Mapping[str, Any]) -> Kind:
+    given = config.get("fine_tune_type", "lora")
+    if isinstance(given, str) and given in _KINDS:
+        return cast(Kind, given)
+    raise _rejected(name, f"its fine_tune_type {shown(given)} is none of lora, dora and full")
+
+
+def _parameters(name: str, config: Mapping[str, Any]) -> tuple[int, float]:
+    """Rank and scale, from the object in which mlx-lm keeps them."""
+    parameters = config.get("lora_parameters")
+    if not isinstance(parameters, dict):
+        raise _rejected(name, f"{CONFIG} has no lora_parameters, so it is not an adapter of mlx-lm")
+    rank, scale = parameters.get("rank"), parameters.get("scale")
+    if type(rank) is not int or rank < 1:
+        raise _rejected(name, f"the rank in {CONFIG} is {shown(rank)}, not a whole number above 0")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        hint = ", and alpha is not the same" if scale is None and "alpha" in parameters else ""
+        raise _rejected(name, f"the scale in {CONFIG} is {shown(scale)}, not a number{hint}")
+    return rank, float(scale)
+
+
+def _read_tensors(name: str, path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with path.open("rb") as file:
+            header, _ = _read_header(path.name, file, path.stat().st_size)
+        shapes = {tensor: tuple(map(int, entry["shape"])) for tensor, entry in header.items()}
+        types = {tensor: entry["dtype"] for tensor, entry in header.items()}
+    except ShardError as error:
+        raise _rejected(name, str(error)) from None
+    except (KeyError, TypeError, ValueError):
+        raise _rejected(name, f"{path.name} is not a safetensors file") from None
+    if not shapes:
+        raise _rejected(name, f"{path.name} holds no weights")
+    for tensor, dtype in types.items():
+        if dtype not in _FLOATS:
+            raise _rejected(
+                name, f"{shown(tensor)} has the type {shown(dtype)}, not a floating-point one"
+            )
+    return shapes
+
+
+def _require_pairs(name: str, kind: Kind, shapes: Mapping[str, tuple[int, ...]], rank: int) -> None:
+    """Every layer has all of its parts, and all of them the configured rank."""
+    layers: dict[str, set[str]] = {}
+    for tensor in shapes:
+        layer, _, part = tensor.rpartition(".")
+        if not layer or part not in _KINDS[kind]:
+            raise _rejected(name, f"{shown(tensor)} is not a weight of a {kind} adapter")
+        layers.setdefault(layer, set()).add(part)
+    for layer, parts in layers.items():
+        if missing := sorted(_KINDS[kind] - parts):
+            raise _rejected(name, f"layer {shown(layer)} has no {missing[0]}")
+        first, second = shapes[f"{layer}.lora_a"], shapes[f"{layer}.lora_b"]
+        if len(first) != len(second) or len(first) not in (2, 3):
+            raise _rejected(
+                name, f"lora_a and lora_b of layer {shown(layer)} have shapes {first} and {second}"
+            )
+        ranks = {first[1], second[0] if len(second) == 2 else second[2]}
+        if ranks != {rank}:
+            other = next(iter(ranks - {rank}))
+            raise _rejected(
+                name, f"layer {shown(layer)} has rank {other}, but {CONFIG} says {rank}"
+            )
+
+
+def _peft(name: str) -> ModelRejected:
+    return _rejected(
+        name,
+        "it was made with PEFT, and this backend reads adapters of mlx-lm only: fuse it into its"
+        " model and convert that with mlx_lm.convert, or train it with mlx_lm.lora",
+    )
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"adapter {shown(name)} cannot be applied: {reason}")

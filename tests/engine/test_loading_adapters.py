@@ -1,0 +1,465 @@
+"""Adapters in the format of mlx-lm, against the same change made to the weights by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.linear import Linear
+from mlx.utils import tree_unflatten
+
+from backend.engine.device import GIB, Device
+from backend.engine.engine import Engine, LoadRequest
+from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
+from backend.engine.events import Finished
+from backend.engine.loading import hub_process
+from backend.engine.loading.adapters import (
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    AdapterRequest,
+    adapters_digest,
+    find_adapters,
+)
+from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.reference import HubModel
+from backend.engine.loading.weights import LoadedModel, load_model
+from backend.engine.request import GenerationRequest, RawPrompt, Sampling
+from backend.engine.settings import Settings
+from tests.engine.loading_models import read_weights, write_model, write_weights
+
+CPU = Device("cpu", "a CPU", 64 * GIB, 64 * GIB)
+METAL = Device("metal", "an Apple GPU", 64 * GIB, 64 * GIB)
+TOKENS = mx.array([[5, 6, 7, 200, 9]])
+RANK = 4
+SCALE = 8.0
+
+ATTENTION = "model.layers.1.self_attn.q_proj"
+MLP = "model.layers.0.mlp.down_proj"
+EMBEDDING = "model.embed_tokens"
+EXPERTS = "model.layers.1.mlp.switch_mlp.up_proj"
+# What a layer's adapter needs to know of it: inputs and outputs, with experts first.
+SIZES = {ATTENTION: (64, 64), MLP: (128, 64), EMBEDDING: (259, 64), EXPERTS: (4, 64, 32)}
+
+Weights = dict[str, mx.array]
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "dense", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "quantised", bits=4, dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(
+        tmp_path_factory.mktemp("models") / "experts",
+        dtype="float32",
+        model_type="qwen3_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    )
+
+
+def random_weights(seed: int, *layers: str, rank: int = RANK) -> Weights:
+    keys = iter(mx.random.split(mx.random.key(seed), 2 * len(layers)))
+    weights: Weights = {}
+    for layer in layers:
+        *count, inputs, outputs = SIZES[layer]
+        shapes = ((inputs, rank), (rank, outputs))
+        if count:
+            shapes = (*count, rank, inputs), (*count, outputs, rank)  # type: ignore[assignment]
+        for name, shape in zip(("lora_a", "lora_b"), shapes, strict=True):
+            weights[f"{layer}.{name}"] = 0.05 * mx.random.normal(shape, key=next(keys))
+    return weights
+
+
+def write_adapter(folder: Path, weights: Weights, kind: str = "lora", **parameters: Any) -> Path:
+    folder.mkdir(parents=True)
+    config = {
+        "fine_tune_type": kind,
+        "num_layers": 2,
+        "lora_parameters": {"rank": RANK, "scale": SCALE, "dropout": 0.1} | parameters,
+    }
+    (folder / CONFIG).write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / WEIGHTS), weights)
+    return folder
+
+
+def find(
+    *wanted: tuple[Path | str, float] | Path | str, root: Path | str = ""
+) -> tuple[Adapter, ...]:
+    requests = [
+        AdapterRequest(str(one[0]), one[1]) if isinstance(one, tuple) else AdapterRequest(str(one))
+        for one in wanted
+    ]
+    return find_adapters(requests, str(root), threading.Event())
+
+
+def load(model: Path, *adapters: Adapter, device: Device = CPU, **settings: Any) -> LoadedModel:
+    chosen = Settings(**settings)
+    return load_model(inspect(model, "m", chosen), chosen, device, adapters=adapters)
+
+
+def with_change(model: Path, weights: Weights, scale: float) -> Any:
+    """The model with W + scale · (A B)ᵀ in place of the weights that an adapter names."""
+    loaded = load(model).model
+    modules = dict(loaded.named_modules())
+    for layer in {name.rpartition(".")[0] for name in weights}:
+        first, second = weights[f"{layer}.lora_a"], weights[f"{layer}.lora_b"]
+        base = modules[layer]
+        weight = base.weight
+        if "scales" in base:
+            weight = mx.dequantize(
+                base.weight, base.scales, base.biases, group_size=base.group_size, bits=base.bits
+            )
+            replaced = Linear(weight.shape[1], weight.shape[0], bias=False)
+            loaded.update_modules(tree_unflatten([(layer, replaced)]))
+            base = replaced
+        if layer == EMBEDDING:
+            change = first @ second
+        else:
+            change = second @ first if first.ndim == 3 else (first @ second).T
+        base.weight = weight + scale * change
+    return loaded
+
+
+def same(left: Any, right: Any, within: float = 1e-4) -> bool:
+    return bool(mx.allclose(left(TOKENS), right(TOKENS), atol=within).item())
+
+
+@pytest.mark.parametrize(
+    ("base", "layers"),
+    [
+        ("dense", (ATTENTION, MLP)),
+        ("dense", (EMBEDDING,)),
+        ("quantised", (ATTENTION, MLP)),
+        ("experts", (ATTENTION, EXPERTS)),
+    ],
+)
+def test_an_adapter_is_a_change_of_weights(
+    base: str, layers: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model: Path = request.getfixturevalue(base)
+    weights = random_weights(1, *layers)
+    adapter = write_adapter(tmp_path / "adapter", weights)
+    for scale in (1.0, 0.25):
+        loaded = load(model, *find((adapter, scale)))
+        assert same(loaded.model, with_change(model, weights, SCALE * scale))
+        assert not same(loaded.model, load(model).model, within=1e-2)
+
+
+def test_two_adapters_add_up_each_at_its_own_scale(dense: Path, tmp_path: Path) -> None:
+    """They share one layer and differ in rank; the order does not matter."""
+    first = random_weights(1, ATTENTION, MLP)
+    second = random_weights(2, ATTENTION, EMBEDDING, rank=6)
+    a = write_adapter(tmp_path / "a", first)
+    b = write_adapter(tmp_path / "b", second, rank=6, scale=3.0)
+    together = load(dense, *find((a, 0.5), b)).model
+    assert same(together, load(dense, *find(b, (a, 0.5))).model)
+    expected = with_change(dense, first, 0.5 * SCALE)
+    for layer, factor in ((ATTENTION, -1), (EMBEDDING, 1)):
+        module = dict(expected.named_modules())[layer]
+        change = 3 * second[f"{layer}.lora_a"] @ second[f"{layer}.lora_b"]
+        module.weight = module.weight + (change if factor == 1 else change.T)
+    assert same(together, expected)
+
+
+def test_dora_sets_the_length_of_every_row(dense: Path, tmp_path: Path) -> None:
+    weights = random_weights(1, ATTENTION)
+    length = mx.arange(1, 65) / 10
+    adapter = write_adapter(tmp_path / "adapter", weights | {f"{ATTENTION}.m": length}, "dora")
+    expected = with_change(dense, weights, SCALE)
+    module = dict(expected.named_modules())[ATTENTION]
+    norms = mx.linalg.norm(module.weight, axis=1)
+    module.weight = module.weight * (length / norms)[:, None]
+    assert same(load(dense, *find(adapter)).model, expected)
+
+
+def test_a_full_fine_tune_replaces_weights_in_the_models_type(dense: Path, tmp_path: Path) -> None:
+    name = f"{MLP}.weight"
+    weight = mx.random.normal((64, 128), key=mx.random.key(3)).astype(mx.bfloat16)
+    adapter = write_adapter(tmp_path / "adapter", {name: weight}, "full")
+    loaded = load(dense, *find(adapter), device=METAL).model
+    module = dict(loaded.named_modules())[MLP]
+    assert module.weight.dtype == mx.float32
+    assert mx.array_equal(module.weight, weight.astype(mx.float32))
+
+
+def test_adapters_are_cast_and_counted_like_the_model(dense: Path, tmp_path: Path) -> None:
+    weights = {name: weight.astype(mx.float16) for name, weight in random_weights(1, MLP).items()}
+    adapter = find(write_adapter(tmp_path / "adapter", weights))
+    loaded = load(dense, *adapter)
+    layer = dict(loaded.model.named_modules())[MLP]
+    assert (layer.lora_a.dtype, layer.lora_b.dtype) == (mx.float32, mx.float32)
+    assert loaded.weights_bytes == load(dense).weights_bytes + (128 + 64) * RANK * 4
+    half = load(dense, *adapter, device=METAL, dtype="bfloat16").model
+    assert half(TOKENS).dtype == mx.bfloat16
+
+
+def test_nothing_lazy_is_left_for_another_thread(dense: Path, tmp_path: Path) -> None:
+    weights = random_weights(1, ATTENTION) | random_weights(2, MLP)
+    first = write_adapter(tmp_path / "a", weights)
+    second = write_adapter(tmp_path / "b", random_weights(3, MLP))
+    results: list[LoadedModel] = []
+
+    def work() -> None:
+        results.append(load(dense, *find(first, second)))
+        mx.clear_streams()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert mx.isfinite(results[0].model(TOKENS)).all().item()
+
+
+def test_the_digest_names_files_and_scales(dense: Path, tmp_path: Path) -> None:
+    a = write_adapter(tmp_path / "a", random_weights(1, MLP))
+    copy = write_adapter(tmp_path / "copy", random_weights(1, MLP))
+    b = write_adapter(tmp_path / "b", random_weights(2, MLP))
+    digests = [adapters_digest(find(*wanted)) for wanted in ([a], [b], [a, b], [(a, 0.5)])]
+    assert len({"", *digests}) == 5
+    assert adapters_digest(find(copy)) == digests[0]
+    assert load(dense, *find(a)).adapter_digest == digests[0]
+    assert load(dense).adapter_digest == adapters_digest(()) == ""
+
+
+def _edit(**changes: Any) -> Callable[[Path], None]:
+    """Change adapter_config.json; None takes a key away."""
+
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text()) | changes
+        kept = {name: value for name, value in config.items() if value is not None}
+        (folder / CONFIG).write_text(json.dumps(kept))
+
+    return edit
+
+
+def _parameters(**changes: Any) -> Callable[[Path], None]:
+    return _edit(lora_parameters={"rank": RANK, "scale": SCALE} | changes)
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: void((folder / name).write_bytes(content))
+
+
+def _remove(*names: str) -> Callable[[Path], None]:
+    def remove(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return remove
+
+
+def _weights(change: Callable[[Weights], Mapping[str, mx.array]]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        held = change(random_weights(1, ATTENTION, MLP))
+        mx.save_safetensors(str(folder / WEIGHTS), dict(held))
+
+    return edit
+
+
+def _cut(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:-100])
+
+
+def _peft(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
+    _edit(peft_type="LORA", r=RANK, lora_alpha=16, fine_tune_type=None, lora_parameters=None)(
+        folder
+    )
+
+
+def void(_: object) -> None:
+    return
+
+
+DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "an empty folder": (_remove(CONFIG, WEIGHTS), "no adapter_config.json"),
+    "no config": (_remove(CONFIG), "no adapter_config.json"),
+    "a model": (
+        lambda folder: void((folder / CONFIG).rename(folder / "config.json")),
+        "a whole model",
+    ),
+    "no weights": (_remove(WEIGHTS), "no adapters.safetensors"),
+    "a broken config": (_write(CONFIG, b"{"), "not valid JSON"),
+    "a list for a config": (_write(CONFIG, b"[]"), "not a JSON object"),
+    "an endless config": (_write(CONFIG, b" " * (2 << 20)), "larger than"),
+    "peft": (_peft, "made with PEFT"),
+    "peft's config": (_edit(peft_type="LORA"), "made with PEFT"),
+    "another kind": (_edit(fine_tune_type="prefix"), "fine_tune_type 'prefix'"),
+    "no parameters": (_edit(lora_parameters=None), "no lora_parameters"),
+    "no scale": (_parameters(scale=None, alpha=16), "scale .* is None.* alpha"),
+    "a scale that is none": (_parameters(scale="8"), "scale .* is '8'"),
+    "a rank that is none": (_parameters(rank=0), "rank .* is 0"),
+    "another rank": (_parameters(rank=8), r"has rank 4, but adapter_config.json says 8"),
+    "a truncated file": (_cut, "adapters.safetensors is truncated"),
+    "a pointer": (_write(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "Git LFS"),
+    "noise": (_write(WEIGHTS, bytes(range(256)) * 9), "safetensors"),
+    "a header of nonsense": (
+        _write(WEIGHTS, (15).to_bytes(8, "little") + b'{"a":{"shape":3}'),
+        "not a safetensors file",
+    ),
+    "nothing in it": (_weights(lambda held: {}), "holds no weights"),
+    "whole numbers": (
+        _weights(lambda held: held | {f"{MLP}.lora_a": mx.zeros((128, 4), mx.int32)}),
+        "type 'I32'",
+    ),
+    "a foreign weight": (
+        _weights(lambda held: held | {f"{MLP}.bias": mx.zeros((64,))}),
+        "not a weight of a lora adapter",
+    ),
+    "half a pair": (
+        _weights(lambda held: {name: held[name] for name in held if name != f"{MLP}.lora_b"}),
+        "has no lora_b",
+    ),
+    "a vector": (
+        _weights(lambda held: held | {f"{MLP}.lora_a": mx.zeros((128,))}),
+        "have shapes",
+    ),
+    "ranks that differ": (
+        _weights(lambda held: held | {f"{MLP}.lora_b": mx.zeros((5, 64))}),
+        "has rank 5",
+    ),
+    "wrong shapes": (
+        _weights(lambda held: held | {f"{MLP}.lora_a": mx.zeros((96, 4))}),
+        r"has shape \(96, 4\), but the model needs \(128, 4\)",
+    ),
+    "an unknown layer": (
+        _weights(
+            lambda held: {
+                name.replace("layers.1.", "layers.7."): weight for name, weight in held.items()
+            }
+        ),
+        "no layer 'model.layers.7.self_attn.q_proj'; did you mean",
+    ),
+    "a layer of another kind": (
+        _weights(
+            lambda held: {
+                name.replace("mlp.down_proj", "input_layernorm"): weight
+                for name, weight in held.items()
+            }
+        ),
+        "is a RMSNorm, which takes no lora adapter",
+    ),
+    "dora without lengths": (_edit(fine_tune_type="dora"), "has no m"),
+    "a full one of another model": (_edit(fine_tune_type="full"), "the model has no weight"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_every_defect_has_a_sentence_of_its_own(defect: str, dense: Path, tmp_path: Path) -> None:
+    spoil, why = DEFECTS[defect]
+    folder = write_adapter(tmp_path / "adapter", random_weights(1, ATTENTION, MLP))
+    spoil(folder)
+    with pytest.raises(ModelRejected) as caught:
+        load(dense, *find("adapter", root=tmp_path))
+    message = str(caught.value)
+    assert message.startswith("adapter 'adapter' cannot be applied: ")
+    assert re.search(why, message)
+    assert str(tmp_path) not in message
+
+
+def test_a_full_fine_tune_of_dense_weights_does_not_fit_quantised_ones(
+    quantised: Path, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "a", {f"{MLP}.weight": mx.zeros((64, 128))}, "full")
+    with pytest.raises(ModelRejected, match="but the quantised model has"):
+        load(quantised, *find(adapter))
+
+
+@pytest.mark.parametrize("kind", ["dora", "full"])
+def test_what_is_no_sum_is_neither_added_nor_scaled(kind: str, tmp_path: Path) -> None:
+    own = {f"{MLP}.weight": mx.zeros((64, 128))}
+    if kind == "dora":
+        own = random_weights(1, MLP) | {f"{MLP}.m": mx.ones((64,))}
+    adapter = write_adapter(tmp_path / "own", own, kind)
+    lora = write_adapter(tmp_path / "lora", random_weights(1, MLP))
+    with pytest.raises(InvalidRequest, match="name it alone"):
+        find(lora, adapter)
+    with pytest.raises(InvalidRequest, match="no strength"):
+        find((adapter, 0.5))
+
+
+def test_references_are_paths_folders_of_the_host_or_repositories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(tmp_path / "models" / "loras" / "one", random_weights(1, MLP))
+    root = tmp_path / "models"
+    assert find(folder)[0].weights == find("loras/one", root=root)[0].weights
+    with pytest.raises(InvalidRequest, match="named twice"):
+        find(folder, "loras/one", root=root)
+    with pytest.raises(ModelRejected, match=r"adapter '\.\./models/loras/one' leaves its folder"):
+        find("../models/loras/one", root=root / "loras")
+    with pytest.raises(ModelRejected, match="it is a file"):
+        find(f"loras/one/{WEIGHTS}", root=root)
+    for missing in ("one", "/nowhere/one", "a\0b"):
+        with pytest.raises((ModelNotFound, ModelRejected), match=r"^adapter "):
+            find(missing, root=root)
+    asked: list[tuple[HubModel, tuple[str, ...]]] = []
+
+    def fetch(place: HubModel, patterns: tuple[str, ...], *_: object) -> Path:
+        asked.append((place, patterns))
+        return folder
+
+    monkeypatch.setattr(hub_process, "fetch", fetch)
+    assert find("owner/lora@v2", root=root)[0].weights == folder / WEIGHTS
+    assert asked == [(HubModel("owner/lora", "v2", "owner/lora@v2"), (CONFIG, WEIGHTS))]
+
+
+async def _says(engine: Engine) -> str:
+    drawn = Sampling(temperature=1.0, seed=1)
+    request = GenerationRequest("1", RawPrompt("a b c"), drawn, max_tokens=24, ignore_eos=True)
+    async with engine.submit(request) as generation:
+        events = [event async for event in generation]
+    return "".join(event.text for event in events if not isinstance(event, Finished))
+
+
+async def test_adapters_are_switched_by_another_load(dense: Path, tmp_path: Path) -> None:
+    weights = random_weights(1, ATTENTION, MLP)
+    write_adapter(tmp_path / "one", weights)
+    merged = shutil.copytree(dense, tmp_path / "merged")
+    edited = {
+        name: module.weight
+        for name, module in with_change(dense, weights, SCALE).named_modules()
+        if name in (ATTENTION, MLP)
+    }
+    whole = read_weights(dense) | {f"{name}.weight": weight for name, weight in edited.items()}
+    write_weights(merged, whole)
+    engine = Engine()
+    engine.start()
+    try:
+        said = []
+        for path, adapters in (
+            (dense, ()),
+            (merged, ()),
+            (dense, (AdapterRequest("one"),)),
+            (dense, ()),
+        ):
+            await engine.load(LoadRequest("m", str(path), str(tmp_path), adapters=adapters))
+            said.append(await _says(engine))
+        assert said[0] == said[3] != said[1] == said[2]
+        (tmp_path / "one" / WEIGHTS).unlink()
+        with pytest.raises(EngineError, match=WEIGHTS):
+            await engine.load(
+                LoadRequest("m", str(dense), str(tmp_path), adapters=(AdapterRequest("one"),))
+            )
+        assert await _says(engine) == said[0]
+    finally:
+        await engine.stop(10)
