@@ -64,6 +64,10 @@ def save_of(text: str, size: int = 10, path: Path | None = None, *, trimmable: b
     return Save(tokens, Head(IDENTITY, trimmable, ()), PackedRow((), ()), size, path)
 
 
+def thread_of(queue: SaveQueue) -> threading.Thread | None:
+    return queue._thread
+
+
 def shown(save: Save) -> str:
     return bytes(save.tokens.astype(np.uint8)).decode()
 
@@ -134,11 +138,11 @@ def test_a_close_without_time_gives_up() -> None:
 
 def test_a_thread_is_there_only_while_there_is_work() -> None:
     slow = Slow()
-    assert slow.queue._thread is None
+    assert thread_of(slow.queue) is None
     slow.hold()
-    assert slow.queue._thread is not None
+    assert thread_of(slow.queue) is not None
     assert slow.rest() == []
-    assert slow.queue._thread is None
+    assert thread_of(slow.queue) is None
     slow.queue.put_chore(lambda: slow.written.append("chore"))
     assert slow.queue.drain(PATIENCE)
     assert slow.written == ["zz", "chore"]
@@ -152,7 +156,7 @@ def test_a_queue_that_nobody_holds_finishes_and_is_gone() -> None:
     slow.hold()
     written, gate = slow.written, slow.gate
     assert slow.queue.put(save_of("a"))
-    queue, thread = weakref.ref(slow.queue), slow.queue._thread
+    queue, thread = weakref.ref(slow.queue), thread_of(slow.queue)
     assert thread is not None
     del slow
     gate.set()
