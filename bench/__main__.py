@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import latency, parsing, prefix, startup, throughput
+from bench import constraints, latency, parsing, prefix, startup, throughput
 from bench.process import ROOT
 from bench.report import Figure
 from demo.default_model import ensure
@@ -23,6 +23,7 @@ def measurements() -> dict[str, Measurement]:
         "prefix": lambda: prefix.measure(model),
         "latency": lambda: latency.measure(model),
         "throughput": lambda: throughput.measure(model),
+        "constraints": lambda: constraints.measure(model),
         "overhead": lambda: throughput.host_overhead(TINY),
         "parsing": lambda: parsing.measure(TINY),
     }
