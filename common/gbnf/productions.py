@@ -165,7 +165,7 @@ def _nullable(rules: Mapping[str, list[list[Item]]]) -> set[str]:
     size = -1
     while len(found) != size:
         size = len(found)
-        for name in reversed(rules):
+        for name in reversed(list(rules)):
             if name not in found and any(
                 all(item.least == 0 or item.symbol in found for item in option)
                 for option in rules[name]

@@ -12,6 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from backend.engine.token_text import byte_level_alphabet
 
 
+BYTES = 256
+
+
 @dataclass(frozen=True)
 class ByteTokenizer:
     """One token per byte, and markers after them; the last token ends the text.
@@ -38,7 +41,7 @@ class ByteTokenizer:
 
 def byte_tokenizer(special: Sequence[str] = (), plain: Sequence[str] = ()) -> ByteTokenizer:
     """Markers that are special tokens, and markers that are ordinary ones."""
-    alphabet = {stand_in: byte for stand_in, byte in byte_level_alphabet().items()}
+    alphabet = byte_level_alphabet()
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

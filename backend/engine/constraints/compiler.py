@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any
 
 import llguidance
 
-from backend.engine.constraints.constraint import Constraint, bits_of, words
+from backend.engine.constraints.constraint import Constraint, words
+from backend.engine.constraints.reasoning import setting_of
+from backend.engine.constraints.schema import OPTIONS, enforceable, read_schema
 from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.constraints.table import TokenTable
 from backend.engine.errors import InvalidRequest
+from common.call_grammar import CallableTool, call_grammar
 from common.chat_format import ChatFormat
+from common.gbnf import GbnfError, gbnf_to_lark
+
+MAX_TEXT = 256 * 1024
+"""Characters of a grammar that a request may send."""
+MAX_CACHED = 64
+MAX_CACHED_TEXT = 4 * 1024 * 1024
+LIMITS = llguidance.LLParserLimits(
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=1_000_000,
+    step_max_items=200_000,
+    verbose_errors=False,
+)
+"""Bounds of one matcher: about 100 MB of lexer, and a tenth of a second for a mask."""
+
+_LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
+_REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
 
 
 class ConstraintCompiler:
@@ -31,10 +55,12 @@ class ConstraintCompiler:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
-        self._end_tokens = sorted(end_tokens)
+        self._end_tokens = frozenset(end_tokens)
         self._chat_format = chat_format
-        self._lock = threading.Lock()
-        self._table: llguidance.LLTokenizer | None = None
+        self._table: TokenTable | None = None
+        self._table_lock = threading.Lock()
+        self._cache: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._cache_lock = threading.Lock()
 
     def compile(
         self,
@@ -44,38 +70,108 @@ class ConstraintCompiler:
         answers_messages: bool = False,
         thinking: bool | None = None,
     ) -> Constraint:
-        """The constraint of one row. Raises InvalidRequest."""
-        if spec.kind != "json_schema":
-            raise InvalidRequest(f"grammars of the kind {spec.kind} are not supported yet")
+        """The constraint of one row, at the beginning of its answer.
+
+        prompt_tail: the end of the prompt's text; it tells whether reasoning is open. thinking:
+        what the request asked for, None: nothing. Raises InvalidRequest, with the place in what
+        the user sent, for what is invalid, cannot be enforced or costs too much.
+        """
+        if len(spec.text) > MAX_TEXT:
+            raise InvalidRequest(
+                f"the grammar has {len(spec.text)} characters; {MAX_TEXT} are allowed"
+            )
         table = self._tokens()
-        text = llguidance.LLMatcher.grammar_from_json_schema(
-            json.loads(spec.text),
-            overrides={
-                "whitespace_flexible": False,
-                "item_separator": ", ?",
-                "key_separator": ": ?",
-            },
-        )
-        matcher = llguidance.LLMatcher(table, text, log_level=0)
-        if matcher.is_error():
-            raise InvalidRequest(f"the JSON schema cannot be enforced: {matcher.get_error()}")
-        length = words(self._vocabulary_size)
-        top = min(table.vocab_size, self._vocabulary_size)
+        body = self._body(spec, table)
+        setting = ""
+        if answers_messages:
+            setting = setting_of(
+                self._chat_format,
+                table,
+                prompt_tail,
+                thinking=thinking,
+                calls=spec.kind == "calls",
+            )
+        grammars = [{"name": "setting", "lark_grammar": setting}] if setting else []
+        text = json.dumps({"grammars": [*grammars, {"name": "body", **body}]})
         return Constraint(
-            matcher,
-            bits_of(list(range(top)), length),
-            bits_of([token for token in self._end_tokens if token < top], length),
-            words(table.vocab_size),
+            self._matcher(text, spec, table).deep_copy(),
+            table.known,
+            table.ends,
+            words(table.tokens.vocab_size),
         )
 
-    def _tokens(self) -> llguidance.LLTokenizer:
-        with self._lock:
+    def _tokens(self) -> TokenTable:
+        with self._table_lock:
             if self._table is None:
-                backend = self._tokenizer.backend_tokenizer
-                known = backend.get_vocab_size(with_added_tokens=True)
-                self._table = llguidance.LLTokenizer(
-                    backend.to_str(),
-                    n_vocab=max(known, self._vocabulary_size),
-                    eos_token=self._end_tokens,
+                self._table = TokenTable.of(
+                    self._tokenizer, self._vocabulary_size, self._end_tokens
                 )
             return self._table
+
+    def _body(self, spec: ConstraintSpec, table: TokenTable) -> dict[str, Any]:
+        """The constrained part, as one of llguidance's grammars."""
+        match spec.kind:
+            case "json_schema":
+                return {"json_schema": read_schema(spec.text)}
+            case "gbnf":
+                try:
+                    return {"lark_grammar": gbnf_to_lark(spec.text)}
+                except GbnfError as fault:
+                    raise InvalidRequest(f"the grammar is not valid GBNF: {fault}") from None
+            case "lark":
+                return {"lark_grammar": spec.text}
+            case "regex":
+                return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, '')}/"}
+        return {"lark_grammar": self._calls(spec, table)}
+
+    def _calls(self, spec: ConstraintSpec, table: TokenTable) -> str:
+        try:
+            tools = [CallableTool.of(tool) for tool in spec.tools]
+            for tool in tools:
+                enforceable(tool.schema)
+            return call_grammar(
+                self._chat_format.name, tools, table, OPTIONS, parallel=spec.parallel
+            )
+        except ValueError as fault:
+            raise InvalidRequest(str(fault)) from None
+
+    def _matcher(self, text: str, spec: ConstraintSpec, table: TokenTable) -> llguidance.LLMatcher:
+        """The matcher of a grammar at its beginning; it is never advanced, only copied."""
+        with self._cache_lock:
+            if (known := self._cache.get(text)) is not None:
+                self._cache.move_to_end(text)
+                return known
+        made = llguidance.LLMatcher(table.tokens, text, log_level=0, limits=LIMITS)
+        if not made.is_error():
+            made.compute_bitmask()
+        if made.is_error():
+            raise InvalidRequest(_complaint(spec, made.get_error()))
+        with self._cache_lock:
+            self._cache[text] = made
+            while len(self._cache) > 1 and (
+                len(self._cache) > MAX_CACHED or sum(map(len, self._cache)) > MAX_CACHED_TEXT
+            ):
+                self._cache.popitem(last=False)
+        return made
+
+
+_WHAT = {
+    "gbnf": "grammar",
+    "json_schema": "JSON schema",
+    "lark": "Lark grammar",
+    "regex": "regular expression",
+    "calls": "tools' schemas",
+}
+
+
+def _complaint(spec: ConstraintSpec, error: str) -> str:
+    """llguidance's complaint about a text, in a sentence with the place in that text."""
+    subject = f"the {_WHAT[spec.kind]} cannot be enforced"
+    if regex := _REGEX_PLACE.search(error):
+        place = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
+        return f"{subject}: {regex[3]}{place} {regex[1].strip()[:80]!r}"
+    first = error.strip().splitlines()[0] if error.strip() else "it is too complex"
+    lark = _LARK_PLACE.match(first)
+    if lark and spec.kind == "lark":
+        return f"{subject}: line {lark[1]}, column {lark[2]}: {lark[3]}"
+    return f"{subject}: {lark[3] if lark else first}"[:400]

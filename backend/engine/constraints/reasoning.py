@@ -1,0 +1,121 @@
+"""What may stand before a constrained answer where the model thinks first, and around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backend.engine.constraints.table import TokenTable
+from common.call_grammar.lark_text import text_without
+from common.chat_format import ChatFormat
+from common.chat_parser import parse_chat
+from common.formats.reading import Tags
+
+_HARMONY = "<|channel|>"
+_START, _MESSAGE = "<|start|>", "<|message|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Lark around the constrained part, which it names `@body`; '' where there is none."""
+
+    lark: str = ""
+
+
+def setting_of(
+    chat_format: ChatFormat,
+    table: TokenTable,
+    prompt_tail: str,
+    *,
+    thinking: bool | None,
+    calls: bool,
+) -> str:
+    """Lark whose `start` holds `@body` in its place, or '' where the body is all.
+
+    prompt_tail: the end of the prompt's text, which tells whether reasoning is open. thinking:
+    what the request asked for; None: what the model does by itself. calls: the body is a call, so
+    that the reasoning must hold none.
+    """
+    tags = chat_format.grammar.tags
+    if chat_format.grammar.openers[:1] == ("<|channel|>commentary to=functions.",):
+        return _harmony(table, prompt_tail, thinking=thinking, calls=calls)
+    opened = _open_tags(chat_format, prompt_tail)
+    avoid = [o for o in chat_format.grammar.openers if len(o) > 1] if calls else []
+    before: list[str] = []
+    lines: list[str] = []
+    if opened and thinking is False:
+        before.append(table.lark(opened.closing) + " NEWLINES?")
+    elif opened:
+        lines += _reasoning("opened", "", opened, table, avoid)
+        before.append("opened")
+    elif tags and thinking is not False and not _closed(tags, prompt_tail):
+        usable = [t for t in tags if t is tags[0] or table.has(t.opening)]
+        for index, each in enumerate(usable):
+            lines += _reasoning(f"reasoning{index}", table.lark(each.opening), each, table, avoid)
+        names = " | ".join(f"reasoning{index}" for index in range(len(usable)))
+        before.append(f"({names})?")
+    body = "@body"
+    if "<|open|>response<|sep|>" in getattr(chat_format.grammar, "silent", ()):
+        body = _in_response(table, prompt_tail, calls=calls)
+    if not before and body == "@body":
+        return ""
+    return "\n".join([f"start: {' '.join([*before, body])}", *lines, "NEWLINES: /\\n{1,2}/", ""])
+
+
+def _open_tags(chat_format: ChatFormat, prompt_tail: str) -> Tags | None:
+    """The tags of the reasoning that the prompt leaves open: as the answer will be read."""
+    if not parse_chat("x", chat_format, prompt_tail=prompt_tail).reasoning_content:
+        return None
+    tags = chat_format.grammar.tags
+    return max(tags, key=lambda each: prompt_tail.rfind(each.opening))
+
+
+def _closed(tags: Sequence[Tags], prompt_tail: str) -> bool:
+    """Whether the prompt ends with reasoning that is over."""
+    return prompt_tail.rstrip().endswith(tuple(each.closing for each in tags))
+
+
+def _reasoning(
+    name: str, opening: str, tags: Tags, table: TokenTable, avoid: Sequence[str]
+) -> list[str]:
+    """Rules for free text up to the closing tag, with no call's opener in it."""
+    first, *rest = table.pieces(tags.closing)
+    upper = name.upper()
+    if isinstance(first, int):
+        plain = [text for text in avoid if isinstance(table.pieces(text)[0], str)]
+        return [
+            f"{name}: {opening} {upper}? {table.lark(tags.closing)} NEWLINES?",
+            f"{upper}: {text_without(plain)} & /(?s:.+)/",
+        ]
+    return [
+        f"{name}: {opening} {upper} {' '.join(_lark(piece, table) for piece in rest)} NEWLINES?",
+        f"{upper}: {text_without([*avoid, first])} {table.lark(first)}",
+    ]
+
+
+def _lark(piece: str | int, table: TokenTable) -> str:
+    return f"<[{piece}]>" if isinstance(piece, int) else table.lark(piece)
+
+
+def _in_response(table: TokenTable, prompt_tail: str, *, calls: bool) -> str:
+    """Kimi K3 writes an answer into a block of its own, which stays empty before calls."""
+    opening, closing = table.lark("<|open|>response<|sep|>"), table.lark("<|close|>response<|sep|>")
+    if prompt_tail.endswith("<|open|>response<|sep|>"):
+        opening = ""
+    return f"({opening} {closing})? @body" if calls else f"{opening} @body {closing}"
+
+
+def _harmony(table: TokenTable, prompt_tail: str, *, thinking: bool | None, calls: bool) -> str:
+    """gpt-oss: analysis in a message of its own, then a final one, or the call with its header."""
+    turn = prompt_tail.rpartition(_START)[2]
+    final = "" if calls else table.lark("<|channel|>final<|message|>")
+    analysis = table.lark("<|channel|>analysis<|message|>")
+    after = table.lark("<|end|><|start|>assistant")
+    text = f"TEXT: {text_without([])} & /(?s:.+)/"
+    if _MESSAGE in turn and f"{_HARMONY}analysis" in turn:
+        thought = after if thinking is False else f"TEXT? {after}"
+        return f"start: {thought} {final} @body\n{text}\n"
+    if _MESSAGE in turn:
+        return f"start: {after} @body\n" if calls else ""
+    thought = "" if thinking is False else f"({analysis} TEXT? {after})?"
+    return f"start: {thought} {final} @body\n{text}\n"

@@ -1,0 +1,139 @@
+"""JSON schemas as llguidance takes them: what it would not enforce is refused by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from backend.engine.constraints.json_places import Pointer, line_and_column, place_of, too_deep
+from backend.engine.errors import InvalidRequest
+
+MAX_DEPTH = 60
+
+OPTIONS: Mapping[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""One blank or none after a separator, as models write it, and no other space: free space lets a
+model go on without end."""
+
+_SCHEMA = frozenset(
+    "items additionalItems additionalProperties not if then else contains propertyNames"
+    " unevaluatedItems unevaluatedProperties".split()
+)
+_SCHEMAS = frozenset("anyOf oneOf allOf prefixItems items".split())
+_NAMED = frozenset("properties patternProperties $defs definitions dependentSchemas".split())
+_REFUSED = frozenset(
+    "not if then else contains minContains maxContains uniqueItems propertyNames unevaluatedItems"
+    " unevaluatedProperties dependentRequired dependentSchemas dependencies $dynamicRef"
+    " $recursiveRef extends disallow divisibleBy".split()
+)
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+}
+"""Values with which a keyword demands nothing."""
+_KEYWORDS = {
+    word.lower(): word
+    for word in (
+        *"type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength"
+        " maxLength pattern format minItems maxItems required minProperties maxProperties $ref"
+        " $anchor".split(),
+        *_SCHEMA,
+        *_SCHEMAS,
+        *_NAMED,
+        *_REFUSED,
+    )
+}
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """The schema of a text. Raises InvalidRequest, with the place."""
+    if (deep := too_deep(text, MAX_DEPTH)) is not None:
+        raise InvalidRequest(
+            f"the JSON schema is nested more than {MAX_DEPTH} deep at {line_and_column(text, deep)}"
+        )
+    try:
+        schema = json.loads(text)
+    except ValueError as fault:
+        raise InvalidRequest(f"the JSON schema is not valid JSON: {fault}") from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise InvalidRequest("the JSON schema must be a JSON object")
+    return enforceable(schema, text)
+
+
+def enforceable(schema: Mapping[str, Any], text: str = "") -> dict[str, Any]:
+    """The schema with what demands nothing left out.
+
+    Raises InvalidRequest for a keyword that cannot be enforced; `text` is what the schema was
+    read from, so that the place can be told.
+    """
+    for pointer, keyword, value in _keywords((), schema):
+        if keyword in _REFUSED and not _is_neutral(keyword, value):
+            raise InvalidRequest(
+                f"the JSON schema's {keyword!r} cannot be enforced{_place(text, pointer)}: leave it"
+                " out, or say it with type, properties, items, enum, anyOf or pattern"
+            )
+        meant = _KEYWORDS.get(keyword.lower(), keyword)
+        if meant != keyword:
+            raise InvalidRequest(
+                f"the JSON schema's {keyword!r} is no keyword{_place(text, pointer)}: did you mean"
+                f" {meant!r}?"
+            )
+    cleaned: dict[str, Any] = _cleaned(schema)
+    return {**cleaned, "x-guidance": dict(OPTIONS)}
+
+
+def _place(text: str, pointer: Pointer) -> str:
+    where = "".join(f"/{step}" for step in pointer)
+    return f" at {line_and_column(text, place_of(text, pointer))}" if text else f" at #{where}"
+
+
+def _is_neutral(keyword: str, value: Any) -> bool:
+    return any(type(value) is type(none) and value == none for none in _NEUTRAL.get(keyword, ()))
+
+
+def _keywords(at: Pointer, schema: Any) -> Iterator[tuple[Pointer, str, Any]]:
+    """Every keyword of a schema and of the schemas in it."""
+    if not isinstance(schema, Mapping):
+        return
+    for keyword, value in schema.items():
+        here = (*at, keyword)
+        yield here, keyword, value
+        if keyword in _SCHEMAS and isinstance(value, list):
+            for index, entry in enumerate(value):
+                yield from _keywords((*here, index), entry)
+        elif keyword in _NAMED and isinstance(value, Mapping):
+            for name, entry in value.items():
+                yield from _keywords((*here, name), entry)
+        elif keyword in _SCHEMA:
+            yield from _keywords(here, value)
+
+
+def _cleaned(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _REFUSED or keyword == "x-guidance":
+            continue
+        if keyword in _SCHEMAS and isinstance(value, list):
+            kept[keyword] = [_cleaned(entry) for entry in value]
+        elif keyword in _NAMED and isinstance(value, Mapping):
+            kept[keyword] = {name: _cleaned(entry) for name, entry in value.items()}
+        elif keyword in _SCHEMA:
+            kept[keyword] = _cleaned(value)
+        else:
+            kept[keyword] = value
+    return kept

@@ -1,0 +1,136 @@
+"""Families that write arguments as keywords: Python calls, and Gemma's JSON with fenced strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.call_grammar.lark_text import ANY_TEXT, shape_of
+from common.call_grammar.rules import RuleBook, either, one_or_more, separated
+from common.call_grammar.tools import CallableTool, alternatives, check_name
+
+_KEY = r"[^:,{}\[\]<>\s\"'=()]+"
+_ESCAPES = 'nrt\\"'
+"""What JSON and Python agree on: Python knows neither `\\/` nor halves of a character."""
+_SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
+
+
+@dataclass(frozen=True, slots=True)
+class PythonicCalls:
+    """`NAME(key=value, …)`; values are JSON that Python's literals agree with."""
+
+    opening: str
+    separator: str
+    closing: str
+
+    def grammar(self, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool) -> str:
+        call = either([self._call(book, tool) for tool in tools])
+        calls = one_or_more(call, book.text(self.separator), several=parallel)
+        return book.written(f"{book.text(self.opening)} {calls} {book.text(self.closing)}")
+
+    def _call(self, book: RuleBook, tool: CallableTool) -> str:
+        name = check_name("tool's", tool.name, r"[A-Za-z_][\w.-]*")
+        items = []
+        for key, schema, required in tool.arguments():
+            keyword = check_name("parameter's", key, r"[\w.-]+") + "="
+            value = book.json(schema, json_allowed_escapes=_ESCAPES)
+            items.append((f"{book.text(keyword)} {value}", required))
+        inside = separated(book, items, '", "')
+        return book.rule(f'"{name}(" {inside} ")"')
+
+
+@dataclass
+class _FencedValues:
+    """Values in a JSON whose strings stand, raw, between two equal fences."""
+
+    book: RuleBook
+    fence: str
+    _known: dict[str, str] = field(default_factory=dict)
+
+    def value(self, schema: Mapping[str, Any]) -> str:
+        """A rule for a value; a schema that refers to itself becomes a rule that does."""
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._known:
+            self._known[key] = name = self.book.reserve()
+            self.book.define(name, " | ".join(map(self._one, alternatives(schema))))
+        return self._known[key]
+
+    def _one(self, schema: Mapping[str, Any]) -> str:
+        listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(listed, list):
+            return " | ".join(map(self._literal, listed))
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        match schema.get("type"):
+            case "string":
+                return self._string(schema)
+            case "object":
+                return self._object(schema, shared)
+            case "array":
+                items = schema.get("items", {})
+                if not isinstance(items, Mapping):
+                    raise ValueError("lists with a schema for each place cannot be enforced here")
+                item = self.value({**shared, **items})
+                return self._list(item, schema.get("minItems", 0), schema.get("maxItems"))
+            case None:
+                return " | ".join([self._string({}), *map(self.book.json, _SCALARS)])
+        return self.book.json(schema)
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        shape = shape_of(schema)
+        also = () if shape == ANY_TEXT else (shape,)
+        return f"{self.book.text(self.fence)} {self.book.text_until(self.fence, (), *also)}"
+
+    def _literal(self, value: Any) -> str:
+        if not isinstance(value, str):
+            return self.book.json({"const": value})
+        return self.book.text(f"{self.fence}{value}{self.fence}")
+
+    def _object(self, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+        tool = CallableTool("", {"type": "object", "properties": {}, **schema, **shared})
+        return self.members(tool)
+
+    def members(self, tool: CallableTool) -> str:
+        items = []
+        for key, schema, required in tool.arguments():
+            name = check_name("parameter's", key, _KEY)
+            items.append((f"{self.book.text(f'{name}:')} {self.value(schema)}", required))
+        inside = separated(self.book, items, '","')
+        return f'"{{" {inside} "}}"'
+
+    def _list(self, item: str, least: int, most: int | None) -> str:
+        if most == 0:
+            return '"[]"'
+        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        whole = f'"[" {item} ("," {item}){more} "]"'
+        return whole if least else f'"[]" | {whole}'
+
+
+@dataclass(frozen=True, slots=True)
+class FencedCalls:
+    """`call:NAME{key:value,…}` between markers."""
+
+    opening: str
+    fence: str
+    closing: str
+
+    def grammar(self, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool) -> str:
+        values = _FencedValues(book, self.fence)
+        calls = []
+        for tool in tools:
+            name = check_name("tool's", tool.name, r"[\w.:-]+")
+            calls.append(
+                book.rule(
+                    f"{book.text(f'{self.opening}call:{name}')} {values.members(tool)}"
+                    f" {book.text(self.closing)}"
+                )
+            )
+        return book.written(one_or_more(either(calls), '""', several=parallel))
+
+
+LLAMA4 = PythonicCalls("[", ", ", "]")
+LFM2 = PythonicCalls("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
+OLMO3 = PythonicCalls("<function_calls>", "\n", "</function_calls>")
+GEMMA4 = FencedCalls("<|tool_call>", '<|"|>', "<tool_call|>")
+FUNCTION_GEMMA = FencedCalls("<start_function_call>", "<escape>", "<end_function_call>")

@@ -1,0 +1,76 @@
+"""Which grammar of calls belongs to which chat format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from common.call_grammar import bare_families as bare
+from common.call_grammar import json_families as as_json
+from common.call_grammar import tagged_families as tagged
+from common.call_grammar.rules import Markers, RuleBook
+from common.call_grammar.tools import CallableTool
+
+
+class _Family(Protocol):
+    def grammar(self, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool) -> str: ...
+
+
+_NAMES: tuple[tuple[_Family, str], ...] = (
+    (as_json.HERMES, "hermes qwen qwen2 qwen25 qwen3 qwen3_json json_tools granite4 ernie45"),
+    (tagged.QWEN_XML, "qwen3_xml qwen3_coder nemotron_v3 step3p5"),
+    (as_json.DEEPSEEK_V3, "deepseek_v3 deepseek_r1"),
+    (as_json.DEEPSEEK_V31, "deepseek_v31"),
+    (tagged.DSML_V32, "deepseek_v32"),
+    (tagged.DSML_V4, "deepseek_v4"),
+    (tagged.DSML_V41, "deepseek_v41"),
+    (tagged.GLM, "glm45 glm47 glm5 laguna"),
+    (tagged.LONGCAT, "longcat longcat_flash"),
+    (bare.GEMMA4, "gemma4"),
+    (bare.FUNCTION_GEMMA, "function_gemma functiongemma"),
+    (as_json.KIMI_K2, "kimi_k2"),
+    (tagged.KIMI_K3, "kimi_k3"),
+    (as_json.LLAMA, "llama3_json llama4_json llama3"),
+    (bare.LLAMA4, "llama4_pythonic llama4 pythonic"),
+    (bare.LFM2, "lfm2 minicpm minicpm3 minicpm4"),
+    (bare.OLMO3, "olmo3"),
+    (as_json.MISTRAL_LIST, "mistral"),
+    (tagged.MINIMAX, "minimax_m2 minimax"),
+    (tagged.MINICPM, "minicpm5"),
+    (tagged.SEED, "seed_oss"),
+    (tagged.MUSE_SPARK, "muse_spark"),
+    (as_json.GRANITE, "granite granite3 granite_20b_fc"),
+    (as_json.PHI4, "phi4_mini_json phi4"),
+    (as_json.JAMBA, "jamba"),
+    (as_json.HARMONY, "openai openai_gptoss gpt_oss gptoss harmony"),
+)
+FAMILIES: Mapping[str, _Family] = {
+    name: family for family, names in _NAMES for name in names.split()
+}
+"""By the names of `common.formats.families`."""
+
+
+def call_grammar(
+    format_name: str,
+    tools: Sequence[CallableTool],
+    markers: Markers,
+    json_options: Mapping[str, Any],
+    *,
+    parallel: bool,
+) -> str:
+    """Lark, with the rule `start`, of one call, or with `parallel` of one or more.
+
+    json_options: llguidance's options for JSON in it. Raises ValueError, with a sentence, for a
+    format or a tool that cannot be enforced.
+    """
+    if not tools:
+        raise ValueError("there is no tool that could be called")
+    family = FAMILIES.get(format_name)
+    if family is as_json.MISTRAL_LIST and markers.has("[ARGS]"):
+        family = as_json.MISTRAL_ARGS
+    if family is None:
+        raise ValueError(
+            f"tool calls cannot be enforced with this model: its call format ({format_name}) has no"
+            " grammar; send tool_choice auto, or set the option tool_parser"
+        )
+    return family.grammar(RuleBook(markers, json_options), tools, parallel=parallel)

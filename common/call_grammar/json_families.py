@@ -1,0 +1,89 @@
+"""Families that write a call's arguments as one JSON object, which the schema then governs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.call_grammar.rules import RuleBook, either, one_or_more
+from common.call_grammar.tools import CallableTool, check_name
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """What stands around the arguments. `{name}` is the tool's name, `{index}` the call's number.
+
+    quoted: the name stands in a JSON string. pattern: names that the family can write bare.
+    """
+
+    head: str
+    tail: str
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    quoted: bool = True
+    pattern: str = r"[\w.:/-]+"
+    several: bool = True
+
+    def grammar(self, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool) -> str:
+        first, later = (
+            either([self._call(book, tool, index) for tool in tools])
+            for index in ("0", "/[1-9][0-9]{0,2}/")
+        )
+        separator = book.text(self.separator) or '""'
+        calls = f"{first} ({separator} {later})*"
+        if not parallel or not self.several:
+            calls = first
+        if "{index}" not in self.head:
+            calls = one_or_more(first, separator, several=parallel and self.several)
+        return book.written(f"{book.text(self.opening)} {calls} {book.text(self.closing)}")
+
+    def _call(self, book: RuleBook, tool: CallableTool, index: str) -> str:
+        name = json.dumps(tool.name, ensure_ascii=False)
+        if not self.quoted:
+            name = check_name("tool's", tool.name, self.pattern)
+        before, numbered, after = self.head.replace("{name}", name).partition("{index}")
+        number = f'"{index}"' if index == "0" else index
+        head = f"{book.text(before)} {number} {book.text(after)}" if numbered else book.text(before)
+        return book.rule(f"{head} {book.json(tool.schema)} {book.text(self.tail)}")
+
+
+_OBJECT = '{"name": {name}, "arguments": '
+HERMES = JsonCalls(f"<tool_call>\n{_OBJECT}", "}\n</tool_call>", separator="\n")
+LLAMA = JsonCalls('{"name": {name}, "parameters": ', "}", separator="; ")
+MISTRAL_LIST = JsonCalls(_OBJECT, "}", "[TOOL_CALLS][", ", ", "]")
+MISTRAL_ARGS = JsonCalls("[TOOL_CALLS]{name}[ARGS]", "", quoted=False)
+GRANITE = JsonCalls(_OBJECT, "}", "<|tool_call|>[", ", ", "]")
+PHI4 = JsonCalls(_OBJECT, "}", "<|tool_call|>[", ", ", "]<|/tool_call|>")
+JAMBA = JsonCalls(_OBJECT, "}", "<tool_calls>[", ", ", "]</tool_calls>")
+DEEPSEEK_V3 = JsonCalls(
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+    "\n```<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>",
+    "",
+    "<｜tool▁calls▁end｜>",
+    quoted=False,
+)
+DEEPSEEK_V31 = JsonCalls(
+    "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>",
+    "",
+    "<｜tool▁calls▁end｜>",
+    quoted=False,
+)
+KIMI_K2 = JsonCalls(
+    "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_begin|>",
+    "",
+    "<|tool_calls_section_end|>",
+    quoted=False,
+)
+HARMONY = JsonCalls(
+    "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+    "",
+    quoted=False,
+    several=False,  # the token that ends a call ends the answer
+)

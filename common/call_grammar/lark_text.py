@@ -1,0 +1,46 @@
+"""Pieces of llguidance's Lark that hold free text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+ANY_TEXT = "/(?s:.*)/"
+
+
+def regex_text(text: str) -> str:
+    """A text as a regular expression that matches it alone, safe between slashes."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
+
+
+def text_without(forbidden: Iterable[str]) -> str:
+    """A terminal's body for any text, the empty one too, in which none of these occurs."""
+    parts = [ANY_TEXT]
+    parts += [f"~/(?s:.*){regex_text(text)}(?s:.*)/" for text in dict.fromkeys(forbidden) if text]
+    return f"({' & '.join(parts)})" if len(parts) > 1 else parts[0]
+
+
+def literals_of(option: Mapping[str, Any]) -> list[str] | None:
+    """The strings that an option allows, where it lists them."""
+    values = option.get("enum", [option["const"]] if "const" in option else None)
+    if not isinstance(values, list):
+        return None
+    return [value for value in values if isinstance(value, str)]
+
+
+def shape_of(option: Mapping[str, Any]) -> str:
+    """What a string's schema asks of its text, as a terminal's body; '/(?s:.*)/' where nothing."""
+    if (values := literals_of(option)) is not None:
+        return f"/({'|'.join(map(regex_text, values))})/"
+    parts = []
+    if "minLength" in option or "maxLength" in option:
+        parts.append(f"/(?s:.{{{option.get('minLength', 0)},{option.get('maxLength', '')}}})/")
+    if "pattern" in option:
+        pattern = str(option["pattern"]).replace("/", "\\/")
+        before = "" if pattern.startswith("^") else "(?s:.*)"
+        after = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
+        core = pattern.removeprefix("^")
+        core = core[:-1] if not after else core
+        parts.append(f"/{before}({core}){after}/")
+    return f"({' & '.join(parts)})" if parts else ANY_TEXT

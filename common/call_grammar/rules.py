@@ -1,0 +1,109 @@
+"""A Lark grammar while it is being written, and what it has to know of the model's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from common.call_grammar.lark_text import text_without
+
+
+class Markers(Protocol):
+    """How a model's tokens spell a marker."""
+
+    def pieces(self, text: str) -> list[str | int]:
+        """A marker as texts, and the ids of the special tokens that are in it."""
+
+    def lark(self, text: str) -> str:
+        """A marker as a sequence of Lark symbols."""
+
+    def has(self, text: str) -> bool:
+        """Whether a text is a special token."""
+
+
+@dataclass
+class RuleBook:
+    """Rules by body: equal ones are written once. json_options: llguidance's `x-guidance`."""
+
+    markers: Markers
+    json_options: Mapping[str, Any]
+    lines: list[str] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def rule(self, body: str) -> str:
+        return self._line("r", body)
+
+    def terminal(self, body: str) -> str:
+        return self._line("T", body)
+
+    def reserve(self) -> str:
+        """A name for a rule that is needed before its body is known; see `define`."""
+        name = f"p{len(self.lines)}"
+        self.lines.append("")
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        self.lines[int(name[1:])] = f"{name}: {body}"
+
+    def text(self, marker: str) -> str:
+        return self.markers.lark(marker)
+
+    def json(self, schema: Mapping[str, Any], **options: Any) -> str:
+        """A value of a schema, as JSON."""
+        whole = {**schema, "x-guidance": {**self.json_options, **options}}
+        return self.rule(f"%json {json.dumps(whole)}")
+
+    def text_until(self, closing: str, without: Iterable[str], *also: str) -> str:
+        """Free text and the marker that closes it.
+
+        without: what must not occur in it, besides the marker itself. also: further terminals
+        that the text must be one of. Text and the beginning of the marker are one lexeme, so that
+        neither is taken for the other.
+        """
+        first, *rest = self.markers.pieces(closing)
+        body = " & ".join([text_without([*without, closing.strip()]), *also])
+        tail = [
+            f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in rest
+        ]
+        if isinstance(first, int):
+            text = self.terminal(f"({body}) & /(?s:.+)/") + "?"
+            if also:  # the empty text may not be among what is allowed
+                text = self.terminal(body)
+            return " ".join([text, f"<[{first}]>", *tail])
+        literal = json.dumps(first, ensure_ascii=False)
+        return " ".join([self.terminal(f"({body}) {literal}"), *tail])
+
+    def written(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self.lines, ""])
+
+    def _line(self, kind: str, body: str) -> str:
+        key = f"{kind} {body}"
+        if key not in self._names:
+            self._names[key] = f"{kind}{len(self.lines)}"
+            self.lines.append(f"{self._names[key]}: {body}")
+        return self._names[key]
+
+
+def one_or_more(call: str, separator: str, *, several: bool) -> str:
+    """Calls one after the other, or just one."""
+    return f"{call} ({separator} {call})*" if several else call
+
+
+def either(options: Sequence[str]) -> str:
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def separated(book: RuleBook, items: Sequence[tuple[str, bool]], separator: str) -> str:
+    """Items in their order with a separator between them; those marked False may be left out."""
+    first, later = "", ""
+    for item, required in reversed(items):
+        follows = f"{separator} {item} {later}" if later else f"{separator} {item}"
+        begins = f"{item} {later}" if later else item
+        if required:
+            first, later = book.rule(begins), book.rule(follows)
+        else:
+            first = book.rule(f"{begins} | {first}" if first else f'{begins} | ""')
+            later = book.rule(f"{follows} | {later}" if later else f'{follows} | ""')
+    return first or '""'

@@ -1,0 +1,222 @@
+"""Families that write each argument between tags of its own, its value as bare text.
+
+What an argument without quotes is, only the tool's schema tells, by the rules of
+`common/tool_schema.py`: a grammar must write nothing that would be read as another type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.call_grammar.lark_text import literals_of, shape_of
+from common.call_grammar.rules import RuleBook, either, one_or_more
+from common.call_grammar.tools import CallableTool, alternatives, check_name, resolved
+from common.tool_schema import ToolSchemas
+
+_NAME = r"[\w.:/-]+"
+_KEY = r"""[^<>"'/=\s&]+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCalls:
+    """The tags of a family, with `{name}` and `{key}` where those stand, and line breaks.
+
+    value_end closes a value and is followed by `after`. forbidden: what no value may hold, so
+    that no part of one is taken for markup. text_flag, other_flag: stand for `{flag}` in a
+    parameter's tag where its value is text, or is not. breaks: line breaks may be left out.
+    """
+
+    call: str
+    call_end: str
+    parameter: str
+    value_end: str
+    forbidden: tuple[str, ...]
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    text_flag: str = ""
+    other_flag: str = ""
+    breaks: bool = False
+
+    def grammar(self, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool) -> str:
+        call = either([self._call(book, tool) for tool in tools])
+        separator = self._text(book, self.separator) or '""'
+        calls = one_or_more(call, separator, several=parallel)
+        return book.written(
+            f"{self._text(book, self.opening)} {calls} {self._text(book, self.closing)}"
+        )
+
+    def _text(self, book: RuleBook, marker: str) -> str:
+        if not self.breaks:
+            return book.text(marker)
+        return ' "\\n"? '.join(book.text(part) for part in marker.split("\n"))
+
+    def _call(self, book: RuleBook, tool: CallableTool) -> str:
+        name = check_name("tool's", tool.name, _NAME)
+        parts = [self._text(book, self.call.replace("{name}", name))]
+        for key, schema, required in tool.arguments():
+            check_name("parameter's", key, _KEY)
+            argument = self._argument(book, tool, key, schema)
+            parts.append(argument if required else f"{argument}?")
+        return book.rule(" ".join([*parts, self._text(book, self.call_end)]))
+
+    def _argument(
+        self, book: RuleBook, tool: CallableTool, key: str, schema: dict[str, Any]
+    ) -> str:
+        options = alternatives(schema)
+        texts = [o for o in options if _is_text(o)]
+        others = [o for o in options if not _is_text(o)]
+        flagged = "{flag}" in self.parameter
+        found: list[str] = []
+        if texts and not (others and _only_literals(options)):
+            mixed = [] if flagged else others
+            value = self._text_value(book, tool, key, texts, mixed)
+            found.append(f"{self._head(book, key, self.text_flag)} {value}")
+        elif texts:
+            found.append(
+                f"{self._head(book, key, self.text_flag)} {self._literals(book, tool, key, texts)}"
+            )
+        if others and (flagged or not texts or _only_literals(options)):
+            value = either([book.json(option) for option in others])
+            end = self._text(book, self.value_end)
+            found.append(f"{self._head(book, key, self.other_flag)} {value} {end}")
+        return book.rule(" | ".join(found))
+
+    def _head(self, book: RuleBook, key: str, flag: str) -> str:
+        return self._text(book, self.parameter.replace("{key}", key).replace("{flag}", flag))
+
+    def _text_value(
+        self,
+        book: RuleBook,
+        tool: CallableTool,
+        key: str,
+        texts: Sequence[Any],
+        others: Sequence[Any],
+    ) -> str:
+        """Text, and nothing that would be read as one of the other types against its schema."""
+        if all(literals_of(option) is not None for option in texts) and not others:
+            return self._literals(book, tool, key, texts)
+        also = [shape_of(option) for option in texts if not others]
+        kinds = {str(option.get("type")) for option in others}
+        without = ["~/\\s*[\\[{](?s:.*)/"] if kinds & {"object", "array"} else []
+        if any(not _is_unbounded(option) for option in others) or kinds & {"integer", "number"}:
+            without.append("~/\\s*[-+.0-9](?s:.*)/")
+        shape = [f"({' | '.join(also)})"] if any(also) else []
+        return book.text_until(self.value_end, self.forbidden, *shape, *without)
+
+    def _literals(self, book: RuleBook, tool: CallableTool, key: str, texts: Sequence[Any]) -> str:
+        """The strings of an enumeration that are read back as strings."""
+        schemas = ToolSchemas([{"name": tool.name, "parameters": tool.schema}])
+        found = []
+        for option in texts:
+            for value in literals_of(option) or ():
+                flagged = "{flag}" in self.parameter
+                same = flagged or json.loads(schemas.typed(tool.name, key, value, "text")) == value
+                if same and not any(marker in value for marker in self.forbidden):
+                    found.append(f"{book.text(value)} {self._text(book, self.value_end)}")
+        if not found:
+            raise ValueError(
+                f"no value of {key!r} of the tool {tool.name!r} can be written in this model's"
+                " call format"
+            )
+        return either([book.rule(option) for option in found])
+
+
+def _only_literals(options: Sequence[Any]) -> bool:
+    return all("enum" in o or "const" in o or o.get("type") == "null" for o in options)
+
+
+def _is_text(option: Any) -> bool:
+    option = resolved(option)
+    if "type" in option:
+        return bool(option["type"] == "string")
+    listed = option.get("enum", [option["const"]] if "const" in option else None)
+    if listed is not None:
+        return all(isinstance(value, str) for value in listed)
+    return not option.keys() & {"properties", "items", "additionalProperties", "minimum", "allOf"}
+
+
+def _is_unbounded(option: Any) -> bool:
+    return option.get("type") in ("null", "boolean") and not literals_of(option)
+
+
+def _function_tags(opening: str, closing: str, value: str) -> TaggedCalls:
+    """`<function=NAME><parameter=KEY>`, with the family's own block around it."""
+    return TaggedCalls(
+        call=f"{opening}\n<function={{name}}>\n",
+        call_end=f"</function>\n{closing}",
+        parameter=f"<parameter={{key}}>{value}",
+        value_end=f"{value}</parameter>\n",
+        forbidden=("<function=", "</function>", "<parameter=", "</parameter>", opening, closing),
+        separator="\n",
+    )
+
+
+def _invoke_tags(prefix: str, block: str, value_flag: tuple[str, str] | None = None) -> TaggedCalls:
+    """`<invoke name="NAME"><parameter name="KEY">`, with a prefix, in one block for all calls."""
+    flag = ' string="{flag}"' if value_flag else ""
+    return TaggedCalls(
+        call=f'<{prefix}invoke name="{{name}}">\n',
+        call_end=f"</{prefix}invoke>\n",
+        parameter=f'<{prefix}parameter name="{{key}}"{flag}>',
+        value_end=f"</{prefix}parameter>\n",
+        forbidden=tuple(
+            f"<{slash}{prefix}{tag}"
+            for slash in ("", "/")
+            for tag in ("invoke", "parameter", block)
+        ),
+        opening=f"<{prefix}{block}>\n",
+        closing=f"</{prefix}{block}>",
+        text_flag=value_flag[0] if value_flag else "",
+        other_flag=value_flag[1] if value_flag else "",
+    )
+
+
+def _key_value_tags(prefix: str) -> TaggedCalls:
+    return TaggedCalls(
+        call=f"<{prefix}tool_call>{{name}}\n",
+        call_end=f"</{prefix}tool_call>",
+        parameter=f"<{prefix}arg_key>{{key}}</{prefix}arg_key>\n<{prefix}arg_value>",
+        value_end=f"</{prefix}arg_value>\n",
+        forbidden=tuple(
+            f"<{slash}{prefix}{tag}>"
+            for slash in ("", "/")
+            for tag in ("tool_call", "arg_key", "arg_value")
+        ),
+        separator="\n",
+        breaks=True,
+    )
+
+
+QWEN_XML = _function_tags("<tool_call>", "</tool_call>", "\n")
+SEED = _function_tags("<seed:tool_call>", "</seed:tool_call>", "")
+MINIMAX = _invoke_tags("", "minimax:tool_call")
+MUSE_SPARK = _invoke_tags("atem:", "function_calls")
+_IS_TEXT = ("true", "false")
+DSML_V32 = _invoke_tags("｜DSML｜", "function_calls", _IS_TEXT)
+DSML_V4 = _invoke_tags("｜DSML｜", "tool_calls", _IS_TEXT)
+DSML_V41 = _invoke_tags("｜DSML｜ ", "calls", _IS_TEXT)
+GLM = _key_value_tags("")
+LONGCAT = _key_value_tags("longcat_")
+MINICPM = TaggedCalls(
+    call='<function name="{name}">',
+    call_end="</function>",
+    parameter='<param name="{key}">',
+    value_end="</param>",
+    forbidden=("<function", "</function>", "<param", "</param>", "<![CDATA["),
+    separator="\n",
+)
+KIMI_K3 = TaggedCalls(
+    call='<|open|>call tool="{name}"<|sep|>',
+    call_end="<|close|>call<|sep|>",
+    parameter='<|open|>argument key="{key}" type="{flag}"<|sep|>',
+    value_end="<|close|>argument<|sep|>",
+    forbidden=("<|open|>", "<|close|>", "<|sep|>"),
+    opening="<|open|>tools<|sep|>",
+    closing="<|close|>tools<|sep|>",
+    text_flag="string",
+    other_flag="object",
+)

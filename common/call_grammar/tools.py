@@ -1,0 +1,111 @@
+"""The tools of a call grammar, and what their schemas say of each argument."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())
+_SHARED = ("$defs", "definitions")
+_MAX_REFERENCES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool and the JSON schema of its arguments, an object."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, tool: Mapping[str, Any]) -> CallableTool:
+        """The tool of an OpenAI tool object. Raises ValueError.
+
+        Where the schema does not say whether further arguments are allowed, they are not.
+        """
+        function = tool.get("function")
+        entry = function if isinstance(function, Mapping) else tool
+        name = entry.get("name")
+        if not isinstance(name, str) or not name:
+            raise ValueError("a tool has no name")
+        schema = entry.get("parameters") or {"type": "object", "properties": {}}
+        if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+            raise ValueError(f"the parameters of the tool {name!r} are not the schema of an object")
+        whole = {"type": "object", **schema}
+        if "properties" in whole and not _COMPOSED & whole.keys():
+            whole.setdefault("additionalProperties", False)
+        return cls(name, whole)
+
+    def arguments(self) -> list[tuple[str, dict[str, Any], bool]]:
+        """Each argument's name, schema, and whether it must be given, in declared order.
+
+        Raises ValueError where the schema does not list its arguments.
+        """
+        properties = self.schema.get("properties", {})
+        if _COMPOSED & self.schema.keys() or not isinstance(properties, Mapping):
+            raise ValueError(
+                f"the parameters of the tool {self.name!r} must be listed under properties to be"
+                " enforced in this model's call format"
+            )
+        required = self.schema.get("required", ())
+        missing = [key for key in required if key not in properties]
+        if missing:
+            raise ValueError(
+                f"the tool {self.name!r} requires {missing[0]!r}, which is not among its properties"
+            )
+        shared = {key: self.schema[key] for key in _SHARED if key in self.schema}
+        return [
+            (key, {**shared, **_as_object(schema)}, key in required)
+            for key, schema in properties.items()
+        ]
+
+
+def _as_object(schema: Any) -> dict[str, Any]:
+    return dict(schema) if isinstance(schema, Mapping) else {} if schema is True else {"enum": []}
+
+
+def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema with references at its top followed. Raises ValueError where they lead nowhere."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        target: Any = schema
+        for step in reference.removeprefix("#").strip("/").split("/"):
+            step = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(step) if isinstance(target, Mapping) else None
+        if not isinstance(target, Mapping):
+            raise ValueError(f"the reference {reference!r} leads nowhere")
+        shared = {key: schema[key] for key in _SHARED if key in schema}
+        schema = {**shared, **target}
+    raise ValueError(f"the reference {reference!r} goes round in circles")
+
+
+def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas of which a value follows one, references followed."""
+    schema = resolved(schema)
+    shared = {key: schema[key] for key in _SHARED if key in schema}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(key), list):
+            return [
+                inner
+                for option in options
+                for inner in alternatives({**shared, **_as_object(option)})
+            ]
+    declared = schema.get("type")
+    if isinstance(declared, list):
+        return [{**schema, "type": name} for name in declared]
+    return [schema]
+
+
+def check_name(kind: str, name: str, pattern: str) -> str:
+    """The name, if a family can write it. Raises ValueError."""
+    if not re.fullmatch(pattern, name):
+        raise ValueError(f"the {kind} name {name!r} cannot be written in this model's call format")
+    return name
+
+
+def names_of(tools: Sequence[CallableTool]) -> str:
+    return ", ".join(tool.name for tool in tools)
