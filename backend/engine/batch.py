@@ -18,13 +18,13 @@ import numpy as np
 
 from backend.engine import kv
 from backend.engine.constraints.constraint import words
+from backend.engine.drafting.loading import Drafting
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs, Told
 from backend.engine.penalties import Past
 from backend.engine.row import Row
 from backend.engine.sampling import BatchSampler
-
-_NEVER_OPEN = 1 << 62  # generated tokens before which IgnoreEOS keeps a row from ending
+from backend.engine.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,13 @@ class _Choosers:
 class DecodeBatch:
     """Rows that decode together, and the rectangle of KV caches behind them."""
 
-    def __init__(self, model: Any, end_tokens: frozenset[int], vocabulary: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        end_tokens: frozenset[int],
+        vocabulary: int,
+        drafting: Drafting | None = None,
+    ) -> None:
         self._model = model
         self._end_ids = sorted(end_tokens)
         self._vocabulary = vocabulary
@@ -61,6 +67,9 @@ class DecodeBatch:
         self._held: list[list[int]] = []
         self._choosers: _Choosers | None = None
         self._pending: tuple[BatchLogprobs, Told, list[Row]] | None = None
+        self._speculation: Speculation | None = None
+        if drafting is not None:
+            self._speculation = Speculation(drafting, model, vocabulary, self._end_ids)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,8 +105,11 @@ class DecodeBatch:
         """One decode step; returns what there is to tell, for every row that got a token.
 
         A row gets nothing in the step in which it joined: that step feeds its last prompt token.
+        Guesses that held are told at once, so a row may get several tokens.
         """
         assert self._tokens is not None
+        if (ahead := self._run_ahead()) is not None:
+            return ahead
         fed, heard, pending = self._tokens, [step >= 0 for step in self._steps], self._pending
         choosers = self._choosers or self._choose_choosers()
         logits = None
@@ -122,6 +134,24 @@ class DecodeBatch:
             for at, (row, token) in enumerate(zip(self.rows, tokens, strict=True))
             if heard[at]
         ]
+
+    def _run_ahead(self) -> list[Sampled] | None:
+        """A step with guesses, where one row decodes and there are any; else None, and no step."""
+        if self._speculation is None or not self._speculation.fits(
+            self.rows, len(self._held[0]) + 1
+        ):
+            return None
+        assert self._tokens is not None
+        row, held, step = self.rows[0], self._held[0], self._steps[0]
+        (token,) = _ids(self._tokens)
+        tokens = self._speculation.advance(row, self._cache, held, token, step + 1)
+        if not tokens:
+            return None
+        told = [token, *tokens[:-1]]
+        held.extend(told)
+        self._steps[0] += len(tokens)
+        self._tokens = mx.array(tokens[-1:], dtype=mx.uint32)
+        return [Sampled(row, one) for one in (told if step >= 0 else told[1:])]
 
     def _launch(
         self, choosers: _Choosers, logits: mx.array, fed: mx.array, allowed: np.ndarray | None
@@ -186,6 +216,8 @@ class DecodeBatch:
         if len(stay) == len(self.rows):
             return
         self._choosers = None
+        if self._speculation is not None:
+            self._speculation.left(leaving)
         if not stay:
             self.clear()
             return
@@ -199,6 +231,8 @@ class DecodeBatch:
     def clear(self) -> None:
         self.rows, self._steps, self._held, self._cache = [], [], [], []
         self._tokens = self._choosers = self._pending = None
+        if self._speculation is not None:
+            self._speculation.forget()
 
     def _choose_choosers(self) -> _Choosers:
         requests = [row.request for row in self.rows]
@@ -212,10 +246,7 @@ class DecodeBatch:
                 ],
                 self._vocabulary,
                 end_ids=self._end_ids,
-                closed=[
-                    _NEVER_OPEN if request.ignore_eos else request.min_tokens
-                    for request in requests
-                ],
+                closed=[request.end_opens_at for request in requests],
                 constrained=constrained,
             ),
             BatchLogprobs([request.logprobs for request in requests]),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from backend.engine.drafting.loading import Drafting
 from backend.engine.kv import CacheCost
 from backend.engine.token_text import TextStream
 
@@ -15,9 +16,9 @@ class EngineModel:
     """A loaded model and the figures that scheduling depends on.
 
     vocabulary: width of its logits. new_text: a row's decoder; the argument says whether its text
-    goes on from the prompt's.
-    slots: rows that may decode together. memory_limit: bytes that MLX may use in all;
-    weights_bytes of them are taken by the model itself.
+    goes on from the prompt's. slots: rows that may decode together. memory_limit: bytes that MLX may
+    use in all; weights_bytes of them are taken by the model itself. drafting: how it guesses ahead
+    while one row decodes.
     """
 
     model: Any
@@ -32,3 +33,4 @@ class EngineModel:
     max_cache_entries: int
     prefill_chunk: int
     stall_ms: int
+    drafting: Drafting | None = None

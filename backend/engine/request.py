@@ -14,6 +14,7 @@ from typing import Any
 from backend.engine.constraints.spec import ConstraintSpec
 
 WHOLE = 1 << 30  # a window that no context fills
+_NEVER_OPENS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class GenerationRequest:
     ignore_eos: it cannot be chosen at all.
     logprobs: how many alternatives to tell with each token's log-probability; None: tell nothing.
     constraint: a grammar that the output must match.
+    n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
     """
 
     request_id: str
@@ -107,3 +109,9 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int | None = None
     constraint: ConstraintSpec | None = None
+    n_draft: int = 0
+
+    @property
+    def end_opens_at(self) -> int:
+        """How many tokens must be generated before the end of sequence can be chosen."""
+        return _NEVER_OPENS if self.ignore_eos else self.min_tokens

@@ -52,7 +52,7 @@ class Scheduler:
         self._steps = 0
         self.waiting: deque[Row] = deque()
         self.prefilling: deque[Row] = deque()
-        self.batch = DecodeBatch(model.model, model.end_tokens, model.vocabulary)
+        self.batch = DecodeBatch(model.model, model.end_tokens, model.vocabulary, model.drafting)
         self.prefixes: PrefixCache[kv.RowCache] = PrefixCache(
             model.prompt_cache_bytes, model.max_cache_entries
         )
@@ -216,7 +216,10 @@ class Scheduler:
                 self._publish(row.ticket, _fault(fault))
             self.batch.clear()
             return
-        ended = [one.row for one in sampled if self._hand_out(one)]
+        ended: list[Row] = []
+        for one in sampled:
+            if one.row not in ended and self._hand_out(one):
+                ended.append(one.row)
         for row in ended:
             if row.ended is not None:
                 self._remember(row)

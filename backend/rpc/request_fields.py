@@ -1,8 +1,8 @@
 """What becomes of each field of PredictOptions that no generation reads.
 
-A field is read by `backend.rpc.requests`, refused by value in `REFUSED`, or listed in `UNUSED`
-with the reason why it means nothing here. A test walks the descriptor: a field without a place
-fails it.
+A field is read by `backend.rpc.requests`, refused by value in `REFUSED`, honoured before a request
+gets there (`ELSEWHERE`), or listed in `UNUSED` with the reason why it means nothing here. A test
+walks the descriptor: a field without a place fails it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from backend.rpc.neutral import Refused, empty, one_of
+from backend.rpc.neutral import Neutral, Refused, empty, one_of
 
 _LATER = "this version does not apply it"
 _TEXT_ONLY = "the backend serves text models only"
 
 
-def _off_share(value: float) -> bool:
-    """A probability mass that keeps every token: 0 is unset, 1 and more is everything."""
-    return value == 0 or 1 <= value < math.inf
+# A probability mass that keeps every token: 0 is unset, 1 and more is everything.
+_off_share = Neutral(lambda value: value == 0 or 1 <= value < math.inf, "0, or 1 and more")
 
 
 REFUSED: Mapping[str, Refused] = {
@@ -36,8 +35,11 @@ _CACHE = "earlier prompts are cached in memory without being asked, with the sam
 _MIROSTAT = "belongs to Mirostat, which is refused"
 _EMBEDDING = "input of the Embedding RPC"
 
+ELSEWHERE: Mapping[str, str] = {
+    "ModelIdentity": "compared with the loaded model's before anything else",
+}
+
 UNUSED: Mapping[str, str] = {
-    "ModelIdentity": "compared before the request gets here (backend.rpc.identity)",
     "Threads": _DEVICE,
     "Batch": "prefill is cut by the prefill_chunk setting; the result does not depend on it",
     "NKeep": "says what to keep when a context is shifted, and contexts are never shifted here",
@@ -53,7 +55,6 @@ UNUSED: Mapping[str, str] = {
     "PromptCachePath": _CACHE,
     "RopeFreqBase": _AT_LOAD,
     "RopeFreqScale": _AT_LOAD,
-    "NDraft": "counts guesses of a draft model, and LoadModel refuses those",
     "PenalizeNL": "Penalty counts newlines like any token, as llama.cpp does today",
     "MirostatETA": _MIROSTAT,
     "MirostatTAU": _MIROSTAT,

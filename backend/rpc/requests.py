@@ -27,6 +27,7 @@ MOST_STOPS = 64
 LONGEST_STOP = 4096
 MOST_MESSAGES = 10_000
 LARGEST_JSON = 2 << 20
+MOST_GUESSES = 64
 MOST_ALTERNATIVES = 20  # OpenAI's bound of top_logprobs
 _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -47,6 +48,7 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
         ignore_eos=options.IgnoreEOS,
         logprobs=_logprobs(options),
         constraint=_constraint(options, extras),
+        n_draft=_n_draft(options.NDraft),
     )
 
 
@@ -146,6 +148,12 @@ def _min_tokens(extras: Extras, most: int | None) -> int:
             f"Metadata mlx.min_tokens is {extras.min_tokens}, but Tokens is {most}: send less"
         )
     return extras.min_tokens
+
+
+def _n_draft(value: int) -> int:
+    if value < 0:
+        raise InvalidRequest(f"NDraft is {value}: send a count, or 0 for the model's own")
+    return min(value, MOST_GUESSES)
 
 
 def _logprobs(options: pb.PredictOptions) -> int | None:

@@ -13,7 +13,7 @@ from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import WHOLE, ChatPrompt, Extras, GenerationRequest, RawPrompt
 from backend.rpc import requests, template_arguments
-from backend.rpc.request_fields import REFUSED, UNUSED
+from backend.rpc.request_fields import ELSEWHERE, REFUSED, UNUSED
 from backend.rpc.requests import generation_request
 from tests.rpc.fake_engine import FACTS
 from tests.rpc.recorder import Recorder
@@ -42,7 +42,8 @@ def test_every_field_has_exactly_one_place() -> None:
         request_of(recorder)  # type: ignore[arg-type]
         read |= recorder.read
     assert set(UNUSED) & read == set()
-    assert read | set(UNUSED) == fields
+    assert read | set(UNUSED) | set(ELSEWHERE) == fields
+    assert not read & set(ELSEWHERE)
     assert set(REFUSED) <= read
     assert all(why.strip() for why in UNUSED.values())
 
@@ -91,7 +92,6 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) 
         ("TailFreeSamplingZ", 1.0),
         ("MirostatETA", 0.3),
         ("MirostatTAU", 7.0),
-        ("NDraft", 16),
         ("NKeep", 8),
         ("PenalizeNL", True),
         ("PromptCachePath", "/models/cache"),
@@ -132,6 +132,7 @@ def test_a_field_that_changes_nothing_is_accepted(name: str, value: Any) -> None
         ("FrequencyPenalty", math.nan, "nan"),
         ("FrequencyPenalty", 1e9, "1e+09"),
         ("PresencePenalty", -math.inf, "-inf"),
+        ("NDraft", -1, "-1"),
         ("Logprobs", -1, "-1"),
         ("TopLogprobs", -1, "-1"),
         ("TopLogprobs", 21, "21"),

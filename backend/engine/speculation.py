@@ -1,0 +1,102 @@
+"""Lets a drafter run ahead of the one row that decodes.
+
+With several rows the forward pass is already used well, so guessing is parked until one is left.
+A row with a grammar, with penalties or with log-probabilities takes plain steps: what is chosen
+there depends on more than the count of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from backend.engine import kv
+from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.verify import Sample, verify_step
+from backend.engine.penalties import Past
+from backend.engine.row import Row
+from backend.engine.sampling import BatchSampler
+
+_NOTHING = Past((), 0, 1)
+
+
+class Speculation:
+    """The drafter of one batch, and the row that it follows."""
+
+    def __init__(self, drafting: Drafting, model: Any, vocabulary: int, end_ids: list[int]) -> None:
+        self._most = drafting.most
+        self._model = model
+        self._vocabulary = vocabulary
+        self._end_ids = end_ids
+        self._drafter = drafting.new_drafter()
+        self._row: Row | None = None
+        self._samplers: dict[int, BatchSampler] = {}
+
+    def fits(self, rows: Sequence[Row], length: int) -> bool:
+        """Whether guessing may pay now. length: tokens of the one row."""
+        if len(rows) != 1:
+            return False
+        row = rows[0]
+        request = row.request
+        if row.constraint or request.sampling.remembers or request.logprobs is not None:
+            return False
+        return self._most_for(row) > 0 and (self._row is not row or self._drafter.ready(length))
+
+    def advance(
+        self, row: Row, cache: kv.BatchCache, held: Sequence[int], token: int, step: int
+    ) -> list[int]:
+        """The tokens after `token`, 1 or more, or none where there was no guess.
+
+        held: the row's tokens in the cache. step: tokens generated up to and including `token`.
+        The cache then holds `token` and all that is returned but the last.
+        """
+        if self._row is not row:
+            self.forget()
+            self._row = row
+        if token in self._end_ids and not row.request.ignore_eos:
+            return []
+        guesses = self._drafter.propose([*held, token], self._most_for(row))
+        if not guesses:
+            return []
+        tokens = verify_step(
+            self._model, cache, token, guesses, self._sample(row), step, self._closing(row)
+        )
+        self._drafter.told(len(guesses), len(tokens) - 1)
+        return tokens
+
+    def left(self, rows: Sequence[Row]) -> None:
+        """Rows have left the batch."""
+        if any(row is self._row for row in rows):
+            self.forget()
+
+    def forget(self) -> None:
+        self._row = None
+        self._samplers.clear()
+        self._drafter.forget()
+
+    def _most_for(self, row: Row) -> int:
+        """Guesses that fit: the token at hand and the choice after the last guess count as well."""
+        wanted = row.request.n_draft or self._most
+        return min(wanted, row.limit - len(row.generated) - 2)
+
+    def _closing(self, row: Row) -> list[int]:
+        return [] if row.request.ignore_eos else self._end_ids
+
+    def _sample(self, row: Row) -> Sample:
+        """The row's own sampler, at as many successive steps as there are logits."""
+
+        def sample(logits: mx.array, fed: mx.array, steps: list[int]) -> mx.array:
+            count = len(steps)
+            if count not in self._samplers:
+                self._samplers[count] = BatchSampler(
+                    [row.request.sampling] * count,
+                    [_NOTHING] * count,
+                    self._vocabulary,
+                    end_ids=self._end_ids,
+                    closed=[row.request.end_opens_at] * count,
+                )
+            return self._samplers[count](logits, fed, steps)
+
+        return sample

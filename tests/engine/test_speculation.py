@@ -1,0 +1,105 @@
+"""With a drafter in the running batch every row still says what it says without one."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.lookup import LookupDrafter
+from backend.engine.model import EngineModel
+from backend.engine.request import Sampling
+from tests.engine.random_models import VOCABULARY, random_model
+from tests.engine.rounds import Rounds, alone, engine_model
+
+SCHEDULES = 60
+
+
+class CountingDrafter(LookupDrafter):
+    """Tells how many guesses held, so that a test can see that any did."""
+
+    held = 0
+
+    def told(self, proposed: int, accepted: int) -> None:
+        CountingDrafter.held += accepted
+        super().told(proposed, accepted)
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[EngineModel, EngineModel]:
+    mx.disable_compile()
+    model = random_model("full")
+    return engine_model(model), engine_model(model, drafting=Drafting(6, CountingDrafter))
+
+
+def test_rows_come_and_go_while_one_is_drafted_for(models: tuple[EngineModel, EngineModel]) -> None:
+    plain, drafting = models
+    CountingDrafter.held = 0
+    for seed in range(SCHEDULES):
+        dice = random.Random(seed)
+        rounds = Rounds(drafting)
+        wanted = {}
+        for ticket in range(1, 5):
+            pattern = [dice.randrange(1, VOCABULARY) for _ in range(dice.randrange(2, 6))]
+            request = {
+                "sampling": dice.choice(
+                    [
+                        Sampling(),
+                        Sampling(temperature=0.2, seed=ticket),
+                        Sampling(temperature=1.0, top_k=2, seed=ticket),
+                        Sampling(repetition=1.3),
+                        Sampling(logit_bias=((pattern[0], 8.0),)),
+                    ]
+                ),
+                "logprobs": dice.choice([None, None, None, 1]),
+                "ignore_eos": dice.random() < 0.3,
+                "n_draft": dice.choice([0, 0, 1, 3]),
+                "stop": dice.choice([(), (f"<{pattern[0]}><{pattern[0]}>",)]),
+            }
+            wanted[ticket] = pattern * 4, dice.choice([1, 2, 3, 25, 40]), request
+            rounds.submit(ticket, wanted[ticket][0], wanted[ticket][1], **request)
+            for _ in range(dice.randrange(15)):
+                rounds.step()
+        rounds.drain()
+        assert not rounds.faults
+        for ticket, (prompt, limit, request) in wanted.items():
+            expected, heard = alone(plain, prompt, limit, **request), rounds.heard[ticket]
+            assert heard.text == expected.text
+            assert heard.finished is not None
+            assert expected.finished is not None
+            assert heard.finished.reason == expected.finished.reason
+            usage = heard.finished.usage
+            assert usage.completion_tokens == expected.finished.usage.completion_tokens
+    assert CountingDrafter.held > SCHEDULES, "hardly a guess held"
+
+
+def test_what_is_stored_after_guesses_serves_the_next_turn(
+    models: tuple[EngineModel, EngineModel],
+) -> None:
+    plain, drafting = models
+    prompt = [3, 4, 5] * 6
+    rounds = Rounds(drafting)
+    rounds.submit(1, prompt, 30)
+    rounds.drain()
+    said = rounds.heard[1].tokens
+    again = [*prompt, *said, 7, 8]
+    rounds.submit(2, again, 20)
+    rounds.drain()
+    assert rounds.heard[2].tokens == alone(plain, again, 20).tokens
+    finished = rounds.heard[2].finished
+    assert finished is not None
+    assert finished.usage.cached_tokens >= len(prompt) + len(said) - 1
+
+
+def test_a_cancelled_row_leaves_no_guesses_behind(models: tuple[EngineModel, EngineModel]) -> None:
+    plain, drafting = models
+    rounds = Rounds(drafting)
+    rounds.submit(1, [3, 4, 5] * 6, 200, ignore_eos=True)
+    for _ in range(12):
+        rounds.step()
+    rounds.scheduler.cancel(1)
+    rounds.submit(2, [9, 2, 9, 2, 9, 2], 30)
+    rounds.drain()
+    assert rounds.heard[2].tokens == alone(plain, [9, 2, 9, 2, 9, 2], 30).tokens
