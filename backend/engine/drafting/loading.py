@@ -1,0 +1,166 @@
+"""What a loaded model drafts with; runs on the engine thread, after the model is loaded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backend.engine import kv
+from backend.engine.device import MIB, Device, memory_limit, prefill_chunk
+from backend.engine.drafting.drafter import Drafter
+from backend.engine.drafting.first_of import FirstOf
+from backend.engine.drafting.lookup import LookupDrafter
+from backend.engine.drafting.model_drafter import DraftModel, ModelDrafter
+from backend.engine.drafting.reference import in_its_name, own_settings
+from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.weights import LoadedModel, load_model
+from backend.engine.prefill import Pace
+from backend.engine.settings import Settings
+from common.options import shown
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+_log = logging.getLogger(__name__)
+
+_PAUSE = 0.25  # of stall_ms: what catching up with a long prompt may add to a decode step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafting:
+    """How a loaded model drafts.
+
+    most: guesses at a time where a request does not set NDraft. nbytes: of the draft model with
+    the KV of the one row that it follows.
+    """
+
+    most: int
+    new_drafter: Callable[[], Drafter]
+    weights_bytes: int = 0
+    nbytes: int = 0
+
+
+def load_drafting(
+    checkpoint: Checkpoint | None,
+    main: LoadedModel,
+    context_size: int,
+    settings: Settings,
+    device: Device,
+    *,
+    dtype: str = "",
+    cancel: threading.Event | None = None,
+) -> Drafting | None:
+    """Load the draft model, and say how to draft; None where nothing asks for it.
+
+    context_size: tokens that the main model is served with. Raises ModelRejected,
+    InvalidRequest, Cancelled.
+    """
+    if checkpoint is None and not settings.prompt_lookup:
+        return None
+    wish = "DraftModel is set" if checkpoint else "option prompt_lookup is true"
+    if not kv.always_trims(kv.new_row(main.model)):
+        raise InvalidRequest(
+            f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its cache has"
+            " a window or a recurrent state; load it without"
+        )
+    if checkpoint is None:
+        return Drafting(settings.n_draft, LookupDrafter)
+    with in_its_name():
+        draft = _load(checkpoint, main, context_size, settings, device, dtype, cancel)
+    pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
+
+    def new_drafter() -> Drafter:
+        own = ModelDrafter(draft, pace)
+        return FirstOf([LookupDrafter(), own]) if settings.prompt_lookup else own
+
+    return Drafting(settings.n_draft, new_drafter, draft.weights_bytes, draft.nbytes)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    main: LoadedModel,
+    context_size: int,
+    settings: Settings,
+    device: Device,
+    dtype: str,
+    cancel: threading.Event | None,
+) -> DraftModel:
+    loaded = load_model(checkpoint, own_settings(settings), device, dtype=dtype, cancel=cancel)
+    if difference := _difference(main.tokenizer, loaded.tokenizer):
+        raise ModelRejected(
+            f"model {shown(loaded.name)} cannot guess for {shown(main.name)}, because their"
+            f" tokenizers differ: {difference}; name a smaller model of the same family"
+        )
+    try:
+        trims = kv.always_trims(kv.new_row(loaded.model))
+        cost = kv.cost(loaded.model)
+        vocabulary = kv.vocabulary_size(loaded.model)
+        main_vocabulary = kv.vocabulary_size(main.model)
+    except Exception as fault:
+        _log.warning("draft model %s: the first token failed", shown(loaded.name), exc_info=True)
+        broken = type(fault).__name__
+    else:
+        broken = ""
+    if broken:
+        raise _rejected(loaded.name, f"it failed on its first token ({broken})")
+    if not trims:
+        raise _rejected(
+            loaded.name,
+            "it cannot go back on a wrong guess: its cache has a window or a recurrent state",
+        )
+    draft = DraftModel(
+        name=loaded.name,
+        model=loaded.model,
+        vocabulary=vocabulary,
+        main_vocabulary=main_vocabulary,
+        longest=min(loaded.context_size, context_size),
+        weights_bytes=loaded.weights_bytes,
+        cost=cost,
+    )
+    needed, limit = main.weights_bytes + draft.nbytes, memory_limit(device, settings)
+    if needed > limit:
+        raise _rejected(
+            loaded.name,
+            f"with the model it takes {needed // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
+            " memory_limit_mib, lower context_size, or load without it",
+        )
+    _log.info(
+        "draft model %s: %s, %s, weights %d MiB",
+        shown(loaded.name),
+        loaded.model_type,
+        loaded.dtype,
+        loaded.weights_bytes // MIB,
+    )
+    return draft
+
+
+def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
+    """What two vocabularies disagree on; "" for nothing.
+
+    Tokens that were added to a vocabulary, such as the markers of a chat, may differ: families
+    give them other names from one release to the next, and a wrong guess is only slow.
+    """
+    added = main.get_added_vocab().keys() | draft.get_added_vocab().keys()
+    ours: Mapping[str, int] = main.get_vocab()
+    theirs: Mapping[str, int] = draft.get_vocab()
+    every = (ours.keys() | theirs.keys()) - added
+    differing = [token for token in every if ours.get(token) != theirs.get(token)]
+    if not differing:
+        return ""
+    example = min(differing, key=lambda token: (ours.get(token, len(ours)), token))
+    return (
+        f"of {len(every)} tokens {len(differing)} are not the same, such as {shown(example)}"
+        f" ({_id(ours, example)} and {_id(theirs, example)})"
+    )
+
+
+def _id(vocabulary: Mapping[str, int], token: str) -> str:
+    return str(vocabulary[token]) if token in vocabulary else "absent"
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

@@ -1,0 +1,76 @@
+"""Where the draft model of a load request is. Needs no MLX; runs on the file thread."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
+from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.reference import HubModel, LocalModel, resolve
+from backend.engine.settings import SPECIAL_TOKENS, Settings
+
+_CUT_SCHEME = re.compile(r"^(https?|hf|huggingface|file):/(?!/)", re.IGNORECASE)
+
+
+def find_draft(
+    draft: str, model_path: str, settings: Settings, cancelled: threading.Event
+) -> Checkpoint | None:
+    """The checkpoint of DraftModel, fetched and checked; None where none is named.
+
+    Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
+    """
+    if not draft.strip():
+        return None
+    own = own_settings(settings)
+    with in_its_name():
+        place = resolve_draft(draft, model_path)
+        if isinstance(place, HubModel):
+            from backend.engine.loading.download import download
+
+            return inspect(download(place, own, cancelled), place.name, own)
+        return inspect(place.path, place.name, own)
+
+
+def resolve_draft(draft: str, model_path: str) -> LocalModel | HubModel:
+    """Read DraftModel as a reference of a model is read.
+
+    The host joins it with its models folder whatever it is (contract 2.2), and joining cleans
+    `https://` to `https:/`; so what stands under that folder is the reference that was written.
+    """
+    written = draft.strip()
+    if not Path(written).is_absolute():
+        return resolve(_mended(written), "", model_path)
+    relative = os.path.relpath(written, model_path) if model_path else os.pardir
+    if Path(relative).parts[:1] in ((), (os.pardir,)):
+        return resolve("", written, model_path)
+    return resolve(_mended(relative), written, model_path)
+
+
+def _mended(reference: str) -> str:
+    return _CUT_SCHEME.sub(r"\1://", reference)
+
+
+def own_settings(settings: Settings) -> Settings:
+    """The settings of the main model as far as they hold for the draft model too."""
+    unset: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS, "")
+    return replace(settings, revision="", **unset)
+
+
+@contextmanager
+def in_its_name() -> Iterator[None]:
+    """Tell refusals of the draft model from those of the model."""
+    refusal: EngineError
+    try:
+        yield
+        return
+    except (ModelNotFound, ModelRejected, InvalidRequest) as error:
+        refusal = type(error)(f"DraftModel: {error}")
+    # Raised here, it has no context: a traceback would keep what was already loaded.
+    raise refusal

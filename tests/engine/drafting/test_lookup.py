@@ -1,0 +1,133 @@
+"""The index finds what a search through all tokens finds, however the tokens arrive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine.drafting.lookup import (
+    CHUNK,
+    SIZES,
+    LookupDrafter,
+    NgramIndex,
+    continued,
+)
+
+FEW_WORDS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def searched(tokens: list[int], sizes: Sequence[int]) -> int | None:
+    """The place after the latest earlier occurrence of the longest end of `tokens`."""
+    for size in sorted(sizes, reverse=True):
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if tokens[end - size : end] == tokens[len(tokens) - size :]:
+                return end
+    return None
+
+
+@given(
+    st.lists(FEW_WORDS, max_size=12),
+    st.sets(st.integers(1, 5), min_size=1).map(sorted),
+    st.integers(1, 40),
+)
+def test_the_index_finds_what_a_search_finds(
+    parts: list[list[int]], sizes: list[int], chunk: int
+) -> None:
+    index, tokens = NgramIndex(sizes), list[int]()
+    for part in parts:
+        tokens = tokens + part
+        for _ in range(len(part) // chunk + 1):
+            index.extend(tokens, chunk)
+        assert index.follow(tokens) == searched(tokens, sizes)
+
+
+@given(FEW_WORDS, st.integers(1, 10))
+def test_a_part_of_the_tokens_is_searched_until_the_index_has_them_all(
+    tokens: list[int], known: int
+) -> None:
+    index = NgramIndex((1,))
+    index.extend(tokens, known)
+    place = index.follow(tokens)
+    assert place is None or place <= known
+    assert place == next(
+        (end for end in range(min(known, len(tokens) - 1), 0, -1) if tokens[end - 1] == tokens[-1]),
+        None,
+    )
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=20), st.data())
+def test_a_repeat_goes_on_with_itself(tokens: list[int], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(tokens) - 1))
+    count = data.draw(st.integers(1, 30))
+    grown = list(tokens)
+    for at in range(count):
+        grown.append(grown[place + at])
+    assert continued(tokens, place, count) == grown[len(tokens) :]
+
+
+def test_a_quotation_is_guessed_and_a_loop_at_full_length() -> None:
+    drafter = LookupDrafter()
+    assert drafter.propose([5, 6, 7, 8, 9, 1, 5, 6, 7], 8) == [8, 9]
+    drafter.told(2, 2)
+    assert drafter.propose([5, 6, 7, 8, 9, 1, 5, 6, 7, 8, 9, 1], 8) == [5, 6, 7, 8]
+    drafter.forget()
+    drafter.propose([3, 4], 8)
+    drafter.told(2, 2)
+    assert drafter.propose([3, 4, 4, 4], 8) == [4, 4, 4, 4]
+
+
+def test_no_guess_is_longer_than_allowed() -> None:
+    assert LookupDrafter().propose([1, 1, 1], 1) == [1]
+
+
+def test_another_row_knows_nothing_of_the_last() -> None:
+    drafter = LookupDrafter()
+    assert drafter.propose([1, 2, 3, 1, 2], 8) != []
+    drafter.forget()
+    assert drafter.propose([9, 1, 2], 8) == []
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_a_row_of_hardly_any_token_has_no_guess(length: int) -> None:
+    assert LookupDrafter().propose(list(range(length)), 8) == []
+
+
+def test_text_without_repeats_is_rarely_asked_for() -> None:
+    drafter, tokens = LookupDrafter(), list(range(1000))
+    ready = sum(
+        drafter.ready(end) and drafter.propose(tokens[:end], 8) == [] for end in range(1, 1001)
+    )
+    assert ready < 100
+
+
+class Watched(Sequence[int]):
+    """A list that counts how many of its tokens are looked at."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:  # type: ignore[override]
+        found = self.tokens[place]
+        self.read += len(found) if isinstance(found, list) else 1
+        return found
+
+
+def test_no_call_looks_at_more_than_a_chunk() -> None:
+    dice = random.Random(1)
+    tokens = [dice.randrange(50) for _ in range(5 * CHUNK)]
+    drafter, reads = LookupDrafter(), list[int]()
+    for end in range(4 * CHUNK, 4 * CHUNK + 40):
+        watched = Watched(tokens[:end])
+        drafter.propose(watched, 8)
+        drafter.told(1, 1)
+        reads.append(watched.read)
+    assert max(reads) <= CHUNK * sum(SIZES) + 20
+    assert max(reads[5:]) < 40, "once it knows all, a step costs the same however long the row is"

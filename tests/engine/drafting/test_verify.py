@@ -1,0 +1,131 @@
+"""After every verification the cache is what so many plain steps would have left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine import kv
+from backend.engine.cache_form import use_cache_kind
+from backend.engine.cache_kind import CacheKind
+from backend.engine.drafting.verify import accepted_count, cut_back, verify_step
+from backend.engine.request import Sampling
+from tests.engine.drafting.rows import RowSampler, decode, prefilled
+from tests.engine.drafting.tiny import load
+from tests.engine.random_models import VOCABULARY, random_model
+
+PROMPT = [5, 17, 3, 80, 41, 9, 9, 23]
+LENGTH = 270  # crosses the step by which caches grow
+ALL_COUNTS = [(guesses, held) for guesses in range(7) for held in range(guesses + 1)]
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler() -> None:
+    mx.disable_compile()
+
+
+@given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), min_size=7, max_size=7))
+def test_what_counts_is_the_longest_equal_beginning(draft: list[int], sampled: list[int]) -> None:
+    count = accepted_count(draft, sampled[: len(draft) + 1])
+    assert draft[:count] == sampled[:count]
+    assert count == len(draft) or draft[count] != sampled[count]
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), min_size=7, max_size=7))
+def test_an_end_is_the_last_token_of_all(draft: list[int], sampled: list[int]) -> None:
+    count = accepted_count(draft, sampled, {0})
+    assert 0 not in draft[:count]
+    assert count <= accepted_count(draft, sampled)
+
+
+def _guesses(right: list[int], held: int, length: int) -> list[int]:
+    """`length` guesses of which the first `held` are right."""
+    wrong = [(token + 1) % VOCABULARY for token in right]
+    return [*right[:held], *wrong[held:length]]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)])
+def test_any_count_of_right_guesses_leaves_the_state_of_plain_steps(
+    batched: bool, sampling: Sampling
+) -> None:
+    model = random_model("full")
+    _check_every_count(model, batched, sampling)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_quantised_cache_is_cut_back_as_well(batched: bool) -> None:
+    model, _ = load("tiny_text")
+    use_cache_kind(model, CacheKind(8, 32))
+    # Rounding to 8 bits magnifies what the order of a sum does to the last bit.
+    drawn = Sampling(temperature=2.0, seed=1)
+    _check_every_count(model, batched, drawn, length=90, tolerance=0.05)
+
+
+def _check_every_count(
+    model: Any,
+    batched: bool,
+    sampling: Sampling,
+    length: int = LENGTH,
+    tolerance: float = 1e-3,
+) -> None:
+    sampler = RowSampler(sampling, kv.vocabulary_size(model))
+    plain, _ = decode(model, prefilled(model, PROMPT, batched=batched), PROMPT, length, sampler)
+    assert len(set(plain)) > 5, "the text should tell places apart"
+    cache = prefilled(model, PROMPT, batched=batched)
+    step, token, turn = 0, PROMPT[-1], 0
+    while step < length - 8:
+        guesses, held = ALL_COUNTS[turn % len(ALL_COUNTS)]
+        draft = _guesses(plain[step:], held, guesses)
+        found = verify_step(model, cache, token, draft, sampler, step)
+        assert found == plain[step : step + held + 1]
+        step, token, turn = step + len(found), found[-1], turn + 1
+        row = kv.extract(cache, 0) if batched else kv.clone(cache)
+        assert all(layer.size() == len(PROMPT) - 1 + step for layer in row)
+        if turn % 10 == 0:
+            _check_content(model, row, [*PROMPT, *plain[: step - 1]], tolerance)
+
+
+def _check_content(model: Any, row: kv.RowCache, tokens: list[int], tolerance: float) -> None:
+    """The cache holds the keys of exactly these tokens: it gives the logits of a fresh one."""
+    fresh = kv.new_row(model)
+    model(mx.array([tokens]), cache=fresh)
+    probe = mx.array([[7]])
+    ours, theirs = model(probe, cache=row), model(probe, cache=fresh)
+    assert mx.allclose(ours, theirs, rtol=tolerance, atol=tolerance).item()
+    assert int(mx.argmax(ours).item()) == int(mx.argmax(theirs).item())
+
+
+def test_an_end_among_the_guesses_ends_the_row_there() -> None:
+    model = random_model("full")
+    sampler = RowSampler(Sampling(), VOCABULARY)
+    plain, _ = decode(model, prefilled(model, PROMPT, batched=True), PROMPT, 8, sampler)
+    at = next(place for place, token in enumerate(plain) if plain.index(token) == place > 1)
+    cache = prefilled(model, PROMPT, batched=True)
+    found = verify_step(model, cache, PROMPT[-1], plain[:7], sampler, 0, {plain[at]})
+    assert found == plain[: at + 1]
+    assert kv.extract(cache, 0)[0].size() == len(PROMPT) + at
+
+
+def test_a_step_does_not_grow_the_cache_anew() -> None:
+    """Cutting the room off would copy the whole cache at every step."""
+    model = random_model("full")
+    sampler = RowSampler(Sampling(), VOCABULARY)
+    for batched in (False, True):
+        cache = prefilled(model, PROMPT, batched=batched)
+        verify_step(model, cache, PROMPT[-1], [1, 2, 3], sampler, 0)
+        room = cache[0].keys.shape[2]
+        assert room > kv.clone(cache)[0].size()
+        for step in range(1, 20):
+            verify_step(model, cache, 4, [1, 2, 3], sampler, step)
+            assert cache[0].keys.shape[2] == room
+
+
+def test_more_than_there_is_cannot_be_cut_back() -> None:
+    cache = prefilled(random_model("full"), PROMPT, batched=True)
+    with pytest.raises(ValueError, match="cannot give back 8 tokens"):
+        cut_back(cache, len(PROMPT))
