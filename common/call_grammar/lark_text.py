@@ -16,9 +16,9 @@ def regex_text(text: str) -> str:
 
 def text_without(forbidden: Iterable[str]) -> str:
     """A terminal's body for any text, the empty one too, in which none of these occurs."""
-    parts = [ANY_TEXT]
-    parts += [f"~/(?s:.*){regex_text(text)}(?s:.*)/" for text in dict.fromkeys(forbidden) if text]
-    return f"({' & '.join(parts)})" if len(parts) > 1 else parts[0]
+    listed = "|".join(regex_text(text) for text in dict.fromkeys(forbidden) if text)
+    # One expression, not one for each: llguidance's lexer grows with every negation.
+    return f"({ANY_TEXT} & ~/(?s:.*)({listed})(?s:.*)/)" if listed else ANY_TEXT
 
 
 def literals_of(option: Mapping[str, Any]) -> list[str] | None:

@@ -105,7 +105,11 @@ class TaggedCalls:
         if any(not _is_unbounded(option) for option in others) or kinds & {"integer", "number"}:
             without.append("~/\\s*[-+.0-9](?s:.*)/")
         shape = [f"({' | '.join(also)})"] if any(also) else []
-        return book.text_until(self.value_end, self.forbidden, *shape, *without)
+        closing, line_break, rest = self.value_end, "", ""
+        if self.breaks:
+            closing, line_break, rest = self.value_end.partition("\n")
+        value = book.text_until(closing, self.forbidden, *shape, *without)
+        return f"{value} {self._text(book, line_break + rest)}"
 
     def _literals(self, book: RuleBook, tool: CallableTool, key: str, texts: Sequence[Any]) -> str:
         """The strings of an enumeration that are read back as strings."""

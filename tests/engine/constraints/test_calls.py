@@ -1,0 +1,152 @@
+"""Whatever a call grammar allows is read back as calls that its tools' schemas allow."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.errors import InvalidRequest
+from common.call_grammar.build import FAMILIES
+from common.chat_format import ChatFormat
+from common.chat_parser import parse_chat
+from common.formats.families import TOOLS
+from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
+from tests.engine.constraints.walks import byte_walk, compiler_for
+
+SPECIAL: dict[str, tuple[str, ...]] = {
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+    "deepseek_v32": ("｜DSML｜",),
+    "deepseek_v41": ("｜DSML｜",),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+    "function_gemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "openai": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_call_argument_begin|>",
+    ),
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "phi4_mini_json": ("<|tool_call|>", "<|/tool_call|>"),
+    "granite": ("<|tool_call|>",),
+    "hermes": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+}
+SPECIAL["deepseek_v31"] = SPECIAL["deepseek_v3"]
+PLAIN = {"hermes": SPECIAL["hermes"], "qwen3_xml": SPECIAL["hermes"], "glm45": SPECIAL["glm45"]}
+
+
+CLOSERS = {
+    "qwen3_xml": "\n</parameter>\n",
+    "seed_oss": "</parameter>\n",
+    "minimax_m2": "</parameter>\n",
+    "deepseek_v32": "</｜DSML｜parameter>\n",
+    "deepseek_v4": "</｜DSML｜parameter>\n",
+    "deepseek_v41": "</｜DSML｜ parameter>\n",
+    "muse_spark": "</atem:parameter>\n",
+    "minicpm5": "</param>",
+    "glm45": "</arg_value>",
+    "longcat": "</longcat_arg_value>",
+    "gemma4": '<|"|>',
+    "function_gemma": "<escape>",
+    "kimi_k3": "<|close|>argument<|sep|>",
+}
+
+
+def _tool(name: str, required: list[str], **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TEXT = {"type": "string", "maxLength": 12}
+TOOLS_OFFERED: tuple[dict[str, Any], ...] = (
+    _tool(
+        "ferry_times",
+        ["harbour", "day"],
+        harbour=TEXT,
+        day={"type": "integer", "minimum": 1, "maximum": 31},
+        size={"enum": ["small", "large", "7"]},
+        open={"type": "boolean"},
+    ),
+    _tool(
+        "ferry",
+        ["where"],
+        where={
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "names": {"type": "array", "items": TEXT}},
+            "required": ["x", "names"],
+            "additionalProperties": False,
+        },
+        note={"anyOf": [{"type": "string"}, {"type": "null"}]},
+        count={"type": ["integer", "null"]},
+    ),
+    {"type": "function", "function": {"name": "tide_now", "parameters": None}},
+)
+
+
+def _schema(name: str) -> dict[str, Any]:
+    for tool in TOOLS_OFFERED:
+        if tool["function"]["name"] == name:
+            parameters: dict[str, Any] = tool["function"]["parameters"] or {"maxProperties": 0}
+            return {**parameters, "additionalProperties": False}
+    raise AssertionError(name)
+
+
+def _families() -> list[tuple[str, ByteTokenizer]]:
+    cases = [(name, byte_tokenizer(markers)) for name, markers in SPECIAL.items()]
+    cases += [(name, byte_tokenizer(plain=markers)) for name, markers in PLAIN.items()]
+    bare = byte_tokenizer()
+    kinds = {id(family): name for name, family in reversed(FAMILIES.items())}
+    return [*cases, *((name, bare) for name in kinds.values())]
+
+
+@pytest.mark.parametrize(("name", "tokenizer"), _families())
+def test_every_family(name: str, tokenizer: ByteTokenizer) -> None:
+    chat_format = ChatFormat.named(name)
+    compiler = compiler_for(tokenizer, chat_format)
+    called = set()
+    for seed in range(12):
+        spec = ConstraintSpec("calls", tools=TOOLS_OFFERED, parallel=seed % 4 == 0)
+        text = byte_walk(tokenizer, seed, CLOSERS.get(name, "}")).text(compiler.compile(spec))
+        message = parse_chat(text, chat_format, tools=TOOLS_OFFERED)
+        assert message.tool_calls, text
+        assert message.content == message.reasoning_content == "", text
+        for call in message.tool_calls:
+            called.add(call.name)
+            jsonschema.validate(json.loads(call.arguments), _schema(call.name))
+    assert len(called) > 1
+
+
+def test_every_name_of_a_format_has_a_grammar() -> None:
+    assert set(FAMILIES) == set(TOOLS) - {"plain", "none"}
+
+
+def test_one_call_where_several_are_not_allowed() -> None:
+    tokenizer = byte_tokenizer()
+    chat_format = ChatFormat.named("hermes")
+    compiler = compiler_for(tokenizer, chat_format)
+    spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], parallel=False)
+    constraint = compiler.compile(spec)
+    text = byte_walk(tokenizer, 1).text(constraint)
+    assert len(parse_chat(text, chat_format, tools=TOOLS_OFFERED).tool_calls) == 1
+    assert constraint.ended
+
+
+def test_a_format_without_calls_is_refused() -> None:
+    tokenizer = byte_tokenizer()
+    compiler = compiler_for(tokenizer, ChatFormat.named("plain"))
+    with pytest.raises(InvalidRequest, match="cannot be enforced with this model"):
+        compiler.compile(ConstraintSpec("calls", tools=TOOLS_OFFERED))
