@@ -73,6 +73,7 @@ class LoadRequest:
     context_size: tokens of prompt plus output; 0 means the model's own maximum.
     cache_type_key, cache_type_value: llama.cpp's names for the form of the KV cache.
     adapters: in the order in which they were named; they add up.
+    draft_model: a smaller model that guesses ahead, as the host names it; empty means none.
     settings: our settings by name (`backend.engine.settings`), already typed and checked.
     """
 
@@ -85,6 +86,7 @@ class LoadRequest:
     cache_type_key: str = ""
     cache_type_value: str = ""
     adapters: tuple[AdapterRequest, ...] = ()
+    draft_model: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.engine.cache_kind import CacheKind, cache_kind
+from backend.engine.drafting.reference import find_draft
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
@@ -32,12 +33,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint and adapters that passed every check that needs no weights."""
+    """A checkpoint, adapters and a draft model that passed every check that needs no weights."""
 
     checkpoint: Checkpoint
     settings: Settings
     cache_kind: CacheKind
     adapters: tuple[Adapter, ...]
+    draft: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ def find(request: LoadRequest, cancelled: threading.Event) -> Found:
         path = download(place, settings, cancelled)
     else:
         path = place.path
-    return Found(inspect(path, place.name, settings), settings, kind, adapters)
+    checkpoint = inspect(path, place.name, settings)
+    draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
+    return Found(checkpoint, settings, kind, adapters, draft)
 
 
 def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event) -> Loaded:
@@ -91,6 +95,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.cache_form import use_cache_kind
     from backend.engine.chat import chat_format
     from backend.engine.constraints.compiler import ConstraintCompiler
+    from backend.engine.drafting.loading import load_drafting
     from backend.engine.engine import ModelFacts
     from backend.engine.loading.context import served_context
     from backend.engine.loading.weights import load_model
@@ -122,9 +127,19 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             f"model {shown(loaded.name)} cannot be loaded: it failed on its first token"
             f" ({type(fault).__name__})"
         ) from None
-    plan = device.memory_plan(here, settings, loaded.weights_bytes)
-    device.apply(plan)
     context_size = served_context(loaded.context_size, request.context_size)
+    drafting = load_drafting(
+        found.draft,
+        loaded,
+        context_size,
+        settings,
+        here,
+        dtype=request.dtype,
+        cancel=cancelled,
+    )
+    taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
+    plan = device.memory_plan(here, settings, taken)
+    device.apply(plan)
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary)
     texts = TokenTexts(loaded.tokenizer)
     engine = EngineModel(
@@ -134,12 +149,13 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         new_text=texts.stream,
         cost=cost,
         slots=slots,
-        weights_bytes=loaded.weights_bytes,
+        weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache,
         max_cache_entries=settings.max_cache_entries,
         prefill_chunk=device.prefill_chunk(here, settings),
         stall_ms=settings.stall_ms,
+        drafting=drafting,
     )
     facts = ModelFacts(
         name=loaded.name,
@@ -179,6 +195,6 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             ),
             capacity=slots + settings.max_queue,
             default_max_tokens=settings.max_tokens,
-            weights_bytes=loaded.weights_bytes,
+            weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
         ),
     )

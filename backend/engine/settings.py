@@ -143,6 +143,17 @@ class Settings:
         "Whether a demanded tool call may be several; a request may set its own"
         " (`mlx.parallel_tool_calls`).",
     )
+    n_draft: int = _number(
+        8,
+        1,
+        64,
+        "Most tokens guessed at a time where a model drafts; a request may set its own (`NDraft`).",
+    )
+    prompt_lookup: bool = _flag(
+        False,
+        "Whether tokens are guessed from earlier text of the same request, which is faster where an"
+        " answer quotes or repeats and changes no output.",
+    )
     dtype: str = _text(
         "auto",
         "Type of the weights in memory; auto casts to float32 on a CPU and keeps the checkpoint's"

@@ -29,7 +29,6 @@ REFUSED: Mapping[str, Refused] = {
     "LoraBase": Refused(
         empty, "adapters are applied to the weights of the model itself", "leave it empty"
     ),
-    "DraftModel": Refused(empty, _LATER, "remove draft_model"),
     "MMProj": Refused(empty, "this version serves text models only", "remove mmproj"),
     "Quantization": Refused(
         empty, "an MLX checkpoint carries its own quantisation", "choose a quantised checkpoint"
@@ -110,6 +109,7 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         cache_type_key=options.CacheTypeKey,
         cache_type_value=options.CacheTypeValue,
         adapters=_adapters(options),
+        draft_model=_reference("DraftModel", options.DraftModel),
         settings=settings,
     )
     if not request.model and not request.model_file:

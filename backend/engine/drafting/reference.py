@@ -49,7 +49,7 @@ def resolve_draft(draft: str, model_path: str) -> LocalModel | HubModel:
         return resolve(_mended(written), "", model_path)
     relative = os.path.relpath(written, model_path) if model_path else os.pardir
     if Path(relative).parts[:1] in ((), (os.pardir,)):
-        return resolve("", written, model_path)
+        return resolve("", written)
     return resolve(_mended(relative), written, model_path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -61,7 +61,7 @@ def best_of(tokens: list[int], count: int) -> list[int]:
     found: list[int] = []
     for _ in range(count):
         logits = model(mx.array([tokens + found]), cache=kv.new_row(model))
-        found.append(int(mx.argmax(logits[0, -1]).item()))
+        found.append(cast(int, mx.argmax(logits[0, -1]).item()))
     return found
 
 

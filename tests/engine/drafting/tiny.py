@@ -63,7 +63,7 @@ def model_drafter(most_tokens: int = 512) -> ModelDrafter:
 def prompts(count: int) -> list[list[int]]:
     """Prompts of dialogues as the model was trained on, the same every time."""
     dice, tokenizer = random.Random(7), text_model()[1]
-    drawn = (tiny_dialogues.draw(dice, Mix(longest_filler=40)) for _ in range(count))
+    drawn = (tiny_dialogues.draw(dice, Mix()) for _ in range(count))
     return [
         tokenizer.encode(prompt_of(tokenizer, dialogue), add_special_tokens=False)
         for dialogue in drawn

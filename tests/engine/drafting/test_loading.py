@@ -1,0 +1,151 @@
+"""A draft model is found as hosts name it, and a load that it spoils changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.engine.drafting.reference import resolve_draft
+from backend.engine.engine import Engine, LoadRequest
+from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
+from backend.engine.loading.reference import HubModel, LocalModel
+from tests.engine.drafting.tiny import MODELS, draft_model
+from tests.engine.loading_models import write_model
+
+TEXT = str(MODELS / "tiny_text")
+DRAFT = str(MODELS / "tiny_draft")
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("draft", "models", "repository", "revision"),
+    [
+        ("/models/org/name", "/models", "org/name", ""),
+        ("/models/org/name@v2", "/models/", "org/name", "v2"),
+        ("/models/https:/huggingface.co/org/name", "/models", "org/name", ""),
+        ("/models/hf:/org/name", "/models", "org/name", ""),
+        ("org/name", "/models", "org/name", ""),
+        ("https://huggingface.co/org/name", "", "org/name", ""),
+    ],
+)
+def test_a_repository_is_known_under_the_models_folder(
+    draft: str, models: str, repository: str, revision: str
+) -> None:
+    place = resolve_draft(draft, models)
+    assert isinstance(place, HubModel)
+    assert (place.repository, place.revision) == (repository, revision)
+
+
+def test_a_folder_that_exists_is_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "org" / "name"
+    folder.mkdir(parents=True)
+    assert resolve_draft(str(folder), str(tmp_path)) == LocalModel(folder, "org/name")
+    assert resolve_draft("org/name", str(tmp_path)) == LocalModel(folder, "org/name")
+    assert resolve_draft(str(folder), "/elsewhere") == LocalModel(folder, "name")
+
+
+@pytest.mark.parametrize(
+    ("draft", "models"), [("/elsewhere/name", "/models"), ("/models", "/models"), ("/name", "")]
+)
+def test_a_missing_folder_elsewhere_is_told_by_name(draft: str, models: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        resolve_draft(draft, models)
+    assert "/" not in str(caught.value)
+
+
+async def _refusal(request: LoadRequest) -> str:
+    """The sentence of a load that fails beside a loaded model, which goes on."""
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("first", TEXT))
+        with pytest.raises(EngineError) as caught:
+            await engine.load(request)
+        assert isinstance(caught.value, ModelRejected | ModelNotFound | InvalidRequest)
+        assert engine.require_model().name == "first"
+        assert await engine.tokenize("Hello")
+        return str(caught.value)
+    finally:
+        await engine.stop(10)
+
+
+def _load(**fields: Any) -> LoadRequest:
+    return LoadRequest("tiny", fields.pop("model_file", TEXT), str(MODELS), **fields)
+
+
+def test_a_draft_model_is_counted_with_its_cache() -> None:
+    draft = draft_model(weights_bytes=10, longest=256)
+    # keys and values, 2 layers, 2 heads of 32 float32
+    assert draft.nbytes == 10 + 256 * 2 * 2 * 2 * 32 * 4
+
+
+async def test_its_weights_are_told_with_the_models() -> None:
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(_load())
+        alone = engine.status().breakdown["weights"]
+        await engine.load(_load(draft_model=DRAFT))
+        assert engine.status().breakdown["weights"] == alone + 4 * 127_424
+    finally:
+        await engine.stop(10)
+
+
+async def test_a_missing_draft_model() -> None:
+    message = await _refusal(_load(draft_model=str(MODELS / "none")))
+    assert message.startswith("DraftModel: model 'none' is neither")
+
+
+async def test_a_draft_model_of_another_family(tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other")
+    message = await _refusal(_load(draft_model=str(other)))
+    assert message.startswith(
+        "DraftModel: model 'other' cannot guess for 'tiny', because their tokenizers differ: of"
+    )
+
+
+async def test_a_draft_model_that_does_not_load(tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    message = await _refusal(_load(draft_model=str(tmp_path / "half")))
+    assert message == "DraftModel: model 'half' cannot be loaded: the folder is empty"
+
+
+WINDOW = {
+    "model_type": "gemma3_text",
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 24,
+    "sliding_window_pattern": 2,
+    "rope_local_base_freq": 10000.0,
+}
+
+
+async def test_a_draft_model_that_cannot_go_back(tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "plain")
+    window = write_model(tmp_path / "window", **WINDOW)
+    message = await _refusal(_load(model_file=str(plain), draft_model=str(window)))
+    assert message.startswith("DraftModel: model 'window' cannot be loaded: it cannot go back")
+
+
+@pytest.mark.parametrize(
+    ("wish", "named"),
+    [
+        ({"draft_model": DRAFT}, "DraftModel is set"),
+        ({"settings": {"prompt_lookup": True}}, "option prompt_lookup is true"),
+    ],
+)
+async def test_a_model_that_cannot_go_back(
+    tmp_path: Path, wish: dict[str, Any], named: str
+) -> None:
+    window = write_model(tmp_path / "window", **WINDOW)
+    message = await _refusal(_load(model_file=str(window), **wish))
+    assert message.startswith(f"{named}, but model 'tiny' cannot go back on a wrong guess")
+
+
+async def test_model_and_draft_model_share_the_memory() -> None:
+    """2.9 MiB of weights fit into 4 MiB, and 0.5 more with their KV of 8192 tokens do not."""
+    settings = {"memory_limit_mib": 4, "prompt_cache_mib": 0}
+    message = await _refusal(_load(draft_model=DRAFT, settings=settings))
+    assert "with the model it takes" in message
+    assert "MLX may use 4 MiB" in message
