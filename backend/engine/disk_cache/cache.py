@@ -114,6 +114,7 @@ class DiskCache:
                 if entry.size > self._max_bytes or not self._reserve(entry.size):
                     continue
                 if stored := self._read(entry, tokens):
+                    _log.debug("the disk has %d of %d tokens", stored.length, len(tokens))
                     return stored
         except Exception:
             _log.warning("looking for a prompt cache on disk failed", exc_info=True)

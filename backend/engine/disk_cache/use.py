@@ -36,6 +36,9 @@ class DiskUse:
         return self.answer and not self.read_only
 
 
+UNSET = DiskUse()  # of a request whose three fields are all unset
+
+
 def disk_use(path: str, *, answer: bool, read_only: bool) -> DiskUse:
     """The three fields of PredictOptions. Raises InvalidRequest for a path that names no file."""
     return DiskUse(_absolute("PromptCachePath", path), answer, read_only)

@@ -88,6 +88,17 @@ def test_any_other_length_is_a_miss(tmp_path: Path) -> None:
     assert finds(tmp_path)
 
 
+def test_a_link_is_not_followed_even_to_an_entry(tmp_path: Path) -> None:
+    path, whole = stored(tmp_path / "elsewhere")
+    link = tmp_path / "folder" / path.name
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert not finds(link.parent)
+    saved(disk_cache(model_of("full"), link.parent, max_bytes=1), model_of("full"), words(64))
+    assert link.is_symlink()
+    assert path.read_bytes() == whole
+
+
 def other_layer(**changes: Any) -> Callable[[Head], Head]:
     def change(head: Head) -> Head:
         first, *rest = head.layers

@@ -97,6 +97,19 @@ def test_a_change_in_any_one_tensor_makes_another_model(checkpoint: Path) -> Non
     assert len(digests) == len(weights) + 1
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_start_the_middle_and_the_end_of_a_tensor_are_looked_at(
+    place: int, tmp_path: Path
+) -> None:
+    digests = set()
+    for value in (0.0, 1.0):
+        weight = mx.zeros(10_001)
+        weight[[0, 5_000, 10_000][place]] = value
+        mx.save_safetensors(str(tmp_path / "model.safetensors"), {"weight": weight})
+        digests.add(digest(tmp_path))
+    assert len(digests) == 2
+
+
 def test_a_restarted_model_is_served_and_another_is_not(checkpoint: Path, tmp_path: Path) -> None:
     model = model_of("full")
     settings = Settings(prompt_cache_dir=str(tmp_path / "caches"))
