@@ -217,6 +217,21 @@ def test_how_a_prompt_is_cut_does_not_matter(cut: int) -> None:
     assert same(prefilled(model, tokens, cut), prefilled(model, tokens))
 
 
+def test_tokens_fed_at_once_see_what_they_see_one_by_one() -> None:
+    """As a verified draft is fed: several tokens to rows that stand in a batch."""
+    model = model_of(EIGHT)
+    rows = [list(range(1, 30)), list(range(40, 52))]
+    together = [kv.to_batch(prefilled(model, row)) for row in rows]
+    kv.extend(together[0], together[1])
+    fed = [[60, 61, 62, 63], [70, 71, 72, 73]]
+    logits = model(mx.array(fed), cache=together[0])
+    for at, row in enumerate(rows):
+        single = prefilled(model, row)
+        steps = [model(mx.array([[token]]), cache=single) for token in fed[at]]
+        assert mx.allclose(logits[at], mx.concatenate(steps, axis=1)[0], atol=0.02)
+        assert same(kv.extract(together[0], at), single)
+
+
 def test_an_empty_row_joins_and_leaves_as_others_do() -> None:
     model = model_of(EIGHT)
     batch = kv.to_batch(kv.new_row(model))
