@@ -58,6 +58,14 @@ LOAD: Mapping[str, str] = {
     "DType": "type of the weights: float32, float16, bfloat16 or auto",
     "TrustRemoteCode": "allows Python code that comes with the checkpoint",
     "Options": "settings of docs/options.md, as `key:value`",
+    "CacheTypeKey": "form of the KV cache: empty, `f16` (as the model computes), `q8_0`, `q5_0`,"
+    " `q4_0` …; a name or a model that it cannot be done for is refused",
+    "CacheTypeValue": "the same as CacheTypeKey: MLX has one form for both",
+    "LoraAdapter": "an mlx-lm adapter: absolute path, path under ModelPath, or hub id",
+    "LoraAdapters": "further ones; several add up",
+    "LoraScale": "multiplies the adapter's own scale; 0 means 1",
+    "LoraScales": "the same, in the order of LoraAdapters",
+    "DraftModel": "a smaller model of the same tokenizer that guesses ahead while one request runs",
     "EngineArgs": "the same settings as a JSON object; an unknown key fails",
 }
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.reference import HubModel, resolve
-from backend.engine.loading.shards import ShardError, _read_header
+from backend.engine.loading.shards import ShardError, read_header
 from common.options import shown
 
 CONFIG = "adapter_config.json"
@@ -191,7 +191,7 @@ def _parameters(name: str, config: Mapping[str, Any]) -> tuple[int, float]:
 def _read_tensors(name: str, path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with path.open("rb") as file:
-            header, _ = _read_header(path.name, file, path.stat().st_size)
+            header, _ = read_header(path.name, file, path.stat().st_size)
         shapes = {tensor: tuple(map(int, entry["shape"])) for tensor, entry in header.items()}
         types = {tensor: entry["dtype"] for tensor, entry in header.items()}
     except ShardError as error:

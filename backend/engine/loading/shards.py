@@ -45,7 +45,7 @@ def read_shards(directory: Path) -> Shards:
     total = 0
     for path in files:
         with path.open("rb") as file:
-            header, size = _read_header(path.name, file, path.stat().st_size)
+            header, size = read_header(path.name, file, path.stat().st_size)
         tensors.update(header)
         total += size
     return Shards(files, frozenset(tensors), total)
@@ -84,7 +84,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
         raise ShardError(f"{INDEX} is not a valid index: download it again") from None
 
 
-def _read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """The tensors of one file by name, and the bytes of their data."""
     start = file.read(8)
     if (start + file.read(len(_GIT_LFS) - 8)).startswith(_GIT_LFS):
