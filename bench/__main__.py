@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import constraints, latency, parsing, prefix, startup, throughput
+from bench import constraints, drafting, latency, parsing, prefix, startup, throughput
 from bench.process import ROOT
 from bench.report import Figure
 from demo.default_model import ensure
 
 TINY = ROOT / "tests" / "models" / "tiny_text"
+TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 
 Measurement = Callable[[], Iterator[Figure]]
 
@@ -24,6 +25,8 @@ def measurements() -> dict[str, Measurement]:
         "latency": lambda: latency.measure(model),
         "throughput": lambda: throughput.measure(model),
         "constraints": lambda: constraints.measure(model),
+        "lookup": lambda: drafting.lookup(model),
+        "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),
         "overhead": lambda: throughput.host_overhead(TINY),
         "parsing": lambda: parsing.measure(TINY),
     }

@@ -112,7 +112,7 @@ async def test_a_draft_model_that_does_not_load(tmp_path: Path) -> None:
     assert message == "DraftModel: model 'half' cannot be loaded: the folder is empty"
 
 
-WINDOW = {
+WINDOW: dict[str, Any] = {
     "model_type": "gemma3_text",
     "query_pre_attn_scalar": 8,
     "sliding_window": 24,
