@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-
 ANY_TEXT = "/(?s:.*)/"
 
 

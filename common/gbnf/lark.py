@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from common.gbnf.lexemes import Encounter, Lexeme, Ranges, TooLarge, encounter, meet
 from common.gbnf.parser import parse
-from common.gbnf.productions import Item, Productions, is_nullable, successors
-from common.gbnf.regular import reachable, regular_rules
+from common.gbnf.productions import Item, Productions, successors
+from common.gbnf.regular import is_nullable, reachable, regular_rules
 from common.gbnf.syntax import (
     CharClass,
     Choice,
@@ -105,7 +105,7 @@ def _written(productions: Productions) -> str:
     for name, expr in productions.lexemes.items():
         body = terminals.text(expr)
         # An empty lexeme is none: where it may be left out, the rule says so.
-        whole = f"({body}) & /(?s:.+)/" if is_nullable(expr, productions.regular) else body
+        whole = f"({body}) & /(?s:.+)/" if is_nullable(expr, productions.nullable) else body
         lines.append(f"{name}: {whole}")
     return "\n".join([*lines, *terminals.lines]) + "\n"
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from common.gbnf.lexemes import Lexeme
+from common.gbnf.regular import is_nullable, nullable_rules
 from common.gbnf.syntax import (
     CharClass,
     Choice,
@@ -45,10 +45,12 @@ class Productions:
     spell_all: bool = False
     rules: dict[str, list[list[Item]]] = field(default_factory=dict)
     lexemes: dict[str, Expr] = field(default_factory=dict)
+    nullable: frozenset[str] = frozenset()
     _names: dict[tuple[str, Expr], str] = field(default_factory=dict)
     _waiting: deque[tuple[str, Expr, bool]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
+        self.nullable = nullable_rules(self.regular)
         root = Reference("root")
         if "root" in self.regular:
             self.rules[ROOT] = [self._lexeme(root)]
@@ -98,7 +100,7 @@ class Productions:
             return []
         if self.spell_all or expr in self.split:
             return self._opened(expr)
-        return [Item(self._named_lexeme(expr), 0 if is_nullable(expr, self.regular) else 1)]
+        return [Item(self._named_lexeme(expr), 0 if is_nullable(expr, self.nullable) else 1)]
 
     def _named_lexeme(self, expr: Expr) -> str:
         if ("lexeme", expr) not in self._names:
@@ -123,11 +125,6 @@ class Productions:
             case Reference(name):
                 return [Item(self._rule("rule", expr, self.regular[name], opened=True))]
         return [Item(self._rule("opened", expr, expr, opened=True))]
-
-
-def is_nullable(expr: Expr, regular: Mapping[str, Expr]) -> bool:
-    """Whether a regular expression takes the empty text."""
-    return Lexeme.of(expr, regular).nullable
 
 
 def successors(productions: Productions) -> tuple[frozenset[str], dict[str, frozenset[str]]]:

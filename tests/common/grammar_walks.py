@@ -11,7 +11,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from backend.engine.token_text import byte_level_alphabet
 
-
 BYTES = 256
 
 

@@ -109,7 +109,7 @@ def _families() -> list[tuple[str, ByteTokenizer]]:
     cases = [(name, byte_tokenizer(markers)) for name, markers in SPECIAL.items()]
     cases += [(name, byte_tokenizer(plain=markers)) for name, markers in PLAIN.items()]
     bare = byte_tokenizer()
-    kinds = {id(family): name for name, family in reversed(FAMILIES.items())}
+    kinds = {id(family): name for name, family in reversed(list(FAMILIES.items()))}
     return [*cases, *((name, bare) for name in kinds.values())]
 
 
@@ -118,8 +118,9 @@ def test_every_family(name: str, tokenizer: ByteTokenizer) -> None:
     chat_format = ChatFormat.named(name)
     compiler = compiler_for(tokenizer, chat_format)
     called = set()
-    for seed in range(12):
-        spec = ConstraintSpec("calls", tools=TOOLS_OFFERED, parallel=seed % 4 == 0)
+    for seed in range(6):
+        tools = TOOLS_OFFERED if seed < 3 else TOOLS_OFFERED[seed - 3 : seed - 2]
+        spec = ConstraintSpec("calls", tools=tools, parallel=seed == 0)
         text = byte_walk(tokenizer, seed, CLOSERS.get(name, "}")).text(compiler.compile(spec))
         message = parse_chat(text, chat_format, tools=TOOLS_OFFERED)
         assert message.tool_calls, text
@@ -127,7 +128,7 @@ def test_every_family(name: str, tokenizer: ByteTokenizer) -> None:
         for call in message.tool_calls:
             called.add(call.name)
             jsonschema.validate(json.loads(call.arguments), _schema(call.name))
-    assert len(called) > 1
+    assert called == {"ferry_times", "ferry", "tide_now"}
 
 
 def test_every_name_of_a_format_has_a_grammar() -> None:

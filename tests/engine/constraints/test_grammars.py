@@ -1,0 +1,138 @@
+"""GBNF, Lark and regular expressions: what they take, what they cost, and how they are refused."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from backend.engine.constraints.compiler import MAX_TEXT
+from backend.engine.constraints.spec import ConstraintSpec, Kind
+from backend.engine.errors import EngineFailed, InvalidRequest
+from common.chat_format import ChatFormat
+from common.gbnf import gbnf_to_lark
+from tests.common.grammar_walks import byte_tokenizer
+from tests.engine.constraints.gbnf_corpus import SHAPES, Shape
+from tests.engine.constraints.walks import allowed_ids, byte_walk, compiler_for
+
+BYTES = byte_tokenizer()
+COMPILER = compiler_for(BYTES, ChatFormat.named("plain"))
+
+
+def takes(spec: ConstraintSpec, text: str) -> bool:
+    """Whether each byte is allowed in its turn, and the end after the last."""
+    constraint = COMPILER.compile(spec)
+    for byte in text.encode():
+        if constraint.ended or byte not in allowed_ids(constraint, BYTES.size):
+            return False
+        constraint.accept(byte)
+    return BYTES.end in allowed_ids(constraint, BYTES.size)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_the_shapes_of_the_host(shape: Shape) -> None:
+    spec = ConstraintSpec("gbnf", shape.grammar)
+    assert [text for text in shape.takes if not takes(spec, text)] == []
+    assert [text for text in shape.refuses if takes(spec, text)] == []
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_the_order_of_rules_makes_no_difference(shape: Shape) -> None:
+    rules = [r for r in _rules(shape.grammar) if not r.startswith("#")]
+    random.Random(0).shuffle(rules)
+    assert gbnf_to_lark("\n".join(rules)) == gbnf_to_lark(shape.grammar)
+
+
+def _rules(grammar: str) -> list[str]:
+    found: list[str] = []
+    for line in grammar.splitlines():
+        if "::=" in line.split('"')[0] or line.startswith("#"):
+            found.append(line)
+        elif found:
+            found[-1] += "\n" + line
+    return found
+
+
+def test_lark_and_regular_expressions() -> None:
+    assert takes(ConstraintSpec("lark", 'start: WORD "!"\nWORD: /[a-z]+/'), "hey!")
+    assert takes(ConstraintSpec("regex", "a/[0-9]{2}|b"), "a/12")
+    assert not takes(ConstraintSpec("regex", "a/[0-9]{2}|b"), "a/1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("gbnf", 'root ::= "a\nb', "line 1, column 10: this literal is never closed"),
+        ("gbnf", 'root ::= "a"\nx ::= y', "line 2, column 7: the rule 'y' is not defined"),
+        ("gbnf", 'x ::= "a"', "no rule 'root'"),
+        ("gbnf", 'root ::= "a"{1,1000000}', "line 1, column 13.*at most 2000"),
+        ("gbnf", "root ::= " + "(" * 5000 + '"a"', "nested more than 100 deep"),
+        ("gbnf", "Write me a poem.", "line 1, column 7: expected '::='"),
+        ("lark", 'start: "a"\n  | nothing', "line 1, column 8|line 2, column"),
+        ("regex", "a(b", "character 2"),
+        ("regex", "a" * (MAX_TEXT + 1), f"{MAX_TEXT} are allowed"),
+    ],
+)
+def test_refusals_name_the_place(kind: Kind, text: str, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        COMPILER.compile(ConstraintSpec(kind, text))
+
+
+DOUBLING = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("gbnf", DOUBLING.replace("r0", "root") + '\nr60 ::= "x"'),
+        ("gbnf", "root ::= " + " | ".join(f'("{"a" * i}" root?)' for i in range(1, 60))),
+        ("gbnf", 'root ::= ("a"{1,2000} root "b"{1,2000} | [a-b]*){1,2000}'),
+        ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+        ("regex", "(a|b)*a(a|b){400}"),
+        ("json_schema", '{"type":"array","items":{"type":"string"},"minItems":100000}'),
+        ("lark", "start: " + "(" * 2000 + '"a"' + ")" * 2000),
+    ],
+)
+def test_hostile_grammars_cost_little(kind: Kind, text: str) -> None:
+    """Refused, or harmless: no walk fails with anything but the row's own fault."""
+    refusal = ""
+    try:
+        constraint = COMPILER.compile(ConstraintSpec(kind, text))
+        for _ in range(200):
+            if constraint.ended:
+                break
+            constraint.accept(allowed_ids(constraint, BYTES.size)[0])
+    except (InvalidRequest, EngineFailed) as fault:
+        refusal = str(fault)
+    assert "backtrace" not in refusal
+
+
+def test_rows_do_not_share_their_state_and_threads_may_compile_at_once() -> None:
+    specs = [ConstraintSpec("regex", f"[a-z]{{{n % 4 + 1}}}") for n in range(32)]
+    with ThreadPoolExecutor(4) as threads:
+        constraints = list(threads.map(COMPILER.compile, specs))
+    for number, constraint in enumerate(constraints):
+        assert len(byte_walk(BYTES, number).text(constraint)) == number % 4 + 1
+
+
+def test_the_end_is_allowed_exactly_where_the_grammar_accepts() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "ab?"))
+    assert allowed_ids(constraint, BYTES.size) == [ord("a")]
+    constraint.accept(ord("a"))
+    assert allowed_ids(constraint, BYTES.size) == [ord("b"), BYTES.end]
+    constraint.accept(ord("b"))
+    assert constraint.ended
+    assert allowed_ids(constraint, BYTES.size) == [BYTES.end]
+    constraint.accept(BYTES.end)
+
+
+def test_a_token_that_is_not_allowed_fails_its_row_alone() -> None:
+    spec = ConstraintSpec("regex", "ab")
+    broken, other = COMPILER.compile(spec), COMPILER.compile(spec)
+    with pytest.raises(EngineFailed):
+        broken.accept(ord("x"))
+    with pytest.raises(EngineFailed):
+        allowed_ids(broken, BYTES.size)
+    other.accept(ord("a"))
+    assert allowed_ids(other, BYTES.size) == [ord("b")]

@@ -1,0 +1,120 @@
+"""Whatever a mask allows under a JSON schema parses, and is valid by the schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import jsonschema
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+
+from backend.engine.constraints import masks
+from backend.engine.constraints.compiler import ConstraintCompiler
+from backend.engine.constraints.constraint import words
+from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
+from backend.engine.errors import InvalidRequest
+from common.chat_format import ChatFormat
+from tests.common.grammar_walks import byte_tokenizer
+from tests.engine.constraints.schemas import random_schema
+from tests.engine.constraints.walks import byte_walk, compiler_for
+
+TINY = Path(__file__).parents[2] / "models" / "tiny_text"
+BYTES = byte_tokenizer()
+COMPILER = compiler_for(BYTES, ChatFormat.named("plain"))
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_random_walks_are_valid(part: int) -> None:
+    for seed in range(100 * part, 100 * part + 100):
+        schema = random_schema(random.Random(seed))
+        constraint = COMPILER.compile(spec_of_grammar(json.dumps(schema)))
+        text = byte_walk(BYTES, seed).text(constraint, patience=120)
+        jsonschema.validate(json.loads(text), schema)
+        assert "\n" not in text
+
+
+def test_the_tiny_model_at_a_high_temperature() -> None:
+    loaded = mlx_lm.load(str(TINY))
+    model, tokenizer = loaded[0], loaded[1]
+    width = model(mx.array([[1]])).shape[-1]
+    ends = [int(token) for token in tokenizer.eos_token_ids]
+    compiler = ConstraintCompiler(tokenizer, width, ends, ChatFormat.named("hermes", "qwen3"))
+    mask = np.zeros((1, words(width)), np.uint32)
+    finished = 0
+    for seed in range(3):
+        schema = random_schema(random.Random(1000 + seed))
+        constraint = compiler.compile(spec_of_grammar(json.dumps(schema)))
+        cache = mlx_lm.models.cache.make_prompt_cache(model)
+        tokens, told = tokenizer.encode("<|im_start|>assistant\n"), 0
+        ended = False
+        while not (ended := ended or constraint.ended) and len(tokens) < 120:
+            logits = model(mx.array([tokens[told:]]), cache=cache)[:, -1]
+            told = len(tokens)
+            constraint.fill(mask[0])
+            masked = masks.apply(logits, mx.array(mask)) / 1.2
+            key = mx.random.key(seed * 4000 + told)
+            token = int(np.array(mx.random.categorical(masked, key=key))[0])
+            ended = token in ends
+            if not ended:
+                constraint.accept(token)
+                tokens.append(token)
+        if ended:  # the rest ran into the limit: a hot model's numbers have no end
+            answer = tokenizer.decode(tokens).partition("assistant\n")[2]
+            jsonschema.validate(json.loads(answer), schema)
+            finished += 1
+    assert finished
+
+
+@pytest.mark.parametrize("width", [31, 32, 33, 70])
+def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
+    choose = random.Random(width)
+    kept = [[choose.random() < 0.5 for _ in range(width)] for _ in range(3)]
+    packed = np.zeros((3, words(width) * 32), bool)
+    packed[:, :width] = kept
+    bits = np.packbits(packed, axis=1, bitorder="little").view(np.uint32)
+    logits = mx.random.normal((3, width), key=mx.random.key(0)).astype(mx.float16)
+    result = masks.apply(logits, mx.array(bits))
+    assert result.dtype == mx.float16
+    expected = np.where(kept, np.array(logits), -np.inf)
+    assert np.array_equal(np.array(result), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"type": "object",\n "properties": {"a": {"not": {}}}}', "'not'.*line 2, column 23"),
+        ('{"items": [{}, {"contains": 1}]}', "'contains'.*line 1, column 17"),
+        ('{"minlength": 3}', "'minlength'.*line 1, column 2.*'minLength'"),
+        ('{"type":\n}', "line 2 column 1"),
+        ("[1]", "must be a JSON object"),
+        ('{"type": "string", "pattern": "(?=a)b"}', r"look-around.*\(\?=a\)b"),
+        ('{"type": "string", "format": "nonsense"}', "nonsense"),
+        ('{"type": "integer", "minimum": 3, "maximum": 1}', "minimum"),
+        ('{"$ref": "#/$defs/gone"}', "gone"),
+        ('{"items": ' * 100 + "{}" + "}" * 100, "nested more than 60 deep at line 1"),
+        ("[" * 100_000, "nested more than 60 deep"),
+        ('{"oneOf": [{"type": "string"}, {"enum": ["a"]}]}', "oneOf"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(text: str, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        COMPILER.compile(ConstraintSpec("json_schema", text))
+
+
+def test_keywords_that_demand_nothing_are_taken() -> None:
+    schema = {"type": "array", "items": {"const": 1}, "uniqueItems": False, "title": "x", "x-y": 1}
+    constraint = COMPILER.compile(ConstraintSpec("json_schema", json.dumps(schema)))
+    assert json.loads(byte_walk(BYTES, 1).text(constraint)) in ([1] * n for n in range(3000))
+
+
+def test_which_texts_are_schemas() -> None:
+    assert spec_of_grammar(' {"type": "object"}').kind == "json_schema"
+    assert spec_of_grammar('root ::= "{"').kind == "gbnf"
+    assert spec_of_grammar("{", "lark").kind == "lark"
+    assert spec_of_grammar("[1]").kind == "gbnf"
+    with pytest.raises(ValueError, match="no kind of grammar"):
+        spec_of_grammar("", "calls")
