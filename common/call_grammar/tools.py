@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,3 @@ def check_name(kind: str, name: str, pattern: str) -> str:
     if not re.fullmatch(pattern, name):
         raise ValueError(f"the {kind} name {name!r} cannot be written in this model's call format")
     return name
-
-
-def names_of(tools: Sequence[CallableTool]) -> str:
-    return ", ".join(tool.name for tool in tools)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from backend.engine.constraints.table import TokenTable
 from common.call_grammar.lark_text import text_without
@@ -13,13 +12,6 @@ from common.formats.reading import Tags
 
 _HARMONY = "<|channel|>"
 _START, _MESSAGE = "<|start|>", "<|message|>"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Lark around the constrained part, which it names `@body`; '' where there is none."""
-
-    lark: str = ""
 
 
 def setting_of(
