@@ -18,7 +18,7 @@ from tests.engine.drafting.rows import RowSampler, Tally, decode, prefilled
 from tests.engine.drafting.tiny import VOCABULARY, model_drafter, prompts, text_model
 
 PROMPTS = 50
-LENGTH = 16
+LENGTH = 12
 DRAWN = Sampling(top_p=0.95, top_k=40)
 
 
