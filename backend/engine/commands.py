@@ -12,11 +12,15 @@ from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
+    from backend.engine.disk_cache.cache import StoredPrefix
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start a generation on the model of generation number `epoch`."""
+    """Start a generation on the model of generation number `epoch`.
+
+    stored: a prefix of the prompt that was read from disk.
+    """
 
     epoch: int
     ticket: int
@@ -24,6 +28,7 @@ class Submit:
     prompt: list[int]
     limit: int
     constraint: Constraint | None = None
+    stored: StoredPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)

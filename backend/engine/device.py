@@ -51,6 +51,11 @@ class Device:
     usable_bytes: int
 
 
+def host_reads_disturb(device: Device) -> bool:
+    """Whether a read by the host moves a buffer away from the kernels that use it."""
+    return device.kind == "cuda"
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bounds in bytes for one loaded model.

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,10 +26,13 @@ from common.chat_format import ChatFormat
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
+    from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.load import Served
     from backend.engine.loading.adapters import AdapterRequest
 
 _PROMPT_THREADS = 2
+_SAVE_SECONDS_AT_FREE = 3.0  # the host waits 5 for the answer (contract 1.6.1)
+_SAVE_SECONDS = 1.0  # for what is being written to disk when the process stops
 _MOST_TEXT_CALLS = 64
 
 Given = TypeVar("Given")
@@ -179,6 +183,8 @@ class Engine:
             self._worker.send(command)
             # The engine thread frees whether or not the caller stays to hear of it.
             await asyncio.shield(asyncio.wrap_future(command.done))
+            if served is not None and served.disk is not None:
+                await asyncio.to_thread(served.disk.close, _SAVE_SECONDS_AT_FREE)
             return served is not None
 
     def submit(self, request: GenerationRequest) -> Generation:
@@ -242,7 +248,11 @@ class Engine:
             threads.shutdown(wait=False, cancel_futures=True)
         for ticket in list(self._generations):
             self._finish(ticket, ShuttingDown())
+        started = time.monotonic()
         await asyncio.to_thread(self._worker.join, grace)
+        if self._served is not None and self._served.disk is not None:
+            left = grace - (time.monotonic() - started)
+            await asyncio.to_thread(self._served.disk.close, min(max(left, 0.0), _SAVE_SECONDS))
 
     async def failed(self) -> str:
         """Wait until the engine cannot go on (never, in a healthy process); returns the cause."""
@@ -307,6 +317,7 @@ class Engine:
         try:
             prompt = served.prompts.build(request.prompt)
             constraint = _constraint(served, request, prompt.tail)
+            stored = self._find_on_disk(served, request, prompt.tokens)
         except EngineError as refusal:
             self._deliver_threadsafe([(ticket, refusal)])
         except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
@@ -316,11 +327,18 @@ class Engine:
             room = served.facts.context_size - len(prompt.tokens)
             limit = min(request.max_tokens or served.default_max_tokens or room, room)
             self._worker.send(
-                Submit(served.epoch, ticket, request, prompt.tokens, limit, constraint)
+                Submit(served.epoch, ticket, request, prompt.tokens, limit, constraint, stored)
             )
             if ticket not in self._generations:
                 # Cancelled meanwhile: that command may have overtaken this one.
                 self._worker.send(Cancel(ticket))
+
+    def _find_on_disk(
+        self, served: Served, request: GenerationRequest, prompt: list[int]
+    ) -> StoredPrefix | None:
+        if served.disk is None:
+            return None
+        return served.disk.find(prompt, path=request.disk.path, held=self._worker.held(prompt))
 
     def _cancel(self, ticket: int) -> None:
         if self._generations.pop(ticket, None) is not None:

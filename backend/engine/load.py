@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.engine.cache_kind import CacheKind, cache_kind
+from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, find_adapters
@@ -24,6 +25,7 @@ from common.options import shown
 
 if TYPE_CHECKING:
     from backend.engine.constraints.compiler import ConstraintCompiler
+    from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.engine import LoadRequest, ModelFacts
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
@@ -54,6 +56,7 @@ class Served:
     facts: ModelFacts
     prompts: PromptBuilder
     constraints: ConstraintCompiler
+    disk: DiskCache | None
     capacity: int
     default_max_tokens: int
     weights_bytes: int
@@ -83,6 +86,7 @@ def find(request: LoadRequest, cancelled: threading.Event) -> Found:
         path = download(place, settings, cancelled)
     else:
         path = place.path
+    cache_folder(settings.prompt_cache_dir)
     checkpoint = inspect(path, place.name, settings)
     draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
     return Found(checkpoint, settings, kind, adapters, draft)
@@ -95,6 +99,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.cache_form import use_cache_kind
     from backend.engine.chat import chat_format
     from backend.engine.constraints.compiler import ConstraintCompiler
+    from backend.engine.disk_cache.opening import open_disk_cache
     from backend.engine.drafting.loading import load_drafting
     from backend.engine.engine import ModelFacts
     from backend.engine.loading.context import served_context
@@ -156,6 +161,15 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         prefill_chunk=device.prefill_chunk(here, settings),
         stall_ms=settings.stall_ms,
         drafting=drafting,
+        disk=open_disk_cache(
+            loaded.model,
+            found.checkpoint.path,
+            settings,
+            dtype=loaded.dtype,
+            kv_kind=repr(found.cache_kind),
+            adapter=loaded.adapter_digest,
+            copy=device.host_reads_disturb(here),
+        ),
     )
     facts = ModelFacts(
         name=loaded.name,
@@ -193,6 +207,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             constraints=ConstraintCompiler(
                 loaded.tokenizer, vocabulary, engine.end_tokens, facts.chat_format
             ),
+            disk=engine.disk,
             capacity=slots + settings.max_queue,
             default_max_tokens=settings.max_tokens,
             weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.drafting.loading import Drafting
 from backend.engine.kv import CacheCost
 from backend.engine.token_text import TextStream
@@ -18,7 +19,7 @@ class EngineModel:
     vocabulary: width of its logits. new_text: a row's decoder; the argument says whether its text
     goes on from the prompt's. slots: rows that may decode together. memory_limit: bytes that MLX
     may use in all; weights_bytes of them are taken by the model itself. drafting: how it guesses
-    ahead while one row decodes.
+    ahead while one row decodes. disk: prompt caches that survive the process.
     """
 
     model: Any
@@ -34,3 +35,4 @@ class EngineModel:
     prefill_chunk: int
     stall_ms: int
     drafting: Drafting | None = None
+    disk: DiskCache | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,14 +68,18 @@ class PrefixCache(Generic[Payload]):
         best: Entry[Payload] | None = None
         length = branch = 0
         for entry in self._entries:
-            shared = min(_common_prefix(entry.tokens, tokens), len(tokens) - 1)
+            usable, shared = _usable(entry, tokens)
             branch = max(branch, shared)
-            usable = shared if entry.trimmable or shared == len(entry.tokens) else 0
             if usable > length:
                 best, length = entry, usable
         if best is not None:
             self._touch(best)
         return Match(best, length, branch)
+
+    def held(self, prompt: Sequence[int]) -> int:
+        """How long a prefix would be found; changes nothing, and any thread may ask."""
+        tokens = np.asarray(prompt, dtype=np.int32)
+        return max((_usable(entry, tokens)[0] for entry in list(self._entries)), default=0)
 
     def covers(self, tokens: Sequence[int], *, trimmable: bool) -> bool:
         """Whether storing the sequence would add nothing: an entry serves all that it would."""
@@ -120,6 +124,12 @@ class PrefixCache(Generic[Payload]):
     def _touch(self, entry: Entry[Payload]) -> None:
         self._clock += 1
         entry.used = self._clock
+
+
+def _usable(entry: Entry[Any], prompt: Tokens) -> tuple[int, int]:
+    """How many of the prompt's tokens the entry serves, and how many it shares with it."""
+    shared = min(_common_prefix(entry.tokens, prompt), len(prompt) - 1)
+    return (shared if entry.trimmable or shared == len(entry.tokens) else 0), shared
 
 
 def _common_prefix(left: Tokens, right: Tokens) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.disk_cache.use import UNSET, DiskUse
 
 WHOLE = 1 << 30  # a window that no context fills
 _NEVER_OPENS = 1 << 62
@@ -98,6 +99,7 @@ class GenerationRequest:
     logprobs: how many alternatives to tell with each token's log-probability; None: tell nothing.
     constraint: a grammar that the output must match.
     n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
+    disk: how the prompt cache on disk is used.
     """
 
     request_id: str
@@ -110,6 +112,7 @@ class GenerationRequest:
     logprobs: int | None = None
     constraint: ConstraintSpec | None = None
     n_draft: int = 0
+    disk: DiskUse = UNSET
 
     @property
     def end_opens_at(self) -> int:

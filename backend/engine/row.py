@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.engine.constraints.constraint import Constraint
+from backend.engine.disk_cache.cache import StoredPrefix
 from backend.engine.events import (
     Event,
     Finished,
@@ -26,9 +27,9 @@ class Row:
     """A request with its prompt in tokens.
 
     ticket: names the request towards its owner. limit: most tokens to generate, at least 1.
-    constraint: the state of its grammar. cache: its own KV while it is prefilled; `filled` prompt
-    tokens are in it. checkpoints: prompt lengths at which a copy of a cache that cannot be trimmed
-    is stored.
+    constraint: the state of its grammar. stored: a prefix that was read from disk. cache: its own
+    KV while it is prefilled; `filled` prompt tokens are in it. checkpoints: prompt lengths at
+    which a copy of a cache that cannot be trimmed is stored.
     """
 
     ticket: int
@@ -38,6 +39,7 @@ class Row:
     text: TextStream
     stop: StopMatcher
     constraint: Constraint | None = None
+    stored: StoredPrefix | None = None
     clock: Callable[[], float] = time.perf_counter
     cache: list[Any] | None = None
     filled: int = 0

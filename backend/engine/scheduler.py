@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -21,13 +21,12 @@ from backend.engine.events import Event
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
-from backend.engine.prefix_cache import PrefixCache
+from backend.engine.prompt_store import PromptStore, Report
 from backend.engine.request import RawPrompt
 from backend.engine.row import Row
 from common.stop_strings import StopMatcher
 
 Publish = Callable[[int, Event | EngineError], None]
-Report = Callable[[str, BaseException], None]
 
 _TIDY_EVERY = 512  # decode steps between two returns of freed buffers to the system
 _WEIGH_EVERY = 32  # decode steps between two readings of the bytes of KV
@@ -53,9 +52,7 @@ class Scheduler:
         self.waiting: deque[Row] = deque()
         self.prefilling: deque[Row] = deque()
         self.batch = DecodeBatch(model.model, model.end_tokens, model.vocabulary, model.drafting)
-        self.prefixes: PrefixCache[kv.RowCache] = PrefixCache(
-            model.prompt_cache_bytes, model.max_cache_entries
-        )
+        self.store = PromptStore(model, report)
 
     @property
     def busy(self) -> bool:
@@ -75,6 +72,7 @@ class Scheduler:
                 text=self._model.new_text(isinstance(command.request.prompt, RawPrompt)),
                 stop=StopMatcher(command.request.stop),
                 constraint=command.constraint,
+                stored=command.stored,
             )
         )
 
@@ -96,7 +94,7 @@ class Scheduler:
         self.waiting.clear()
         self.prefilling.clear()
         self.batch.clear()
-        self.prefixes.clear()
+        self.store.memory.clear()
         self._settle()
 
     def step(self) -> None:
@@ -117,27 +115,14 @@ class Scheduler:
                 self.waiting.popleft()
                 self._publish(row.ticket, self._too_large(row, needed))
                 continue
-            self.prefixes.shrink(self._model.memory_limit - needed)
+            self.store.memory.shrink(self._model.memory_limit - needed)
             self.waiting.popleft()
             row.admit()
             try:
-                self._reuse(row)
+                self.store.start(row)
                 self.prefilling.append(row)
             except Exception as fault:
                 self._fail(row, "prefix reuse", fault)
-
-    def _reuse(self, row: Row) -> None:
-        """Start the row from the longest stored prefix, on a copy."""
-        match = self.prefixes.find(row.prompt)
-        if match.entry is not None:
-            cache = kv.clone(match.entry.payload)
-            if kv.trim(cache, len(match.entry.tokens) - match.length):
-                row.cache, row.filled, row.reused = cache, match.length, match.length
-        if row.cache is None:
-            row.cache = kv.new_row(self._model.model)
-        if self.prefixes.max_bytes and not kv.always_trims(row.cache):
-            last = len(row.prompt) - 1
-            row.checkpoints = tuple(sorted({match.branch, last} - {0}))
 
     def _prefill(self) -> None:
         budget = self._pace.tokens(running=bool(self.batch.rows))
@@ -164,8 +149,7 @@ class Scheduler:
             self._pace.measured(tokens, time.perf_counter() - started)
             self._gauges.prompt_tokens_processed += tokens
             row.filled = end
-        if end in row.checkpoints or (end == len(row.prompt) - 1 and tokens > 0):
-            self._store(kv.clone(row.cache), row.prompt[:end])
+        self.store.prefilled(row, tokens)
         return max(tokens, SMALLEST_STEP)
 
     def _start(self, row: Row) -> None:
@@ -187,7 +171,7 @@ class Scheduler:
         while self.admitted:
             needed = self._model.weights_bytes + kv_bytes(self._model.cost, self.admitted)
             if needed <= self._model.memory_limit:
-                self.prefixes.shrink(self._model.memory_limit - needed)
+                self.store.memory.shrink(self._model.memory_limit - needed)
                 return
             if self.prefilling:
                 row = self.prefilling.pop()
@@ -222,7 +206,7 @@ class Scheduler:
                 ended.append(one.row)
         for row in ended:
             if row.ended is not None:
-                self._remember(row)
+                self.store.answered(row, self.batch)
         self.batch.remove(ended)
         self._count(len(sampled), time.perf_counter() - started)
 
@@ -250,25 +234,6 @@ class Scheduler:
         self._report(where, fault)
         self._publish(row.ticket, _fault(fault))
 
-    def _remember(self, row: Row) -> None:
-        """Store the KV of a finished row."""
-        if not self.prefixes.max_bytes:
-            return
-        try:
-            cache, tokens = self.batch.extract(row)
-            kv.evaluate(cache)
-        except Exception as fault:
-            self._report("prompt cache", fault)
-            return
-        self._store(cache, tokens)
-
-    def _store(self, cache: kv.RowCache, tokens: Sequence[int]) -> None:
-        """Keep a prefix. Failing to is a miss later, not an error now."""
-        try:
-            self.prefixes.store(tokens, cache, kv.nbytes(cache), trimmable=kv.can_trim(cache))
-        except Exception as fault:
-            self._report("prompt cache", fault)
-
     def _count(self, tokens: int, seconds: float) -> None:
         self._steps += 1
         if tokens and seconds > 0:
@@ -285,7 +250,7 @@ class Scheduler:
             return
         own = sum(kv.nbytes(row.cache) for row in self.prefilling if row.cache is not None)
         gauges.row_bytes = own + self.batch.nbytes
-        gauges.prefix_bytes = self.prefixes.nbytes
+        gauges.prefix_bytes = self.store.memory.nbytes
         if not self.busy:
             gauges.tokens_per_second = 0.0
             mx.clear_cache()

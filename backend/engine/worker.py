@@ -11,7 +11,7 @@ import gc
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Free, Load, Stop, Submit
@@ -53,6 +53,11 @@ class Worker:
 
     def send(self, command: Command) -> None:
         self._inbox.put(command)
+
+    def held(self, prompt: Sequence[int]) -> int:
+        """How many of the prompt's tokens have their KV in memory; a hint that may be outdated."""
+        scheduler = self._scheduler
+        return 0 if scheduler is None else scheduler.store.memory.held(prompt)
 
     def join(self, timeout: float) -> bool:
         """Wait for the thread's end; False when it is still running."""

@@ -40,6 +40,10 @@ PREDICT: Mapping[str, str] = {
     " not have is an error",
     "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; reasoning may"
     " come before it where the model thinks",
+    "PromptCachePath": "an absolute path: the file that keeps a conversation's KV over a restart;"
+    " empty leaves it to the folder of `prompt_cache_dir`, if there is one",
+    "PromptCacheAll": "keeps the answer's KV on disk as well, not the prompt's alone",
+    "PromptCacheRO": "reads from disk, and writes nothing",
     "NDraft": "most tokens guessed at a time, where the model was loaded with DraftModel or"
     " `prompt_lookup`; the output does not depend on it; 0 leaves it to `n_draft`",
     "Logprobs": "above 0: a log-probability per generated token, of the model's distribution"

@@ -31,7 +31,6 @@ REFUSED: Mapping[str, Refused] = {
 
 _AT_LOAD = "fixed when the model is loaded"
 _DEVICE = "MLX places memory and work itself"
-_CACHE = "earlier prompts are cached in memory without being asked, with the same result"
 _MIROSTAT = "belongs to Mirostat, which is refused"
 _EMBEDDING = "input of the Embedding RPC"
 
@@ -50,9 +49,6 @@ UNUSED: Mapping[str, str] = {
     "TensorSplit": _DEVICE,
     "DebugMode": "MLX_BACKEND_LOG sets the log level",
     "Debug": "MLX_BACKEND_LOG sets the log level",
-    "PromptCacheAll": _CACHE,
-    "PromptCacheRO": _CACHE,
-    "PromptCachePath": _CACHE,
     "RopeFreqBase": _AT_LOAD,
     "RopeFreqScale": _AT_LOAD,
     "PenalizeNL": "Penalty counts newlines like any token, as llama.cpp does today",

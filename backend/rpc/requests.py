@@ -11,6 +11,7 @@ import re
 import secrets
 
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
+from backend.engine.disk_cache.use import disk_use
 from backend.engine.engine import ModelFacts
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, GenerationRequest, RawPrompt
@@ -49,6 +50,11 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
         logprobs=_logprobs(options),
         constraint=_constraint(options, extras),
         n_draft=_n_draft(options.NDraft),
+        disk=disk_use(
+            options.PromptCachePath,
+            answer=options.PromptCacheAll,
+            read_only=options.PromptCacheRO,
+        ),
     )
 
 

@@ -116,7 +116,7 @@ def test_cancel_all_tells_every_owner_and_empties_the_store() -> None:
     rounds.scheduler.cancel_all(Cancelled("over"))
     assert all(isinstance(rounds.heard[ticket].error, Cancelled) for ticket in (1, 2, 3))
     assert not rounds.scheduler.busy
-    assert len(rounds.scheduler.prefixes) == 0
+    assert len(rounds.scheduler.store.memory) == 0
 
 
 def test_a_row_that_can_never_fit_is_refused_and_names_both_sizes() -> None:
@@ -136,7 +136,7 @@ def test_rows_wait_for_memory_and_stored_prefixes_yield_to_them() -> None:
     rounds.submit(2, LONG, 100)
     rounds.step()
     assert [row.ticket for row in rounds.scheduler.waiting] == [2]
-    assert rounds.scheduler.prefixes.nbytes <= 20_000
+    assert rounds.scheduler.store.memory.nbytes <= 20_000
     rounds.drain()
     assert rounds.heard[2].finished is not None
 
@@ -202,8 +202,8 @@ def test_a_short_shared_prefix_is_stored_at_its_own_size() -> None:
     for ticket in range(2, 8):
         rounds.submit(ticket, [7, ticket, 3, 4], 2)
         rounds.drain()
-    assert rounds.scheduler.prefixes.nbytes < model.cost.of(len(long)) + 12 * model.cost.of(8)
-    assert rounds.scheduler.prefixes.find([*long, 1]).length >= len(long)
+    assert rounds.scheduler.store.memory.nbytes < model.cost.of(len(long)) + 12 * model.cost.of(8)
+    assert rounds.scheduler.store.memory.find([*long, 1]).length >= len(long)
 
 
 class _Speechless:

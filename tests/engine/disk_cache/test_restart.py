@@ -35,7 +35,7 @@ class Process:
     def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Heard:
         """Ask as the engine does: the disk first, then a place among the rows."""
         self.tickets += 1
-        held = self.rounds.scheduler.prefixes.held(prompt)
+        held = self.rounds.scheduler.store.memory.held(prompt)
         stored = self.disk.find(prompt, path=use.path, held=held)
         self.rounds.heard[self.tickets] = Heard()
         wanted = GenerationRequest(str(self.tickets), RawPrompt(""), disk=use)

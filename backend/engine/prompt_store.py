@@ -1,0 +1,87 @@
+"""Where the KV of earlier prompts is kept: in memory, and on disk where that is asked for.
+
+A new row starts from the longest prefix that either has, on a copy. All of this is optional work:
+what fails is a miss later, not an error now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from backend.engine import kv
+from backend.engine.batch import DecodeBatch
+from backend.engine.model import EngineModel
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.row import Row
+
+Report = Callable[[str, BaseException], None]
+
+
+class PromptStore:
+    """The stores of one loaded model. report: logs a fault with its exception."""
+
+    def __init__(self, model: EngineModel, report: Report) -> None:
+        self._model = model
+        self._report = report
+        self.memory: PrefixCache[kv.RowCache] = PrefixCache(
+            model.prompt_cache_bytes, model.max_cache_entries
+        )
+
+    def start(self, row: Row) -> None:
+        """Give the row its cache, filled with the longest stored prefix."""
+        match = self.memory.find(row.prompt)
+        self._restore(row, match.length)
+        if row.cache is None and match.entry is not None:
+            cache = kv.clone(match.entry.payload)
+            if kv.trim(cache, len(match.entry.tokens) - match.length):
+                row.cache, row.filled, row.reused = cache, match.length, match.length
+        if row.cache is None:
+            row.cache = kv.new_row(self._model.model)
+        if self.memory.max_bytes and not kv.always_trims(row.cache):
+            last = len(row.prompt) - 1
+            row.checkpoints = tuple(sorted({match.branch, last} - {0}))
+
+    def prefilled(self, row: Row, computed: int) -> None:
+        """The row has just got `computed` tokens, and holds `row.filled` of its prompt."""
+        assert row.cache is not None
+        whole = row.filled == len(row.prompt) - 1
+        if row.filled in row.checkpoints or (whole and computed):
+            self._store(kv.clone(row.cache), row.prompt[: row.filled])
+        disk, use = self._model.disk, row.request.disk
+        if disk is None or not whole or not (computed or use.path):
+            return
+        trimmable = kv.can_trim(row.cache)
+        if use.saves_prompt(trimmable=trimmable):
+            tokens = row.prompt[: row.filled]
+            disk.save(tokens, kv.clone(row.cache), trimmable=trimmable, path=use.path)
+
+    def answered(self, row: Row, batch: DecodeBatch) -> None:
+        """The row has ended in the batch."""
+        use = row.request.disk
+        disk = self._model.disk if use.saves_answer else None
+        if not self.memory.max_bytes and disk is None:
+            return
+        try:
+            cache, tokens = batch.extract(row)
+            kv.evaluate(cache)
+        except Exception as fault:
+            self._report("prompt cache", fault)
+            return
+        if disk is not None:
+            disk.save(tokens, kv.clone(cache), trimmable=kv.can_trim(cache), path=use.path)
+        self._store(cache, tokens)
+
+    def _restore(self, row: Row, held: int) -> None:
+        """Start the row from what was read from disk, if that is more than memory holds."""
+        stored, row.stored = row.stored, None
+        if stored is None or stored.length <= held or self._model.disk is None:
+            return
+        row.cache = self._model.disk.restore(stored, kv.new_row(self._model.model))
+        if row.cache is not None:
+            row.filled = row.reused = stored.length
+
+    def _store(self, cache: kv.RowCache, tokens: Sequence[int]) -> None:
+        try:
+            self.memory.store(tokens, cache, kv.nbytes(cache), trimmable=kv.can_trim(cache))
+        except Exception as fault:
+            self._report("prompt cache", fault)

@@ -1,0 +1,90 @@
+"""A conversation's prefix outlives the process, and serves nobody else's model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.backend import WAIT, Backend, chat
+from wire import backend_pb2 as pb
+
+LONG = "The quick brown fox jumps over the lazy dog. " * 12
+FIRST = f"{LONG}\n\nMy name is Nora."
+
+
+@contextmanager
+def _process(*options: str, **fields: Any) -> Iterator[Backend]:
+    backend = Backend()
+    try:
+        backend.load(Options=list(options), **fields)
+        yield backend
+    finally:
+        assert backend.close() == 0
+
+
+def _processed(backend: Backend, request: pb.PredictOptions) -> tuple[str, int, int]:
+    """The answer, the prompt's tokens, and how many of them were computed."""
+    before = backend.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).prompt_tokens_processed
+    reply = backend.stub.Predict(request, timeout=WAIT)
+    after = backend.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).prompt_tokens_processed
+    return reply.message.decode(), reply.prompt_tokens, after - before
+
+
+@pytest.mark.parametrize("own_file", [False, True])
+def test_the_next_turn_after_a_restart_computes_what_is_new(tmp_path: Path, own_file: bool) -> None:
+    options = [] if own_file else [f"prompt_cache_dir:{tmp_path}"]
+    disk = {"PromptCachePath": str(tmp_path / "talk"), "PromptCacheAll": True} if own_file else {}
+    with _process(*options) as backend:
+        said, prompt_tokens, processed = _processed(backend, chat(FIRST, **disk))
+        assert processed == prompt_tokens
+        following = chat(FIRST, said, "What is my name?", **disk)
+        expected = backend.stub.Predict(following, timeout=WAIT).message.decode()
+    with _process(*options) as backend:
+        answer, prompt_tokens, processed = _processed(backend, following)
+        assert answer == expected
+        assert processed < prompt_tokens // 4
+
+
+def test_another_form_of_the_model_does_not_read_it(tmp_path: Path) -> None:
+    folder = f"prompt_cache_dir:{tmp_path}"
+    with _process(folder) as backend:
+        _processed(backend, chat(FIRST))
+    for options, fields in ((("kv_bits:8",), {}), ((), {"DType": "bfloat16"})):
+        with _process(folder, *options, **fields) as backend:  # type: ignore[arg-type]
+            _, prompt_tokens, processed = _processed(backend, chat(FIRST))
+            assert processed == prompt_tokens
+
+
+def test_damaged_and_foreign_files_are_a_miss(tmp_path: Path) -> None:
+    folder = f"prompt_cache_dir:{tmp_path}"
+    with _process(folder) as backend:
+        said, _, _ = _processed(backend, chat(FIRST))
+    stored = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert stored
+    for path in stored:
+        content = bytearray(path.read_bytes())
+        content[len(content) * 3 // 4] ^= 0x10
+        path.write_bytes(content)
+    (tmp_path / "notes.txt").write_text("not ours")
+    with _process(folder) as backend:
+        again, prompt_tokens, processed = _processed(backend, chat(FIRST))
+        assert (again, processed) == (said, prompt_tokens)
+    assert (tmp_path / "notes.txt").read_text() == "not ours"
+
+
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    mine = tmp_path / "letter"
+    mine.write_text("dear reader")
+    with _process() as backend:
+        _processed(backend, chat(FIRST, PromptCachePath=str(mine), PromptCacheAll=True))
+    assert mine.read_text() == "dear reader"
+
+
+def test_read_only_writes_nothing(tmp_path: Path) -> None:
+    with _process(f"prompt_cache_dir:{tmp_path}") as backend:
+        _processed(backend, chat(FIRST, PromptCacheRO=True, PromptCacheAll=True))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
