@@ -59,7 +59,8 @@ def random_request(dice: random.Random) -> pb.PredictOptions:
     if dice.random() < 0.5:
         request.UseTokenizerTemplate = True
         request.Messages.add(role="user", content="Count to 5.")
-    for field in dice.sample(list(pb.PredictOptions.DESCRIPTOR.fields), dice.randrange(7)):
+    fields: list[Any] = list(pb.PredictOptions.DESCRIPTOR.fields)
+    for field in dice.sample(fields, dice.randrange(7)):
         if field.name != "ModelIdentity":
             _fill(request, field, dice)
     return request

@@ -54,7 +54,7 @@ def test_another_form_of_the_model_does_not_read_it(tmp_path: Path) -> None:
     with _process(folder) as backend:
         _processed(backend, chat(FIRST))
     for options, fields in ((("kv_bits:8",), {}), ((), {"DType": "bfloat16"})):
-        with _process(folder, *options, **fields) as backend:  # type: ignore[arg-type]
+        with _process(folder, *options, **fields) as backend:
             _, prompt_tokens, processed = _processed(backend, chat(FIRST))
             assert processed == prompt_tokens
 
