@@ -20,7 +20,8 @@ PREDICT: Mapping[str, str] = {
     "Metadata": "`enable_thinking`, `reasoning_effort` and `chat_template_kwargs` reach the chat"
     " template; keys that begin with `mlx.` are the settings below; other keys are labels of"
     " clients and mean nothing",
-    "Tools": "shown to the chat template; answers that call one become tool-call deltas",
+    "Tools": "shown to the chat template; answers that call one become tool-call deltas;"
+    " with a tool that is `strict`, calls are held to the schemas by a grammar",
     "ToolChoice": "`none` hides the tools; `required` and a named function are enforced by a"
     " grammar in the model's own call format",
     "Tokens": "most tokens to generate; 0, -1 and -2 mean up to the end of the context",

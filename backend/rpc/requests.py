@@ -133,13 +133,18 @@ def _tools(options: pb.PredictOptions) -> tuple[tuple[Tool, ...], ToolChoice]:
 def _constraint(options: pb.PredictOptions, extras: Extras) -> ConstraintSpec | None:
     """What the answer must match: the grammar, else a call where one is demanded.
 
-    A host that makes a grammar of its tools sends both; the grammar is then the whole wish.
+    Where the choice is free, a strict tool binds the calls that are made: of all the tools, since
+    they share the call format. A host that makes a grammar of its tools sends both; the grammar is
+    then the whole wish.
     """
     if options.Grammar.strip():
         return spec_of_grammar(options.Grammar, extras.grammar_type)
     if not (options.UseTokenizerTemplate and options.Messages):
         return None
     tools, choice = _tools(options)
+    if choice.mode == "auto" and any(tool["function"].get("strict") is True for tool in tools):
+        parallel = extras.parallel_tool_calls
+        return ConstraintSpec("calls", tools=tools, parallel=parallel, optional=True)
     if choice.mode != "required":
         return None
     if choice.name:

@@ -145,6 +145,18 @@ def test_a_named_function_is_called(served: Backend, seed: int) -> None:
     jsonschema.validate(json.loads(seen.calls[0][1]), TIME["function"]["parameters"])  # type: ignore[index]
 
 
+def test_a_strict_tool_is_called_as_declared_and_only_when_it_helps(served: Backend) -> None:
+    strict = json.loads(TOOLS)
+    strict[0]["function"]["strict"] = True
+    tools = json.dumps(strict)
+    asked = unary(_said(served, chat("What is the weather in Paris?", Tools=tools)), tools=True)
+    assert [(name, json.loads(text)) for name, text in asked.calls] == [
+        ("get_weather", {"city": "Paris"})
+    ]
+    told = unary(_said(served, chat("What is the capital of France?", Tools=tools)), tools=True)
+    assert (told.content, told.calls) == ("The capital of France is Paris.", [])
+
+
 def test_free_and_bound_answers_share_a_batch(served: Backend) -> None:
     free = [chat(f"Count to {last}.") for last in (20, 31, 42, 53)]
     bound = [chat("Say hello.", Grammar=json.dumps(PERSON), Seed=seed, **HOT) for seed in range(4)]

@@ -258,6 +258,21 @@ def test_a_demanded_call_is_a_constraint() -> None:
     assert constraint("required", Grammar='root ::= "a"') == ConstraintSpec("gbnf", 'root ::= "a"')
 
 
+def test_a_strict_tool_binds_the_calls_that_are_made() -> None:
+    strict = {"type": "function", "function": {"name": "clock", "strict": True}}
+
+    def constraint(tool: Any, choice: str) -> ConstraintSpec | None:
+        tools = json.dumps([tool])
+        options = predict_options(Messages=[HELLO], Tools=tools, ToolChoice=choice)
+        return request_of(options).constraint
+
+    assert constraint(strict, "auto") == ConstraintSpec("calls", tools=(strict,), optional=True)
+    assert constraint(strict, "required") == ConstraintSpec("calls", tools=(strict,))
+    assert constraint(strict, "none") is None
+    loose = {"type": "function", "function": {"name": "clock", "strict": False}}
+    assert constraint(loose, "auto") is None
+
+
 def test_extras_come_from_metadata_over_the_models_defaults() -> None:
     options = predict_options(Tokens=50)
     options.Metadata.update(

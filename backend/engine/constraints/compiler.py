@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 import llguidance
+import numpy as np
 
 from backend.engine.constraints.constraint import Constraint, words
 from backend.engine.constraints.reasoning import setting_of
@@ -82,6 +83,8 @@ class ConstraintCompiler:
             )
         table = self._tokens()
         body = self._body(spec, table)
+        if spec.optional:
+            self._require_marked(body, spec, table)
         setting = ""
         if answers_messages:
             setting = setting_of(
@@ -90,6 +93,7 @@ class ConstraintCompiler:
                 prompt_tail,
                 thinking=thinking,
                 calls=spec.kind == "calls",
+                optional=spec.optional,
             )
         grammars = [{"name": "setting", "lark_grammar": setting}] if setting else []
         text = json.dumps({"grammars": [*grammars, {"name": "body", **body}]})
@@ -99,6 +103,19 @@ class ConstraintCompiler:
             table.ends,
             words(table.tokens.vocab_size),
         )
+
+    def _require_marked(
+        self, body: dict[str, Any], spec: ConstraintSpec, table: TokenTable
+    ) -> None:
+        """Where calls begin like text, nobody could tell which of both is being written."""
+        matcher = self._matcher(json.dumps({"grammars": [{"name": "body", **body}]}), spec, table)
+        mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
+        first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not set(first.tolist()) <= set(table.special.values()):
+            raise InvalidRequest(
+                "strict tools cannot be enforced with tool_choice auto, because this model writes"
+                " calls without a token that marks them: send tool_choice required, or no strict"
+            )
 
     def _tokens(self) -> TokenTable:
         with self._table_lock:

@@ -15,13 +15,15 @@ class ConstraintSpec:
     """One constraint. `text` is the grammar, schema or expression, and '' for calls.
 
     tools: for calls, the OpenAI tool objects that may be called, already narrowed to a named one.
-    parallel: for calls, whether more than one call may be made.
+    parallel: for calls, whether more than one call may be made. optional: for calls, whether text
+    may stand before them, or be all.
     """
 
     kind: Kind
     text: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
     parallel: bool = True
+    optional: bool = False
 
 
 def spec_of_grammar(text: str, kind: str = "auto") -> ConstraintSpec:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
+from backend.engine.errors import InvalidRequest
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from tests.common.grammar_walks import BYTES, ByteTokenizer, byte_tokenizer
@@ -90,3 +91,30 @@ def test_no_call_is_hidden_in_the_reasoning() -> None:
     ids = allowed_ids(constraint, tokenizer.size)
     assert ord(">") not in ids
     assert len([token for token in ids if token < BYTES]) > 50
+
+
+STRICT = ConstraintSpec("calls", tools=(TOOL,), optional=True)
+
+
+@pytest.mark.parametrize("tail", ["", "<think>\n", "<think>\n\n</think>\n\n"])
+def test_strict_tools_leave_words_free_and_bind_calls(tail: str) -> None:
+    tokenizer = byte_tokenizer(MARKERS)
+    compiler = compiler_for(tokenizer, HERMES)
+    said = called = 0
+    for seed in range(30):
+        constraint = compiler.compile(STRICT, prompt_tail=TURN + tail, answers_messages=True)
+        text = byte_walk(tokenizer, seed, "</think>", "<tool_call>").text(constraint)
+        message = parse_chat(text, HERMES, tools=STRICT.tools, prompt_tail=TURN + tail)
+        said += bool(message.content)
+        called += bool(message.tool_calls)
+        assert "<tool_call>" not in message.content
+        assert all(json.loads(call.arguments) == {} for call in message.tool_calls)
+    assert said
+    assert called
+
+
+def test_strict_tools_need_a_token_that_marks_calls() -> None:
+    for tokenizer in (byte_tokenizer(), byte_tokenizer(("<|python_tag|>",))):
+        compiler = compiler_for(tokenizer, ChatFormat.named("llama3_json"))
+        with pytest.raises(InvalidRequest, match="strict tools cannot be enforced"):
+            compiler.compile(STRICT, prompt_tail="", answers_messages=True)
