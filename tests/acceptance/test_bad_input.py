@@ -35,21 +35,26 @@ def healthy(served: Backend) -> Iterator[Backend]:
         ({"Prompt": "x", "MinP": -1.0}, "MinP is -1"),
         ({"Prompt": "x", "TopK": -7}, "TopK is -7"),
         ({"Prompt": "x", "Tokens": -2_000_000}, "Tokens is -2000000"),
-        ({"Prompt": "x", "Penalty": 1.3}, "Penalty"),
-        ({"Prompt": "x", "FrequencyPenalty": 1.0}, "FrequencyPenalty"),
-        ({"Prompt": "x", "PresencePenalty": 1.0}, "PresencePenalty"),
-        ({"Prompt": "x", "Grammar": 'root ::= "x"'}, "Grammar"),
-        ({"Prompt": "x", "LogitBias": '{"1": -100}'}, "LogitBias"),
-        ({"Prompt": "x", "Logprobs": 1}, "Logprobs"),
+        ({"Prompt": "x", "Penalty": -1.3}, "Penalty"),
+        ({"Prompt": "x", "FrequencyPenalty": math.nan}, "FrequencyPenalty"),
+        ({"Prompt": "x", "PresencePenalty": math.inf}, "PresencePenalty"),
+        ({"Prompt": "x", "Grammar": "root ::= nowhere"}, "nowhere"),
+        ({"Prompt": "x", "LogitBias": '{"x": -100}'}, "LogitBias"),
+        ({"Prompt": "x", "Logprobs": -1}, "Logprobs"),
+        ({"Prompt": "x", "TopLogprobs": 10_000}, "TopLogprobs"),
         ({"Prompt": "x", "Images": ["aGk="]}, "Images"),
         ({"Prompt": "word " * 20_000}, "the context holds 4096"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(sorted(value.items()))[:60],
 )
 def test_a_bad_field_is_named(healthy: Backend, fields: dict[str, Any], words: str) -> None:
-    for method in (healthy.stub.Predict, healthy.stub.PredictStream):
+    request = pb.PredictOptions(**fields)
+    for call in (
+        lambda: healthy.stub.Predict(request, timeout=WAIT),
+        lambda: list(healthy.stub.PredictStream(request, timeout=WAIT)),
+    ):
         with pytest.raises(grpc.RpcError) as refused:
-            list(method(pb.PredictOptions(**fields), timeout=WAIT))
+            call()
         assert refused.value.code() is INVALID
         assert words in (refused.value.details() or "")
 
@@ -122,16 +127,16 @@ def test_models_that_cannot_be_loaded(bare: Backend, tmp_path: Path) -> None:
 
 def test_settings_that_cannot_work_fail_the_load(bare: Backend) -> None:
     """Peers' defect 5: a wrong type loaded, and failed every request after."""
-    for options, words in (
-        ({"Options": ["max_cache_entries:abc"]}, "max_cache_entries"),
-        ({"EngineArgs": '{"paralel": 4}'}, "parallel"),
-        ({"EngineArgs": "[]"}, "EngineArgs"),
-        ({"ContextSize": -4}, "ContextSize"),
-        ({"LoraAdapter": "x"}, "LoraAdapter"),
+    for options, code, words in (
+        ({"Options": ["max_cache_entries:abc"]}, INVALID, "max_cache_entries"),
+        ({"EngineArgs": '{"paralel": 4}'}, INVALID, "parallel"),
+        ({"EngineArgs": "[]"}, INVALID, "EngineArgs"),
+        ({"ContextSize": -4}, INVALID, "ContextSize"),
+        ({"LoraAdapter": "x"}, grpc.StatusCode.NOT_FOUND, "adapter 'x'"),
     ):
         with pytest.raises(grpc.RpcError) as refused:
             bare.load(**options)
-        assert refused.value.code() is INVALID
+        assert refused.value.code() is code
         assert words in (refused.value.details() or "")
     assert bare.load(Options=["tool_parser:hermes", "unknown_key:1"]).success
     assert any("unknown_key" in line for line in bare.log)
