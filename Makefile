@@ -4,12 +4,13 @@ PYTHON_ENV := scripts/python
 PACKAGE_DIR ?= build/package
 TESTS ?=
 BENCH ?=
+SERVE ?=
 CHECKED := backend bench common demo gateway tests
 
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test lint bench protogen package lock clean
+.PHONY: help install install-dev demo serve test lint bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +20,10 @@ install: ## install the backend into venv/ (see ./install.sh --help)
 
 install-dev:
 	@./install.sh --dev
+
+serve: ## start the HTTP gateway on the default model (SERVE="--help" passes arguments)
+	@./install.sh --gateway
+	@$(PYTHON_ENV) -m gateway $(SERVE)
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat

@@ -5,9 +5,10 @@ set -euo pipefail
 
 usage() {
     cat <<'USAGE'
-usage: ./install.sh [--dev] [--stubs] [--print-profile]
+usage: ./install.sh [--gateway] [--dev] [--stubs] [--print-profile]
 
-  --dev            also install what tests, lint and type checking need
+  --gateway        also install what the HTTP gateway needs
+  --dev            also install that, and what tests, lint and type checking need
   --stubs          only regenerate wire/ from backend.proto
   --print-profile  print the platform profile that would be installed, and stop
 
@@ -39,11 +40,12 @@ while [ -L "$script" ]; do
 done
 root=$(CDPATH='' cd -P -- "$(dirname -- "$script")" && pwd)
 
-with_dev=no
+extras=
 only=all
 while [ $# -gt 0 ]; do
     case $1 in
-        --dev) with_dev=yes ;;
+        --gateway) extras="${extras:-gateway}" ;;
+        --dev) extras="gateway dev" ;;
         --stubs) only=stubs ;;
         --print-profile) only=profile ;;
         -h | --help)
@@ -215,8 +217,8 @@ runtime_stamp() {
     echo "runtime $(checksum "$root/requirements/$profile.lock")"
 }
 
-dev_stamp() {
-    echo "dev $(checksum "$root/requirements/dev.lock")"
+extra_stamp() { # EXTRA: gateway or dev
+    echo "$1 $(checksum "$root/requirements/$1.lock")"
 }
 
 has_line() { # LINE: is it in the stamp?
@@ -278,11 +280,19 @@ link_openblas() {
 }
 
 install_packages() {
-    local dev_line
-    dev_line=$(dev_stamp)
+    local extra wanted=$extras missing=
     if runtime_is_installed; then
-        [ "$with_dev" = yes ] || return 0
-        ! has_line "$dev_line" || return 0
+        for extra in $wanted; do
+            has_line "$(extra_stamp "$extra")" || missing="$missing $extra"
+        done
+        [ -n "$missing" ] || return 0
+        # What was added earlier stays on record if it is as it should be.
+        for extra in gateway dev; do
+            case " $wanted " in
+                *" $extra "*) ;;
+                *) ! has_line "$(extra_stamp "$extra")" || wanted="$wanted $extra" ;;
+            esac
+        done
         # Until the new stamp is written the venv counts as broken: an interruption rebuilds it.
         rm -f "$stamp"
     else
@@ -291,14 +301,17 @@ install_packages() {
         create_venv
         pip_install "$profile.lock"
         [ "$profile" != linux-cpu ] || link_openblas
+        missing=$wanted
     fi
-    if [ "$with_dev" = yes ]; then
-        say "installing the tools for tests and lint"
-        pip_install dev.lock
-    fi
+    for extra in $missing; do
+        say "installing the packages of requirements/$extra.lock"
+        pip_install "$extra.lock"
+    done
     {
         runtime_stamp
-        [ "$with_dev" = no ] || echo "$dev_line"
+        for extra in $wanted; do
+            extra_stamp "$extra"
+        done
     } >"$stamp.new"
     mv "$stamp.new" "$stamp"
     changed=yes

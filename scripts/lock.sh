@@ -49,8 +49,11 @@ done
 resolve macos-metal.in macos-metal.lock "$mac"
 check macos-metal.lock "$mac"
 
-# The constraint keeps what a platform's lock has pinned already; the two are installed together.
-resolve dev.in dev.lock "$linux_x86" --constraint linux-cpu.lock
-for platform in "$linux_x86" "$linux_arm" "$mac"; do
-    check dev.lock "$platform"
+# The constraints keep what the locks below have pinned already; they are installed together.
+resolve gateway.in gateway.lock "$linux_x86" --constraint linux-cpu.lock
+resolve dev.in dev.lock "$linux_x86" --constraint linux-cpu.lock --constraint gateway.lock
+for lock in gateway.lock dev.lock; do
+    for platform in "$linux_x86" "$linux_arm" "$mac"; do
+        check "$lock" "$platform"
+    done
 done

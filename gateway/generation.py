@@ -1,0 +1,167 @@
+"""Answers on their way in from a backend: Replies become pieces, the end becomes one Done.
+
+All endpoints that generate read these events, whatever their own format is. Leaving the iterator
+cancels the call, so the backend frees the slot within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import grpc
+
+from gateway import errors
+from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
+
+Stub = backend_pb2_grpc.BackendStub
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """Part of one call: id and name once, arguments (JSON text) in pieces."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next part of an answer; `logprobs`: of the tokens behind it, where they were asked for.
+
+    Each entry of `logprobs` is {id, token, bytes, logprob, top_logprobs} (contract 4.10).
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallPiece, ...] = ()
+    logprobs: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and milliseconds of one answer; `cached_tokens` of the prompt were not computed."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of an answer. `prompt_logprobs` only where they were asked for."""
+
+    finish_reason: Literal["stop", "length"]
+    usage: Usage
+    stop_sequence: str | None = None
+    prompt_logprobs: tuple[dict[str, Any], ...] | None = None
+
+
+Event = Piece | Done
+
+
+async def generate(stub: Stub, options: pb.PredictOptions) -> AsyncGenerator[Event, None]:
+    """The events of one answer. Raises ApiError for any status but OK."""
+    call = stub.PredictStream(options)
+    last = pb.Reply()
+    prompt_logprobs: tuple[dict[str, Any], ...] | None = None
+    try:
+        async for reply in call:
+            last = reply
+            told = json.loads(reply.logprobs) if reply.logprobs else {}
+            if "prompt" in told:
+                prompt_logprobs = tuple(told["prompt"])
+            piece = _piece(reply, tuple(told.get("content", ())))
+            if piece is not None:
+                yield piece
+        trailing = await call.trailing_metadata()
+    except grpc.aio.AioRpcError as error:
+        raise errors.of_rpc(error) from None
+    finally:
+        call.cancel()
+    told_last = {str(key): value for key, value in trailing or ()}
+    yield _done(options, last, told_last, prompt_logprobs)
+
+
+async def generate_all(
+    stub: Stub, wanted: Sequence[pb.PredictOptions]
+) -> AsyncGenerator[tuple[int, Event], None]:
+    """Several answers at once, as one batch of the backend: each event with its answer's index.
+
+    The first failure ends all of them, and is raised.
+    """
+    if len(wanted) == 1:
+        async with aclosing(generate(stub, wanted[0])) as only:
+            async for event in only:
+                yield 0, event
+        return
+    arrivals: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(2 * len(wanted))
+
+    async def read(index: int) -> None:
+        try:
+            async with aclosing(generate(stub, wanted[index])) as answer:
+                async for event in answer:
+                    await arrivals.put((index, event))
+        except Exception as failure:  # it is raised where the events are read
+            await arrivals.put((index, failure))
+        else:
+            await arrivals.put((index, None))
+
+    tasks = [asyncio.ensure_future(read(index)) for index in range(len(wanted))]
+    try:
+        running = len(tasks)
+        while running:
+            index, arrival = await arrivals.get()
+            if isinstance(arrival, Exception):
+                raise arrival
+            if arrival is None:
+                running -= 1
+            else:
+                yield index, arrival
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | None:
+    content = "".join(delta.content for delta in reply.chat_deltas)
+    reasoning = "".join(delta.reasoning_content for delta in reply.chat_deltas)
+    calls = tuple(
+        ToolCallPiece(call.index, call.id, call.name, call.arguments)
+        for delta in reply.chat_deltas
+        for call in delta.tool_calls
+    )
+    if not (content or reasoning or calls or logprobs):
+        return None
+    return Piece(content, reasoning, calls, logprobs)
+
+
+def _done(
+    options: pb.PredictOptions,
+    last: pb.Reply,
+    trailing: dict[str, Any],
+    prompt_logprobs: tuple[dict[str, Any], ...] | None,
+) -> Done:
+    """The end, as the last Reply and the backend's trailing metadata tell it."""
+    usage = Usage(
+        last.prompt_tokens,
+        last.tokens,
+        int(trailing.get("mlx-cached-tokens", 0)),
+        last.timing_prompt_processing,
+        last.timing_token_generation,
+    )
+    # A backend that is not ours does not say why it ended: contract 4.6.1 has the host's rule.
+    cut = 0 < options.Tokens <= last.tokens
+    reason = trailing.get("mlx-finish-reason", "length" if cut else "stop")
+    stop = trailing.get("mlx-stop-sequence-bin")
+    return Done(reason, usage, None if stop is None else stop.decode(), prompt_logprobs)

@@ -1,0 +1,1 @@
+"""Backends as processes: spawned on first use, watched, restarted, unloaded, never orphaned."""
