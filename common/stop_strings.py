@@ -13,15 +13,19 @@ class StopMatcher:
     """Incremental matcher for several stop strings; empty ones are ignored.
 
     The stop that is complete first ends the text, as if the text had been read character by
-    character; of two that end at the same character the longer one counts. `stopped` tells
-    whether one was found.
+    character; of two that end at the same character the longer one counts. `found` is the stop
+    that ended the text, '' before.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
-        self.stopped = False
+        self.found = ""
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.found)
 
     def feed(self, text: str) -> str:
         """Take the next piece; return what may be shown now. After a match: always ''."""
@@ -35,8 +39,8 @@ class StopMatcher:
             for stop in self._stops
             if (start := self._held.find(stop)) >= 0
         ]
-        self.stopped = bool(matches)
-        cut = min(matches)[1] if matches else self._first_open()
+        end, cut = min(matches) if matches else (0, self._first_open())
+        self.found = self._held[cut:end]
         shown, self._held = self._held[:cut], "" if matches else self._held[cut:]
         return shown
 

@@ -46,12 +46,14 @@ class TextDelta:
 class Finished:
     """The last event of a generation that went well.
 
+    stop_sequence: the stop string that ended the text, '' where something else did.
     logprobs: one entry per counted token where the request asked for them, else None.
     """
 
     reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None = None
+    stop_sequence: str = ""
 
 
 Event = TextDelta | Finished

@@ -110,5 +110,5 @@ class Row:
         self.ended = reason
         usage = self.usage()
         told = None if self.request.logprobs is None else tuple(self.logprobs)
-        last = Finished(reason, usage, told)
+        last = Finished(reason, usage, told, self.stop.found)
         return (TextDelta(shown, usage), last) if shown else (last,)

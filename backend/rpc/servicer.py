@@ -17,7 +17,7 @@ from backend.engine.engine import Engine, EngineState, LoadRequest, ModelFacts
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Event, Finished, Usage
 from backend.engine.generation import Generation
-from backend.rpc import logs, metadata, replies
+from backend.rpc import logs, metadata, replies, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
@@ -80,7 +80,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         words = "the model is unloaded" if freed else "there was no model to unload"
         return pb.Result(success=True, message=words)
 
-    async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
+    async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
         events: list[ChatEvent] = []
         usage, told = Usage(), b""
         generation, answer = self._submit(request)
@@ -89,6 +89,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 usage = event.usage
                 events += _read(answer, event)
                 told = answer.logprobs(event)
+                if isinstance(event, Finished):
+                    context.set_trailing_metadata(trailers.of(event))
         return replies.whole(message_of(events), usage, told)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
@@ -99,6 +101,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     await context.write(replies.piece(part, event.usage))
                 if isinstance(event, Finished):
                     await context.write(replies.last(event.usage, answer.logprobs(event)))
+                    context.set_trailing_metadata(trailers.of(event))
 
     def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
         facts = self._engine.require_model()

@@ -13,12 +13,12 @@ TEXT = st.text(alphabet="abc", max_size=20)
 STOPS = st.lists(st.text(alphabet="abc", max_size=4), max_size=3)
 
 
-def _reference(text: str, stops: list[str]) -> tuple[str, bool]:
+def _reference(text: str, stops: list[str]) -> tuple[str, str]:
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if stop and text[:end].endswith(stop)]
         if starts:
-            return text[: min(starts)], True
-    return text, False
+            return text[: min(starts)], text[min(starts) : end]
+    return text, ""
 
 
 @given(TEXT, STOPS, st.data())
@@ -28,9 +28,10 @@ def test_any_split_gives_what_reading_by_character_gives(
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)) | {0, len(text)})
     matcher = StopMatcher(stops)
     shown = "".join(matcher.feed(text[left:right]) for left, right in itertools.pairwise(cuts))
-    stopped = matcher.stopped
+    found = matcher.found
     shown += matcher.finish()
-    assert (shown, stopped) == _reference(text, stops)
+    assert (shown, found) == _reference(text, stops)
+    assert matcher.stopped is bool(found)
 
 
 @given(TEXT, STOPS)

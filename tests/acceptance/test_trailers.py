@@ -1,0 +1,50 @@
+"""What an answer tells in its trailing metadata, read by a client on the real process."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from tests.acceptance.backend import WAIT, Backend, chat
+from wire import backend_pb2 as pb
+
+FINISH, CACHED, STOP = "mlx-finish-reason", "mlx-cached-tokens", "mlx-stop-sequence-bin"
+
+
+def _trailers(backend: Backend, request: pb.PredictOptions) -> list[dict[str, str | bytes]]:
+    """Those of the unary call and of the stream."""
+    _, unary = backend.stub.Predict.with_call(request, timeout=WAIT)
+    stream = backend.stub.PredictStream(request, timeout=WAIT)
+    list(stream)
+    return [dict(call.trailing_metadata()) for call in (unary, stream)]
+
+
+def test_an_answer_tells_why_it_ended(served: Backend) -> None:
+    for trailers in _trailers(served, chat("Count to 5.")):
+        assert trailers[FINISH] == "stop"
+        assert STOP not in trailers
+    for trailers in _trailers(served, chat("Count to 5.", Tokens=2)):
+        assert trailers[FINISH] == "length"
+        assert STOP not in trailers
+
+
+@pytest.mark.parametrize("stops", [["3"], ["nothing", "3", "9"], ["é\n", "3"]])
+def test_an_answer_tells_which_stop_string_ended_it(served: Backend, stops: list[str]) -> None:
+    for trailers in _trailers(served, chat("Count to 5.", StopPrompts=stops)):
+        assert trailers[FINISH] == "stop"
+        assert trailers[STOP] == next(stop for stop in stops if "3" in stop).encode()
+
+
+def test_an_answer_tells_how_much_of_its_prompt_was_remembered(bare: Backend) -> None:
+    bare.load()
+    request = chat("What is the capital of France, and what is 3 plus 4?")
+    reply, first = bare.stub.Predict.with_call(request, timeout=WAIT)
+    _, second = bare.stub.Predict.with_call(request, timeout=WAIT)
+    assert dict(first.trailing_metadata())[CACHED] == "0"
+    assert dict(second.trailing_metadata())[CACHED] == str(reply.prompt_tokens - 1)
+
+
+def test_a_call_that_fails_has_none_of_it(served: Backend) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        served.stub.Predict(chat("Hi", Temperature=-1), timeout=WAIT)
+    assert FINISH not in dict(refused.value.trailing_metadata())
