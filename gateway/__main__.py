@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
-
-import uvicorn
 
 from gateway.app import create_app
 from gateway.models.config import read_folder
+from gateway.server import Server, bind, url_of
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
+from gateway.traffic import Traffic
 
 
 def main() -> None:
@@ -22,7 +23,10 @@ def main() -> None:
     given = parser.parse_args()
     settings = GatewaySettings(given.models_dir.resolve(), given.host, given.port)
     supervisor = Supervisor(settings, read_folder(settings.models_dir))
-    uvicorn.run(create_app(settings, supervisor), host=settings.host, port=settings.port)
+    traffic = Traffic()
+    listener = bind(settings.host, settings.port)
+    print(f"listening on {url_of(listener)}", file=sys.stderr, flush=True)
+    Server(create_app(settings, supervisor), settings, traffic).run(sockets=[listener])
 
 
 if __name__ == "__main__":

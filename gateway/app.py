@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import Gateway
 from gateway.errors import ApiError
-from gateway.routes import chat, models
+from gateway.routes import chat, health, models
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 
-ROUTERS = (chat.router, models.router)
+ROUTERS = (chat.router, health.router, models.router)
 
 
 def create_app(settings: GatewaySettings, supervisor: Supervisor) -> FastAPI:

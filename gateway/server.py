@@ -1,0 +1,90 @@
+"""One uvicorn server with our own end: SIGTERM drains and exits with 0, a second one exits at once.
+
+While it drains the gateway goes on listening, so that /ready can say so and new requests are told
+to come back, instead of meeting a closed port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from types import FrameType
+
+import psutil
+import uvicorn
+from fastapi import FastAPI
+
+from gateway.settings import GatewaySettings
+from gateway.traffic import Traffic
+
+# After the drain nothing should run any more; what still does is cut off.
+_LAST_SECONDS = 1
+
+
+class Server(uvicorn.Server):
+    """The HTTP server of one gateway."""
+
+    def __init__(self, app: FastAPI, settings: GatewaySettings, traffic: Traffic) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                ws="none",
+                timeout_graceful_shutdown=_LAST_SECONDS,
+                timeout_keep_alive=75,
+            )
+        )
+        self._settings = settings
+        self._traffic = traffic
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
+        """Called inside a signal handler: begin to drain, or leave at once."""
+        if self._traffic.draining:
+            _leave_at_once()
+        self._traffic.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Asked ten times a second whether to end."""
+        if self._traffic.draining and self._drain is None:
+            self._drain = asyncio.create_task(self._end_when_drained())
+        return await super().on_tick(counter)
+
+    async def _end_when_drained(self) -> None:
+        await self._traffic.drain(self._settings.drain_timeout)
+        self.should_exit = True
+
+
+def _leave_at_once() -> None:
+    """Whoever sends a second signal does not want to wait, nor to find backends afterwards."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.send_signal(signal.SIGKILL)
+    os._exit(1)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address (port 0: a free one). Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where it can be reached, as a URL without a path."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,119 @@
+"""The gateway as a person has it: a process of its own, a models folder, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).parents[2]
+TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
+WAIT = 60.0
+_MARK = "MLX_GATEWAY_TEST_RUN"  # what every process below this gateway inherits
+_LISTENING = re.compile(r"(?:listening on|running on) (http://\S+:\d+)")
+
+
+def tiny(**settings: Any) -> dict[str, Any]:
+    """The settings of a model file for the small trained model."""
+    return {"parameters": {"model": str(TINY_TEXT)}, "context_size": 1024, **settings}
+
+
+class GatewayProcess:
+    """A running gateway: `url` without a slash at its end, `log` with its lines of stderr.
+
+    `models` are the files of its models folder, by model name. Raises AssertionError with the log
+    if it does not answer /health.
+    """
+
+    def __init__(
+        self, models: Mapping[str, Mapping[str, Any]], *arguments: str, **environ: str
+    ) -> None:
+        self.log: list[str] = []
+        self.url = ""
+        self._mark = uuid.uuid4().hex
+        self._folder = tempfile.TemporaryDirectory(prefix="gateway-")
+        self.models_dir = Path(self._folder.name)
+        for name, settings in models.items():
+            # JSON is YAML.
+            (self.models_dir / f"{name}.yaml").write_text(json.dumps({"name": name, **settings}))
+        self.child = subprocess.Popen(
+            [
+                str(ROOT / "scripts" / "python"),
+                *("-m", "gateway", "--models-dir", self._folder.name, "--port", "0"),
+                *arguments,
+            ],
+            cwd="/",
+            env=os.environ | environ | {_MARK: self._mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._bound = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._bound.wait(WAIT) or not self.url:
+            self.child.kill()
+            raise AssertionError(f"the gateway did not start: {self.log}")
+        self.client = httpx.Client(base_url=self.url, timeout=WAIT, trust_env=False)
+        try:
+            assert self.client.get("/health").status_code == 200
+        except (httpx.HTTPError, AssertionError):
+            self.child.kill()
+            raise AssertionError(f"the gateway is not healthy: {self.log}") from None
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            self.log.append(line.rstrip())
+            if not self.url and (match := _LISTENING.search(line)):
+                self.url = match[1]
+                self._bound.set()
+        self._bound.set()
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that the gateway or its children started, itself included."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return process.environ().get(_MARK) == self._mark
+        except (psutil.Error, OSError):
+            return False
+
+    def backends(self) -> list[psutil.Process]:
+        """The backend processes that run now."""
+        return [process for process in self.processes() if process.pid != self.child.pid]
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.child.send_signal(signal.SIGTERM)
+        code = self.child.wait(WAIT)
+        self._reader.join(WAIT)
+        return code
+
+    def close(self) -> None:
+        """End it, and see that it exits with 0 and leaves no process behind."""
+        self.client.close()
+        try:
+            code = self.terminate()
+            orphans = [process.cmdline() for process in self.processes()]
+            assert code == 0, self.log
+            assert orphans == [], orphans
+        finally:
+            for process in self.processes():
+                process.kill()
+            self._folder.cleanup()

@@ -1,0 +1,19 @@
+"""From the first line on stderr to the last process."""
+
+from __future__ import annotations
+
+from tests.gateway.gateway_process import GatewayProcess
+
+
+def test_it_lists_its_models_and_ends_with_its_backends(gateway: GatewayProcess) -> None:
+    told = gateway.client.get("/v1/models").json()
+    assert "tiny" in {model["id"] for model in told["data"]}
+    question = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "2+2"}],
+        "stream": True,
+        "max_tokens": 4,
+    }
+    with gateway.client.stream("POST", "/v1/chat/completions", json=question) as answer:
+        assert list(answer.iter_lines())[-2:] == ["data: [DONE]", ""]
+    assert len(gateway.backends()) == 1
