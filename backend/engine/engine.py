@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from backend.engine.commands import Cancel, Free, Load, Stop, Submit
 from backend.engine.errors import EngineError, EngineFailed, NotLoaded, Overloaded, ShuttingDown
 from backend.engine.generation import Generation
+from backend.engine.prompts import require_tellable
 from backend.engine.request import ChatPrompt, Extras, GenerationRequest
+from backend.engine.token_text import TextStream
 from backend.engine.worker import Publication, Worker
 from common.chat_format import ChatFormat
 
@@ -98,7 +100,8 @@ class LoadRequest:
 class ModelFacts:
     """What is known of the loaded model.
 
-    vocabulary_size: width of its logits. token_bytes: what a token writes.
+    vocabulary_size: width of its logits. token_bytes: what a token writes. new_text: a decoder of
+    tokens; the argument says whether its text goes on from an earlier one.
     """
 
     name: str
@@ -109,6 +112,7 @@ class ModelFacts:
     rendered_template: str
     vocabulary_size: int
     token_bytes: Callable[[int], bytes]
+    new_text: Callable[[bool], TextStream]
     defaults: Extras = field(default_factory=Extras)
 
 
@@ -316,6 +320,8 @@ class Engine:
             return
         try:
             prompt = served.prompts.build(request.prompt)
+            if request.prompt_logprobs is not None:
+                require_tellable(len(prompt.tokens), request.prompt_logprobs)
             constraint = _constraint(served, request, prompt.tail)
             stored = self._find_on_disk(served, request, prompt.tokens)
         except EngineError as refusal:
@@ -336,7 +342,7 @@ class Engine:
     def _find_on_disk(
         self, served: Served, request: GenerationRequest, prompt: list[int]
     ) -> StoredPrefix | None:
-        if served.disk is None:
+        if served.disk is None or request.prompt_logprobs is not None:
             return None
         return served.disk.find(prompt, path=request.disk.path, held=self._worker.held(prompt))
 

@@ -27,7 +27,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A generated token, its log-probability, and the likeliest tokens in its place with theirs."""
+    """A token, its log-probability, and the likeliest tokens in its place with theirs."""
 
     token: int
     logprob: float
@@ -35,11 +35,23 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """What is told of a prompt's tokens; nothing comes before the first, so it is only named."""
+
+    first: int
+    rest: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text: never empty, whole characters only, never part of a stop string."""
+    """The next piece of text: never empty, whole characters only, never part of a stop string.
+
+    logprobs: of the tokens since the piece before, where the request asked for them.
+    """
 
     text: str
     usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +60,14 @@ class Finished:
 
     stop_sequence: the stop string that ended the text, '' where something else did.
     logprobs: one entry per counted token where the request asked for them, else None.
+    prompt_logprobs: likewise for the prompt.
     """
 
     reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None = None
     stop_sequence: str = ""
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 Event = TextDelta | Finished

@@ -70,9 +70,10 @@ class Generation:
         event = self._events.popleft()
         if not isinstance(event, TextDelta):
             return event
-        pieces = [event.text]
+        pieces, logprobs = [event.text], [*event.logprobs]
         while self._events and isinstance(following := self._events[0], TextDelta):
             pieces.append(following.text)
+            logprobs += following.logprobs
             event = following
             self._events.popleft()
-        return TextDelta("".join(pieces), event.usage)
+        return TextDelta("".join(pieces), event.usage, tuple(logprobs))

@@ -185,6 +185,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         rendered_template=prompts.sample(),
         vocabulary_size=vocabulary,
         token_bytes=texts.bytes_of,
+        new_text=texts.stream,
         defaults=settings.extras,
     )
     _log.info(

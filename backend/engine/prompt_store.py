@@ -30,8 +30,10 @@ class PromptStore:
     def start(self, row: Row) -> None:
         """Give the row its cache, filled with the longest stored prefix."""
         match = self.memory.find(row.prompt)
+        # A stored prefix has no logits left, so who asks for the prompt's has it read anew.
+        reusable = row.request.prompt_logprobs is None
         self._restore(row, match.length)
-        if row.cache is None and match.entry is not None:
+        if row.cache is None and match.entry is not None and reusable:
             cache = kv.clone(match.entry.payload)
             if kv.trim(cache, len(match.entry.tokens) - match.length):
                 row.cache, row.filled, row.reused = cache, match.length, match.length

@@ -14,11 +14,12 @@ from typing import Any
 from jinja2 import TemplateError
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import ChatPrompt, RawPrompt
+from backend.engine.request import ChatPrompt, Prompt, RawPrompt, TokenPrompt
 
 _log = logging.getLogger(__name__)
 
 _SAMPLE = ({"role": "user", "content": "Hello"},)
+_MOST_TOLD = 1 << 18  # log-probabilities: some 25 MB of JSON; a message of the wire holds 50 MiB
 _TAIL = 512  # characters of the prompt's end that tell what the model goes on with
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
@@ -29,6 +30,17 @@ class BuiltPrompt:
 
     tokens: list[int]
     tail: str
+
+
+def require_tellable(tokens: int, alternatives: int) -> None:
+    """Raise InvalidRequest where the prompt's log-probabilities would not fit an answer."""
+    entries = tokens * (1 + alternatives)
+    if entries > _MOST_TOLD:
+        raise InvalidRequest(
+            f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
+            f" log-probabilities, but at most {_MOST_TOLD} are told: shorten the prompt, or send a"
+            " smaller TopLogprobs"
+        )
 
 
 class PromptBuilder:
@@ -45,9 +57,11 @@ class PromptBuilder:
         self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
         self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
 
-    def build(self, prompt: RawPrompt | ChatPrompt) -> BuiltPrompt:
+    def build(self, prompt: Prompt) -> BuiltPrompt:
         """The whole prompt in tokens. Raises InvalidRequest."""
-        if isinstance(prompt, RawPrompt):
+        if isinstance(prompt, TokenPrompt):
+            text, tokens = "", list(prompt.tokens)
+        elif isinstance(prompt, RawPrompt):
             text = prompt.text
             bos = self._tokenizer.bos_token
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))

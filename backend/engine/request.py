@@ -26,6 +26,13 @@ class RawPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A raw prompt that its sender has tokenised; nothing is added to it."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages for the model's own chat template (contract 3.3).
 
@@ -36,6 +43,9 @@ class ChatPrompt:
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+Prompt = RawPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +87,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What the wire has no field for: a model's defaults, which a request may set otherwise.
+    """What the wire has no field for. A model has defaults of the first five.
 
     grammar_type: how the text of a grammar is to be read; auto tells JSON schemas from GBNF.
+    stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
+    prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
+    prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
+    prompt_only: read the prompt and generate nothing.
     """
 
     min_tokens: int = 0
@@ -87,6 +101,10 @@ class Extras:
     xtc_threshold: float = 0.1
     grammar_type: str = "auto"
     parallel_tool_calls: bool = True
+    stream_logprobs: bool = False
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: bool = False
+    prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +115,25 @@ class GenerationRequest:
     min_tokens: the end of sequence cannot be chosen before so many tokens.
     ignore_eos: it cannot be chosen at all.
     logprobs: how many alternatives to tell with each token's log-probability; None: tell nothing.
+    stream_logprobs: whether they are wanted piece by piece.
+    prompt_logprobs: the same as `logprobs` for the tokens of the prompt.
+    prompt_only: the prompt is read, and nothing is generated.
     constraint: a grammar that the output must match.
     n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
     disk: how the prompt cache on disk is used.
     """
 
     request_id: str
-    prompt: RawPrompt | ChatPrompt
+    prompt: Prompt
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    stream_logprobs: bool = False
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
     constraint: ConstraintSpec | None = None
     n_draft: int = 0
     disk: DiskUse = UNSET

@@ -13,6 +13,7 @@ from backend.engine.events import (
     Event,
     Finished,
     FinishReason,
+    PromptLogprobs,
     TextDelta,
     TokenLogprob,
     Usage,
@@ -47,7 +48,9 @@ class Row:
     checkpoints: tuple[int, ...] = ()
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: FinishReason | None = None
+    _told: int = 0
     _admitted_at: float = 0.0
     _first_token_at: float = 0.0
     _last_token_at: float = 0.0
@@ -63,6 +66,7 @@ class Row:
     def restart(self) -> None:
         """Give the KV back and be ready to be admitted again."""
         self.cache, self.filled, self.reused, self.checkpoints = None, 0, 0, ()
+        self.prompt_logprobs.clear()
 
     def usage(self) -> Usage:
         first = self._first_token_at or self.clock()
@@ -75,8 +79,9 @@ class Row:
         )
 
     def finish_unstarted(self) -> Sequence[Event]:
-        """The end of a row whose grammar matches the empty text and nothing else."""
-        return self._end("stop", "")
+        """The end of a row whose prompt was all there was to do, or of one whose grammar matches
+        the empty text and nothing else."""
+        return self._end("length" if self.request.prompt_only else "stop", "")
 
     def take(
         self, token: int, end_tokens: frozenset[int], logprob: TokenLogprob | None = None
@@ -104,11 +109,26 @@ class Row:
             shown += self.stop.feed(self.text.finish())
             reason: FinishReason = "stop" if self.stop.stopped else "length"
             return self._end(reason, shown + self.stop.finish())
-        return (TextDelta(shown, self.usage()),) if shown else ()
+        return (self._delta(shown, self.usage()),) if shown else ()
 
     def _end(self, reason: FinishReason, shown: str) -> Sequence[Event]:
         self.ended = reason
         usage = self.usage()
-        told = None if self.request.logprobs is None else tuple(self.logprobs)
-        last = Finished(reason, usage, told, self.stop.found)
-        return (TextDelta(shown, usage), last) if shown else (last,)
+        last = Finished(
+            reason,
+            usage,
+            None if self.request.logprobs is None else tuple(self.logprobs),
+            self.stop.found,
+            self._of_prompt(),
+        )
+        return (self._delta(shown, usage), last) if shown else (last,)
+
+    def _delta(self, shown: str, usage: Usage) -> TextDelta:
+        logprobs = tuple(self.logprobs[self._told :])
+        self._told = len(self.logprobs)
+        return TextDelta(shown, usage, logprobs)
+
+    def _of_prompt(self) -> PromptLogprobs | None:
+        if self.request.prompt_logprobs is None:
+            return None
+        return PromptLogprobs(self.prompt[0], tuple(self.prompt_logprobs))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from backend.engine import kv
+from backend.engine import kv, prompt_logprobs
 from backend.engine.admission import bytes_with, kv_bytes
 from backend.engine.batch import DecodeBatch, Sampled
 from backend.engine.commands import Submit
@@ -22,7 +22,7 @@ from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
 from backend.engine.prompt_store import PromptStore, Report
-from backend.engine.request import RawPrompt
+from backend.engine.request import ChatPrompt
 from backend.engine.row import Row
 from common.stop_strings import StopMatcher
 
@@ -69,7 +69,7 @@ class Scheduler:
                 request=command.request,
                 prompt=command.prompt,
                 limit=command.limit,
-                text=self._model.new_text(isinstance(command.request.prompt, RawPrompt)),
+                text=self._model.new_text(not isinstance(command.request.prompt, ChatPrompt)),
                 stop=StopMatcher(command.request.stop),
                 constraint=command.constraint,
                 stored=command.stored,
@@ -140,11 +140,18 @@ class Scheduler:
     def _prefill_chunk(self, row: Row, budget: int) -> int:
         """Run one chunk; returns what it counts against the budget of this step."""
         assert row.cache is not None
+        alternatives = row.request.prompt_logprobs
+        if alternatives is not None:
+            budget = min(budget, prompt_logprobs.longest_chunk(self._model.vocabulary))
         end = chunk_end(row.filled, len(row.prompt), budget, row.checkpoints)
         tokens = end - row.filled
         if tokens > 0:
             started = time.perf_counter()
-            self._model.model(mx.array([row.prompt[row.filled : end]]), cache=row.cache)
+            chunk = mx.array([row.prompt[row.filled : end]])
+            logits = self._model.model(chunk, cache=row.cache)
+            if alternatives is not None:
+                following = row.prompt[row.filled + 1 : end + 1]
+                row.prompt_logprobs += prompt_logprobs.read(logits[0], following, alternatives)
             kv.evaluate(row.cache)
             self._pace.measured(tokens, time.perf_counter() - started)
             self._gauges.prompt_tokens_processed += tokens
@@ -156,7 +163,8 @@ class Scheduler:
         """Move a prefilled row into the batch."""
         assert row.cache is not None
         cache, row.cache = row.cache, None
-        if row.constraint is not None and row.constraint.ended:
+        grammar_ended = row.constraint is not None and row.constraint.ended
+        if row.request.prompt_only or grammar_ended:
             for event in row.finish_unstarted():
                 self._publish(row.ticket, event)
             return

@@ -1,4 +1,4 @@
-"""One answer on its way out: text pieces in, chat events out.
+"""One answer on its way out: text pieces in, chat events and log-probabilities out.
 
 Only an answer to Messages is parsed. A raw prompt is continued as it is: its host renders and
 reads the template's markers itself (contract 3.3).
@@ -6,12 +6,13 @@ reads the template's markers itself (contract 3.3).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from backend.engine.engine import ModelFacts
-from backend.engine.events import Event, Finished, FinishReason
+from backend.engine.events import Finished, FinishReason, TextDelta, TokenLogprob
 from backend.engine.generation import Generation
-from backend.engine.request import ChatPrompt, RawPrompt
+from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.rpc import logprobs
 from common.chat_events import ChatEvent, Content
 from common.chat_parser import ChatParser
@@ -21,37 +22,61 @@ class Answer:
     """The parser of one generation; it starts with the first piece, when the prompt is known."""
 
     def __init__(
-        self, facts: ModelFacts, prompt: RawPrompt | ChatPrompt, generation: Generation
+        self, facts: ModelFacts, request: GenerationRequest, generation: Generation
     ) -> None:
-        self._format = facts.chat_format
-        self._token_bytes = facts.token_bytes
-        self._prompt = prompt
+        self._facts = facts
+        self._request = request
         self._generation = generation
         self._parser: ChatParser | None = None
+        self._untold: list[TokenLogprob] = []
+        self._told = 0
 
-    def feed(self, text: str) -> Sequence[ChatEvent]:
+    def feed(self, piece: TextDelta) -> Sequence[ChatEvent]:
         """The next piece of text."""
+        self._untold += piece.logprobs
         parser = self._started()
-        return [Content(text)] if parser is None else parser.feed(text)
+        return [Content(piece.text)] if parser is None else parser.feed(piece.text)
 
     def finish(self, reason: FinishReason) -> Sequence[ChatEvent]:
         """The end of the text."""
         parser = self._started()
         return [] if parser is None else parser.finish(reason)
 
-    def logprobs(self, event: Event) -> bytes:
-        """Those of the whole answer, with its last event, if they were asked for."""
-        if not isinstance(event, Finished) or event.logprobs is None:
+    def piece_logprobs(self) -> bytes:
+        """Those of the tokens since the Reply before, if a stream is to have them piece by piece.
+
+        Tokens whose text is held back, or is markup, go with the next Reply that there is.
+        """
+        if not self._request.stream_logprobs or not self._untold:
             return b""
-        return logprobs.as_json(event.logprobs, self._token_bytes)
+        told, self._untold = self._untold, []
+        self._told += len(told)
+        return logprobs.as_json(told, self._facts.token_bytes)
+
+    async def last_logprobs(self, end: Finished) -> bytes:
+        """Those of the whole answer, less what has gone piece by piece, and those of the prompt."""
+        rest = (end.logprobs or ())[self._told :]
+        if end.prompt_logprobs is not None:
+            # A long prompt takes a second to write out, and other calls wait on this loop.
+            return await asyncio.to_thread(
+                logprobs.as_json,
+                rest,
+                self._facts.token_bytes,
+                end.prompt_logprobs,
+                self._facts.new_text(False),
+            )
+        if end.logprobs is None or (self._told and not rest):
+            return b""
+        return logprobs.as_json(rest, self._facts.token_bytes)
 
     def _started(self) -> ChatParser | None:
-        if isinstance(self._prompt, RawPrompt):
+        prompt = self._request.prompt
+        if not isinstance(prompt, ChatPrompt):
             return None
         if self._parser is None:
             self._parser = ChatParser(
-                self._format,
-                tools=self._prompt.tools or (),
+                self._facts.chat_format,
+                tools=prompt.tools or (),
                 prompt_tail=self._generation.prompt_tail,
             )
         return self._parser

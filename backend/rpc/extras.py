@@ -6,6 +6,7 @@ can send these. The prefix keeps them apart from labels, and a wrong one is an e
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from common.options import did_you_mean, shown
 
 PREFIX = "mlx."
 MOST_MIN_TOKENS = 1 << 20
+LARGEST_IDS = 2 << 20
 
 
 def of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
@@ -64,10 +66,26 @@ def _grammar_type(text: str) -> str:
     raise ValueError("send auto, gbnf, json_schema, lark or regex")
 
 
+def _ids(text: str) -> tuple[int, ...]:
+    if len(text) > LARGEST_IDS:
+        raise ValueError(f"it is {len(text)} characters long; send at most {LARGEST_IDS}")
+    try:
+        ids = json.loads(text)
+    except (ValueError, RecursionError):
+        ids = None
+    if isinstance(ids, list) and all(type(token) is int for token in ids):
+        return tuple(ids)
+    raise ValueError("send a JSON list of token ids")
+
+
 READERS: Mapping[str, Callable[[str], Any]] = {
     "min_tokens": _count,
     "xtc_probability": _share,
     "xtc_threshold": _share,
     "grammar_type": _grammar_type,
     "parallel_tool_calls": _flag,
+    "stream_logprobs": _flag,
+    "prompt_token_ids": _ids,
+    "prompt_logprobs": _flag,
+    "prompt_only": _flag,
 }

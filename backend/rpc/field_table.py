@@ -80,6 +80,15 @@ EXTRAS: Mapping[str, str] = {
     "mlx.xtc_threshold": "XTC sampling: share of probability from which a token counts as likely",
     "mlx.grammar_type": "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
     "mlx.parallel_tool_calls": "`false`: a demanded tool call is a single one",
+    "mlx.stream_logprobs": "`true`: where log-probabilities are asked for, each Reply of a stream"
+    " carries those of the tokens behind it, and the last one what is left, not all of them",
+    "mlx.prompt_token_ids": "JSON list of token ids: the raw prompt, in place of Prompt; no BOS is"
+    " added",
+    "mlx.prompt_logprobs": "`true`: the last Reply's `logprobs` have a list `prompt` beside"
+    " `content`, one entry per token of the raw prompt, with TopLogprobs alternatives; `text` is"
+    " what the token adds to the text, and the first `logprob` is null",
+    "mlx.prompt_only": "`true`: the prompt is read and nothing is generated, whatever Tokens says;"
+    " the finish reason is `length`",
 }
 
 

@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from backend.engine.events import TokenLogprob
+from backend.engine.events import PromptLogprobs, TokenLogprob
+from backend.engine.token_text import TextStream
 
 _LEAST = -9999.0  # OpenAI's stand-in for a probability of zero, which JSON cannot write
 
-
-def as_json(entries: Sequence[TokenLogprob], bytes_of: Callable[[int], bytes]) -> bytes:
-    """`{"content": […]}` with an entry per generated token. bytes_of: what a token writes."""
-    content = [
-        _entry(entry.token, entry.logprob, bytes_of)
-        | {"top_logprobs": [_entry(token, value, bytes_of) for token, value in entry.top]}
-        for entry in entries
-    ]
-    return json.dumps({"content": content}, ensure_ascii=False).encode()
+BytesOf = Callable[[int], bytes]
 
 
-def _entry(token: int, value: float, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
+def as_json(
+    entries: Sequence[TokenLogprob],
+    bytes_of: BytesOf,
+    prompt: PromptLogprobs | None = None,
+    text: TextStream | None = None,
+) -> bytes:
+    """`{"content": […]}` with an entry per generated token, and `"prompt"` if there is one.
+
+    bytes_of: what a token writes. text: a fresh decoder, for the texts of the prompt's tokens.
+    """
+    shown: dict[str, Any] = {"content": [_told(entry, bytes_of) for entry in entries]}
+    if prompt is not None and text is not None:
+        shown["prompt"] = list(_of_prompt(prompt, bytes_of, text))
+    return json.dumps(shown, ensure_ascii=False).encode()
+
+
+def _of_prompt(
+    prompt: PromptLogprobs, bytes_of: BytesOf, text: TextStream
+) -> Iterator[dict[str, Any]]:
+    """One entry per token; their texts add up to the text of the prompt."""
+    unknown: dict[str, Any] = {"logprob": None, "top_logprobs": []}
+    first = _named(prompt.first, bytes_of) | unknown
+    entries = [first, *(_told(entry, bytes_of) for entry in prompt.rest)]
+    for place, entry in enumerate(entries, 1):
+        written = text.add(entry["id"])
+        yield entry | {"text": written + text.finish() if place == len(entries) else written}
+
+
+def _told(entry: TokenLogprob, bytes_of: BytesOf) -> dict[str, Any]:
+    top = [_valued(token, value, bytes_of) for token, value in entry.top]
+    return _valued(entry.token, entry.logprob, bytes_of) | {"top_logprobs": top}
+
+
+def _valued(token: int, value: float, bytes_of: BytesOf) -> dict[str, Any]:
+    return _named(token, bytes_of) | {"logprob": max(value, _LEAST)}
+
+
+def _named(token: int, bytes_of: BytesOf) -> dict[str, Any]:
     written = bytes_of(token)
     return {
         "id": token,
         # Bytes that are only a part of a character are shown as escapes, which lose nothing.
         "token": written.decode(errors="backslashreplace"),
         "bytes": list(written),
-        "logprob": max(value, _LEAST),
     }

@@ -22,9 +22,9 @@ from wire import backend_pb2 as pb
 _REPLACEMENT = "\ufffd"
 
 
-def piece(event: ChatEvent, usage: Usage) -> pb.Reply:
+def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
     """The next event of a stream."""
-    reply = last(usage)
+    reply = last(usage, logprobs)
     match event:
         case Content(text):
             _add_content(reply, text)
@@ -38,7 +38,7 @@ def piece(event: ChatEvent, usage: Usage) -> pb.Reply:
 
 
 def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """The end of a stream: the final totals, and the log-probabilities of all of it."""
+    """The end of a stream: the final totals, and the log-probabilities."""
     return pb.Reply(
         logprobs=logprobs,
         tokens=usage.completion_tokens,

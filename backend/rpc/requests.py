@@ -14,20 +14,16 @@ from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.engine import ModelFacts
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import ChatPrompt, Extras, GenerationRequest, RawPrompt
-from backend.rpc import template_arguments
+from backend.engine.request import Extras, GenerationRequest
 from backend.rpc.extras import of as read_extras
 from backend.rpc.neutral import require_neutral
+from backend.rpc.prompt_fields import prompt_of, tools_of
 from backend.rpc.request_fields import REFUSED
 from backend.rpc.sampling_fields import sampling
-from common.messages import template_messages
-from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
 LONGEST_STOP = 4096
-MOST_MESSAGES = 10_000
-LARGEST_JSON = 2 << 20
 MOST_GUESSES = 64
 MOST_ALTERNATIVES = 20  # OpenAI's bound of top_logprobs
 _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
@@ -38,16 +34,20 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
     """The validated request to the loaded model. Raises InvalidRequest with the field at fault."""
     require_neutral(options, REFUSED)
     extras = read_extras(options.Metadata, facts.defaults)
+    prompt = prompt_of(options, extras, facts.vocabulary_size)
     max_tokens = _max_tokens(options.Tokens)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
-        prompt=_prompt(options),
+        prompt=prompt,
         sampling=sampling(options, extras, facts.vocabulary_size),
         max_tokens=max_tokens,
         stop=_stop_strings(list(options.StopPrompts)),
         min_tokens=_min_tokens(extras, max_tokens),
         ignore_eos=options.IgnoreEOS,
         logprobs=_logprobs(options),
+        stream_logprobs=extras.stream_logprobs,
+        prompt_logprobs=options.TopLogprobs if extras.prompt_logprobs else None,
+        prompt_only=extras.prompt_only,
         constraint=_constraint(options, extras),
         n_draft=_n_draft(options.NDraft),
         disk=disk_use(
@@ -62,41 +62,6 @@ def _request_id(label: str) -> str:
     """A name for logs, unique here; a client's label leads it if it is only a label."""
     unique = secrets.token_hex(6)
     return f"{label}.{unique}" if _LABEL.fullmatch(label) else unique
-
-
-def _prompt(options: pb.PredictOptions) -> RawPrompt | ChatPrompt:
-    """Messages through the template iff asked for and present, else Prompt (contract 3.3)."""
-    if options.UseTokenizerTemplate and options.Messages:
-        _require_bounded(options)
-        try:
-            messages = template_messages(options.Messages)
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from None
-        tools, _ = _tools(options)
-        return ChatPrompt(messages, tools or None, template_arguments.of(options.Metadata))
-    if options.Prompt:
-        return RawPrompt(options.Prompt)
-    if options.Messages:
-        raise InvalidRequest(
-            "Messages are given without UseTokenizerTemplate, and Prompt is empty:"
-            " set UseTokenizerTemplate, or send the text as Prompt"
-        )
-    raise InvalidRequest(
-        "the prompt is empty: send text as Prompt, or Messages with UseTokenizerTemplate"
-    )
-
-
-def _require_bounded(options: pb.PredictOptions) -> None:
-    """What is parsed here delays every other call, so there is a bound to it."""
-    if len(options.Messages) > MOST_MESSAGES:
-        raise InvalidRequest(
-            f"Messages has {len(options.Messages)} entries: send at most {MOST_MESSAGES}"
-        )
-    parsed = len(options.Tools) + sum(len(message.tool_calls) for message in options.Messages)
-    if parsed > LARGEST_JSON:
-        raise InvalidRequest(
-            f"Tools and tool_calls are {parsed} characters together: send at most {LARGEST_JSON}"
-        )
 
 
 def _max_tokens(value: int) -> int | None:
@@ -121,15 +86,6 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
     return stops
 
 
-def _tools(options: pb.PredictOptions) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools that the model may see, and the choice among them (contract 3.6)."""
-    try:
-        choice = parse_tool_choice(options.ToolChoice)
-        return offered(parse_tools(options.Tools), choice), choice
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
-
-
 def _constraint(options: pb.PredictOptions, extras: Extras) -> ConstraintSpec | None:
     """What the answer must match: the grammar, else a call where one is demanded.
 
@@ -141,7 +97,7 @@ def _constraint(options: pb.PredictOptions, extras: Extras) -> ConstraintSpec | 
         return spec_of_grammar(options.Grammar, extras.grammar_type)
     if not (options.UseTokenizerTemplate and options.Messages):
         return None
-    tools, choice = _tools(options)
+    tools, choice = tools_of(options)
     if choice.mode == "auto" and any(tool["function"].get("strict") is True for tool in tools):
         parallel = extras.parallel_tool_calls
         return ConstraintSpec("calls", tools=tools, parallel=parallel, optional=True)

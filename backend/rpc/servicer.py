@@ -88,8 +88,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             async for event in generation:
                 usage = event.usage
                 events += _read(answer, event)
-                told = answer.logprobs(event)
                 if isinstance(event, Finished):
+                    told = await answer.last_logprobs(event)
                     context.set_trailing_metadata(trailers.of(event))
         return replies.whole(message_of(events), usage, told)
 
@@ -98,9 +98,11 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         async with generation:
             async for event in generation:
                 for part in _read(answer, event):
-                    await context.write(replies.piece(part, event.usage))
+                    told = answer.piece_logprobs()
+                    await context.write(replies.piece(part, event.usage, told))
                 if isinstance(event, Finished):
-                    await context.write(replies.last(event.usage, answer.logprobs(event)))
+                    told = await answer.last_logprobs(event)
+                    await context.write(replies.last(event.usage, told))
                     context.set_trailing_metadata(trailers.of(event))
 
     def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
@@ -108,7 +110,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         request = generation_request(options, facts)
         note(id=request.request_id)
         generation = self._engine.submit(request)
-        return generation, Answer(facts, request.prompt, generation)
+        return generation, Answer(facts, request, generation)
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context
@@ -168,4 +170,4 @@ def _read(answer: Answer, event: Event) -> Sequence[ChatEvent]:
     if isinstance(event, Finished):
         note(finish=event.reason)
         return answer.finish(event.reason)
-    return answer.feed(event.text)
+    return answer.feed(event)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -47,4 +49,5 @@ def test_an_answer_tells_how_much_of_its_prompt_was_remembered(bare: Backend) ->
 def test_a_call_that_fails_has_none_of_it(served: Backend) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         served.stub.Predict(chat("Hi", Temperature=-1), timeout=WAIT)
-    assert FINISH not in dict(refused.value.trailing_metadata())
+    error: Any = refused.value
+    assert FINISH not in dict(error.trailing_metadata())

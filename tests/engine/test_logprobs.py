@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.engine import kv
+from backend.engine import kv, prompt_logprobs
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs
 from backend.engine.request import Sampling
-from tests.engine.random_models import VOCABULARY, random_model
+from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
 PROMPT = list(range(1, 20))
@@ -108,3 +108,51 @@ def test_the_end_of_sequence_is_not_told_of(model: Any) -> None:
     assert heard.finished is not None
     assert heard.finished.reason == "stop"
     assert heard.finished.logprobs == ()
+
+
+LONG = [(place * place + 7 * place) % (VOCABULARY - 1) + 1 for place in range(150)]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_those_of_the_prompt_are_those_of_a_plain_pass_also_after_it_was_stored(kind: str) -> None:
+    plain = _plain(random_model(kind), LONG)
+    rounds = Rounds(engine_model(random_model(kind)))
+    rounds.submit(1, [9, 8, 7], 400, ignore_eos=True)
+    rounds.submit(2, LONG, 1)
+    rounds.drain()
+    for ticket in (3, 4):
+        rounds.submit(ticket, LONG, 1, prompt_logprobs=3, prompt_only=ticket == 3)
+    rounds.drain()
+    for ticket in (3, 4):
+        end = rounds.heard[ticket].finished
+        assert end is not None
+        assert end.usage.cached_tokens == 0
+        assert end.prompt_logprobs is not None
+        assert end.prompt_logprobs.first == LONG[0]
+        assert [entry.token for entry in end.prompt_logprobs.rest] == LONG[1:]
+        for entry, values in zip(end.prompt_logprobs.rest, plain[:-1], strict=True):
+            assert abs(entry.logprob - values[entry.token]) < 1e-3
+            best = np.sort(values)[::-1][:3]
+            assert [value for _, value in entry.top] == pytest.approx(best.tolist(), abs=1e-3)
+    only = rounds.heard[3]
+    assert only.finished is not None
+    assert (only.text, only.finished.reason, only.finished.usage.completion_tokens) == (
+        "",
+        "length",
+        0,
+    )
+
+
+def test_those_of_the_prompt_are_read_between_the_steps_of_others(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_logprobs, "_MOST_LOGITS", 8 * VOCABULARY)
+    rounds = Rounds(engine_model(model))
+    rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
+    rounds.step()
+    rounds.submit(2, LONG, 1, prompt_logprobs=0, prompt_only=True)
+    while rounds.heard[2].finished is None:
+        before = len(rounds.heard[1].tokens)
+        rounds.step()
+        assert len(rounds.heard[1].tokens) == before + 1
+    assert len(rounds.heard[1].tokens) >= len(LONG) // 32

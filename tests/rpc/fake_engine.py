@@ -24,11 +24,21 @@ from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown
 from backend.engine.events import Event, Finished, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.request import GenerationRequest
+from backend.engine.token_text import ByteStream
 from common.chat_format import ChatFormat
 
 CHAT = ChatFormat.named("hermes", "qwen3")
+WRITTEN = [b"%d" % token for token in range(512)]
 FACTS = ModelFacts(
-    "tiny", "qwen3", 2048, "{{ messages }}", CHAT, "<rendered>", 512, lambda token: b"%d" % token
+    name="tiny",
+    model_type="qwen3",
+    context_size=2048,
+    chat_template="{{ messages }}",
+    chat_format=CHAT,
+    rendered_template="<rendered>",
+    vocabulary_size=512,
+    token_bytes=WRITTEN.__getitem__,
+    new_text=lambda continues: ByteStream(WRITTEN, strip_first_space=not continues),
 )
 
 

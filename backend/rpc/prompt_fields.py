@@ -1,0 +1,85 @@
+"""What a generation goes on from: the prompt's text, its tokens, or messages with their tools."""
+
+from __future__ import annotations
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
+from backend.rpc import template_arguments
+from common.messages import template_messages
+from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
+from wire import backend_pb2 as pb
+
+MOST_MESSAGES = 10_000
+LARGEST_JSON = 2 << 20
+
+
+def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Prompt:
+    """Messages through the template iff asked for and present, else Prompt (contract 3.3).
+
+    Raises InvalidRequest with the field at fault.
+    """
+    chats = options.UseTokenizerTemplate and len(options.Messages) > 0
+    if extras.prompt_token_ids is not None:
+        return _token_prompt(options, extras.prompt_token_ids, vocabulary_size, chats=chats)
+    if chats and extras.prompt_logprobs:
+        raise InvalidRequest(
+            "Metadata mlx.prompt_logprobs is true, but Messages are given: it tells of the tokens"
+            " of a raw prompt; send Prompt, or leave it out"
+        )
+    if chats:
+        _require_bounded(options)
+        try:
+            messages = template_messages(options.Messages)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        tools, _ = tools_of(options)
+        return ChatPrompt(messages, tools or None, template_arguments.of(options.Metadata))
+    if options.Prompt:
+        return RawPrompt(options.Prompt)
+    if options.Messages:
+        raise InvalidRequest(
+            "Messages are given without UseTokenizerTemplate, and Prompt is empty:"
+            " set UseTokenizerTemplate, or send the text as Prompt"
+        )
+    raise InvalidRequest(
+        "the prompt is empty: send text as Prompt, or Messages with UseTokenizerTemplate"
+    )
+
+
+def _require_bounded(options: pb.PredictOptions) -> None:
+    """What is parsed here delays every other call, so there is a bound to it."""
+    if len(options.Messages) > MOST_MESSAGES:
+        raise InvalidRequest(
+            f"Messages has {len(options.Messages)} entries: send at most {MOST_MESSAGES}"
+        )
+    parsed = len(options.Tools) + sum(len(message.tool_calls) for message in options.Messages)
+    if parsed > LARGEST_JSON:
+        raise InvalidRequest(
+            f"Tools and tool_calls are {parsed} characters together: send at most {LARGEST_JSON}"
+        )
+
+
+def _token_prompt(
+    options: pb.PredictOptions, ids: tuple[int, ...], vocabulary_size: int, *, chats: bool
+) -> TokenPrompt:
+    for name, given in (("Prompt", bool(options.Prompt)), ("Messages", chats)):
+        if given:
+            raise InvalidRequest(
+                f"Metadata mlx.prompt_token_ids and {name} are both given: send one of them"
+            )
+    for place, token in enumerate(ids):
+        if not 0 <= token < vocabulary_size:
+            raise InvalidRequest(
+                f"Metadata mlx.prompt_token_ids[{place}] is {token}, but the vocabulary ends at"
+                f" {vocabulary_size - 1}"
+            )
+    return TokenPrompt(ids)
+
+
+def tools_of(options: pb.PredictOptions) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that the model may see, and the choice among them (contract 3.6)."""
+    try:
+        choice = parse_tool_choice(options.ToolChoice)
+        return offered(parse_tools(options.Tools), choice), choice
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None

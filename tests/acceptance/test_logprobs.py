@@ -1,0 +1,147 @@
+"""Log-probabilities over the wire: piece by piece with a stream, and of the prompt itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+from tokenizers import Tokenizer
+
+from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat
+from wire import backend_pb2 as pb
+
+RAW = "The capital of France is Paris. 2 plus 3 is 5. Ünïcödé 🦊 <|im_end|>\n<think> ok"
+CLOCK = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"properties": {"city": {"type": "string"}}}},
+}
+
+
+def _content(reply: pb.Reply) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(reply.logprobs)["content"] if reply.logprobs else []
+    return entries
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"StopPrompts": ["4"]},
+        {"StopPrompts": ["4 5 6 7"]},
+        {"Metadata": {"enable_thinking": "true"}},
+        {"Tools": json.dumps([CLOCK]), "ToolChoice": '"required"'},
+        {"Temperature": 2.0, "Seed": 5, "Tokens": 40},
+    ],
+    ids=str,
+)
+def test_a_stream_tells_each_token_once(served: Backend, fields: dict[str, Any]) -> None:
+    request = chat("Count to 5. What time is it in Rome?", **fields)
+    request.TopLogprobs = 2
+    whole = _content(served.stub.Predict(request, timeout=WAIT))
+    *silent, last = served.stub.PredictStream(request, timeout=WAIT)
+    assert not any(reply.logprobs for reply in silent)
+    assert _content(last) == whole
+
+    request.Metadata["mlx.stream_logprobs"] = "true"
+    assert _content(served.stub.Predict(request, timeout=WAIT)) == whole
+    replies = list(served.stub.PredictStream(request, timeout=WAIT))
+    assert [entry for reply in replies for entry in _content(reply)] == whole != []
+    written = b"".join(bytes(entry["bytes"]) for reply in replies for entry in _content(reply))
+    read = b""
+    for reply in replies:
+        read += b"".join(bytes(entry["bytes"]) for entry in _content(reply))
+        assert reply.message in read
+    assert read == written
+
+
+def test_a_plain_answer_has_the_tokens_of_each_piece_with_it(served: Backend) -> None:
+    request = pb.PredictOptions(
+        Prompt=RAW, Tokens=30, Logprobs=1, Metadata={"mlx.stream_logprobs": "true"}, IgnoreEOS=True
+    )
+    *pieces, last = served.stub.PredictStream(request, timeout=WAIT)
+    assert len(pieces) > 1
+    for piece in pieces:
+        told = b"".join(bytes(entry["bytes"]) for entry in _content(piece))
+        assert told.decode(errors="ignore") == piece.message.decode()
+    assert last.logprobs == b""
+
+
+def test_a_prompt_in_tokens_is_the_prompt(served: Backend) -> None:
+    text = "2 plus 3 is"
+    tokens = list(served.stub.TokenizeString(pb.PredictOptions(Prompt=text), timeout=WAIT).tokens)
+    given = pb.PredictOptions(Tokens=8, Metadata={"mlx.prompt_token_ids": json.dumps(tokens)})
+    reply = served.stub.Predict(given, timeout=WAIT)
+    assert reply.prompt_tokens == len(tokens)
+    again = served.stub.Predict(pb.PredictOptions(Prompt=text, Tokens=8), timeout=WAIT)
+    assert reply.message == again.message != b""
+
+
+def _told_of_prompt(backend: Backend, request: pb.PredictOptions) -> tuple[Any, pb.Reply]:
+    request.Metadata.update({"mlx.prompt_logprobs": "true", "mlx.prompt_only": "true"})
+    reply = backend.stub.Predict(request, timeout=WAIT)
+    *_, last = backend.stub.PredictStream(request, timeout=WAIT)
+    told = json.loads(reply.logprobs)
+    assert told == json.loads(last.logprobs)
+    return told, reply
+
+
+def test_the_tokens_of_a_prompt_are_told_with_their_text(served: Backend) -> None:
+    request = pb.PredictOptions(Prompt=RAW, TopLogprobs=3, Tokens=7)
+    told, reply = _told_of_prompt(served, request)
+    assert (reply.message, reply.tokens, told["content"]) == (b"", 0, [])
+    entries = told["prompt"]
+    assert len(entries) == reply.prompt_tokens
+    ids = [entry["id"] for entry in entries]
+    tokenizer = Tokenizer.from_file(str(TINY_TEXT / "tokenizer.json"))
+    assert ids == tokenizer.encode(RAW, add_special_tokens=False).ids
+    assert "".join(entry["text"] for entry in entries) == RAW
+    first, *rest = entries
+    assert (first["logprob"], first["top_logprobs"]) == (None, [])
+    assert all(entry["logprob"] <= 1e-6 and len(entry["top_logprobs"]) == 3 for entry in rest)
+
+
+def test_what_follows_a_prompt_is_told_beside_it_as_without_it(served: Backend) -> None:
+    request = pb.PredictOptions(Prompt="2 plus 3 is", Logprobs=1, Tokens=4)
+    alone = json.loads(served.stub.Predict(request, timeout=WAIT).logprobs)
+    request.Metadata["mlx.prompt_logprobs"] = "true"
+    both = json.loads(served.stub.Predict(request, timeout=WAIT).logprobs)
+    assert [entry["id"] for entry in both["content"]] == [entry["id"] for entry in alone["content"]]
+    expected = [entry["logprob"] for entry in alone["content"]]
+    assert [entry["logprob"] for entry in both["content"]] == pytest.approx(expected, abs=1e-3)
+    assert len(both["prompt"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (
+            pb.PredictOptions(Prompt="x", Metadata={"mlx.prompt_token_ids": "[1]"}),
+            "mlx.prompt_token_ids and Prompt are both given",
+        ),
+        (chat("x", Metadata={"mlx.prompt_token_ids": "[1]"}), "and Messages are both given"),
+        (
+            pb.PredictOptions(Metadata={"mlx.prompt_token_ids": "[1, 2, 100000]"}),
+            "mlx.prompt_token_ids[2] is 100000, but the vocabulary ends at",
+        ),
+        (pb.PredictOptions(Metadata={"mlx.prompt_token_ids": "[-1]"}), "[0] is -1"),
+        (pb.PredictOptions(Metadata={"mlx.prompt_token_ids": "[]"}), "the prompt is empty"),
+        (
+            pb.PredictOptions(Metadata={"mlx.prompt_token_ids": "[1, true]"}),
+            "send a JSON list of token ids",
+        ),
+        (
+            pb.PredictOptions(Metadata={"mlx.prompt_token_ids": str([1] * 5000)}),
+            "the prompt has 5000 tokens, but the context holds 4096",
+        ),
+        (chat("x", Metadata={"mlx.prompt_logprobs": "true"}), "but Messages are given"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(
+    served: Backend, request_: pb.PredictOptions, words: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        served.stub.Predict(request_, timeout=WAIT)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in (refused.value.details() or "")
