@@ -13,15 +13,20 @@ command -v "$uv" >/dev/null || {
 export MACOSX_DEPLOYMENT_TARGET=14.0
 pythons="3.11 3.12 3.13 3.14"
 
+# Declared by packages that serve without them: cmeel adds a start-up hook to the interpreter,
+# grpcio-tools never imports setuptools, and mlx-vlm and mlx-audio use the others only to train, to
+# record, or as servers of their own.
+unneeded=(cmeel setuptools cryptography datasets pandas pyarrow dill multiprocess xxhash
+    python-dateutil tzdata sounddevice miniaudio fastapi starlette uvicorn opentelemetry-api
+    python-multipart websockets)
+without=("${unneeded[@]/#/--no-emit-package=}")
+
 resolve() { # IN LOCK PLATFORM [UV OPTION…]
     local source=$1 lock=$2 platform=$3
     shift 3
     echo "lock: $lock"
-    # cmeel only serves cmeel's own packages and adds a start-up hook to the interpreter;
-    # setuptools is declared by grpcio-tools, which does not import it.
     "$uv" pip compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-config \
         --only-binary :all: --python-version 3.11 --python-platform "$platform" \
-        --no-emit-package cmeel --no-emit-package setuptools \
         --custom-compile-command "make lock" "$@" --output-file "$lock" "$source"
 }
 
@@ -42,11 +47,11 @@ linux_arm=aarch64-manylinux_2_35
 mac=aarch64-apple-darwin
 
 for profile in linux-cpu linux-cuda12 linux-cuda13; do
-    resolve "$profile.in" "$profile.lock" "$linux_x86"
+    resolve "$profile.in" "$profile.lock" "$linux_x86" "${without[@]}"
     check "$profile.lock" "$linux_x86"
     check "$profile.lock" "$linux_arm"
 done
-resolve macos-metal.in macos-metal.lock "$mac"
+resolve macos-metal.in macos-metal.lock "$mac" "${without[@]}"
 check macos-metal.lock "$mac"
 
 # The constraints keep what the locks below have pinned already; they are installed together.
