@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from backend.rpc import logs
+from common.log_lines import traceback_of
 
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 LEVEL = "MLX_BACKEND_LOG"
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         logs.error("exit", cause="interrupted before the server had started")
         return 130
     except Exception as failure:
-        logs.error("uncaught", traceback=logs.traceback_of(failure))
+        logs.error("uncaught", traceback=traceback_of(failure))
         logs.error("exit", cause=f"internal error: {type(failure).__name__}")
         return _FAILED
 

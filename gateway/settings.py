@@ -1,28 +1,79 @@
-"""What the gateway as a whole is told at its start: where to listen, whom to let in, how much."""
+"""What the gateway as a whole is told at its start: where to listen, whom to let in, how much.
+
+One table: the command line (gateway/arguments.py) and the table in docs/gateway.md are made from
+it. A field's flag is its name with dashes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["text", "path", "count", "bytes", "seconds", "switch", "texts", "keys"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a setting is written on the command line, and what it does."""
+
+    kind: Kind
+    meaning: str
+    minimum: float = 0
+    maximum: float = 1e15
+
+
+def setting(
+    default: Any, kind: Kind, meaning: str, minimum: float = 0, maximum: float = 1e15
+) -> Any:
+    """A field of GatewaySettings with its Rule."""
+    return field(default=default, metadata={"rule": Rule(kind, meaning, minimum, maximum)})
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """One gateway's settings, from the command line and the environment."""
 
-    models_dir: Path
-    host: str = "127.0.0.1"
-    port: int = 8080
-    api_keys: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 50 << 20
-    request_timeout: float = 600.0  # seconds that one request may take; 0: no limit
-    load_timeout: float = 600.0  # seconds that a model may take to load
-    keepalive_interval: float = 5.0  # seconds of silence before an SSE comment
-    max_loaded_models: int = 0  # 0: no limit
-    max_memory_bytes: int = 0  # of all loaded models together, as their backends tell; 0: no limit
-    idle_unload: float = 0.0  # seconds without a request after which a model is unloaded; 0: never
-    drain_timeout: float = 10.0  # seconds that running requests get after SIGTERM
-    allow_unlisted_models: bool = False  # hub ids and local folders as `model` of a request
-    allow_remote_images: bool = False
-    max_image_bytes: int = 20 << 20
+    models_dir: Path = field(metadata={"rule": Rule("path", "Folder of YAML files, one a model.")})
+    host: str = setting("127.0.0.1", "text", "Address to listen on; beyond loopback needs a key.")
+    port: int = setting(8080, "count", "Port to listen on; 0 takes a free one.", 0, 65_535)
+    api_keys: tuple[str, ...] = setting(
+        (),
+        "keys",
+        "A key that lets in; may be repeated. Others can read a command line: prefer"
+        " MLX_GATEWAY_API_KEYS (separated by commas) or --api-key-file (one a line).",
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "texts",
+        "An origin such as http://localhost:3000 whose pages may call; may be repeated."
+        " * means any, and needs a key.",
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "texts",
+        "A further host name under which a gateway without a key may be called; may be repeated.",
+    )
+    max_body_bytes: int = setting(50 << 20, "bytes", "Largest request body.", 1024)
+    request_timeout: float = setting(600.0, "seconds", "Time that one request may take; 0: no end.")
+    load_timeout: float = setting(600.0, "seconds", "Time that a model may take to load.", 1)
+    keepalive_interval: float = setting(
+        5.0, "seconds", "Silence in a stream after which a comment is sent.", 0.05, 3600
+    )
+    max_loaded_models: int = setting(0, "count", "Most models loaded at a time; 0: no limit.")
+    max_memory_bytes: int = setting(
+        0, "bytes", "Memory of all loaded models together, as their backends tell; 0: no limit."
+    )
+    idle_unload: float = setting(
+        0.0, "seconds", "Time without a request after which a model is unloaded; 0: never."
+    )
+    drain_timeout: float = setting(
+        10.0, "seconds", "Time that running requests get after SIGTERM.", 0, 86_400
+    )
+    allow_unlisted_models: bool = setting(
+        False, "switch", "Let requests name hub ids and local folders as their model."
+    )
+    allow_remote_images: bool = setting(
+        False, "switch", "Fetch image URLs of requests, from public addresses only."
+    )
+    max_image_bytes: int = setting(20 << 20, "bytes", "Largest image or sound of a request.", 1024)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from backend.engine.events import Usage
 from backend.rpc import logs
 from backend.rpc.statuses import Status
+from common.log_lines import traceback_of
 
 Notes = dict[str, object]
 
@@ -52,7 +53,7 @@ def failed(method: str, notes: Notes, started: float, status: Status, error: Exc
     """A refusal names its reason; a fault of ours shows where it came from as well."""
     reason: Notes = {"why": status.sentence}
     if not status.expected:
-        reason = {"traceback": logs.traceback_of(error)}
+        reason = {"traceback": traceback_of(error)}
     level = logging.INFO if status.expected else logging.ERROR
     _line(level, method, status.code.name, {**notes, **reason}, started)
 

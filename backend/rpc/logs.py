@@ -3,7 +3,7 @@
 The host keeps the last stderr line as the cause of a crash and shows it to users (contract 1.2),
 so nothing may write lines of its own: loggers of libraries, warnings, stray prints and uncaught
 exceptions all pass through here. What a line may hold is decided where it is written: never a
-prompt, a message, a tool body or a secret.
+prompt, a message, a tool body or a secret. Their form is in common/log_lines.py.
 """
 
 from __future__ import annotations
@@ -11,23 +11,14 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import sys
 import threading
-import traceback
 import warnings
 from types import TracebackType
 from typing import TextIO
 
-LEVELS = {
-    "error": logging.ERROR,
-    "warning": logging.WARNING,
-    "info": logging.INFO,
-    "debug": logging.DEBUG,
-}
-_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
-_LONGEST_VALUE = 8000
-_LONGEST_EXCEPTION = 200
+from common.log_lines import LEVELS, LONGEST_VALUE, LineFormatter, traceback_of
+
 _log = logging.getLogger("backend")
 
 
@@ -51,46 +42,6 @@ def event(level: int, name: str, fields: dict[str, object]) -> None:
     _log.log(level, name, extra={"fields": fields})
 
 
-def rendered(value: object) -> str:
-    """A value in one word or in quotes, newlines escaped."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    text = str(value)
-    if len(text) > _LONGEST_VALUE:
-        text = text[:_LONGEST_VALUE] + "…"
-    if _PLAIN.fullmatch(text):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').translate(_CONTROLS) + '"'
-
-
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127, 0x85)}
-_CONTROLS |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
-_CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
-
-
-def traceback_of(failure: BaseException) -> str:
-    """Where an exception came from. Its own words are cut short: they may quote a request."""
-    frames = "".join(traceback.format_tb(failure.__traceback__))
-    words = str(failure)[:_LONGEST_EXCEPTION]
-    return f"{frames}{type(failure).__name__}: {words}"
-
-
-class _Line(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", None)
-        if fields is None:
-            event, fields = "log", {"logger": record.name, "message": record.getMessage()}
-        else:
-            event = record.msg
-        if record.exc_info and record.exc_info[1] is not None:
-            fields = {**fields, "traceback": traceback_of(record.exc_info[1])}
-        level = record.levelname.lower()
-        words = " ".join(f"{key}={rendered(value)}" for key, value in fields.items())
-        return f"level={level} event={event} {words}".rstrip()
-
-
 class _Stray(io.TextIOBase):
     """Stands in for `sys.stderr`: turns whatever others print into log lines."""
 
@@ -100,7 +51,7 @@ class _Stray(io.TextIOBase):
 
     def write(self, text: str, /) -> int:
         *lines, rest = (getattr(self._pending, "text", "") + text).replace("\r", "\n").split("\n")
-        self._pending.text = rest[:_LONGEST_VALUE]
+        self._pending.text = rest[:LONGEST_VALUE]
         for line in lines:
             if line.strip():
                 info("output", text=line.strip())
@@ -120,7 +71,7 @@ def configure(level_name: str) -> None:
     """Route everything that this process says to stderr through one formatter."""
     stderr: TextIO = sys.__stderr__ or io.StringIO()
     handler = logging.StreamHandler(stderr)
-    handler.setFormatter(_Line())
+    handler.setFormatter(LineFormatter())
     logging.raiseExceptions = False
     logging.root.handlers[:] = [handler]
     level = LEVELS.get(level_name.strip().lower())

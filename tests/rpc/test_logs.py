@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from backend.engine.errors import InvalidRequest
-from backend.rpc import logs
+from common import log_lines
 from tests.rpc.client import failure_of
 from tests.rpc.conftest import Running
 from tests.rpc.fake_engine import FakeEngine
@@ -36,7 +36,7 @@ from wire import backend_pb2 as pb
     ],
 )
 def test_values_stay_on_their_line(value: object, shown: str) -> None:
-    assert logs.rendered(value) == shown
+    assert log_lines.rendered(value) == shown
 
 
 def lines_of(code: str, level: str = "") -> list[str]:
@@ -105,7 +105,7 @@ def test_a_traceback_is_one_line(code: str) -> None:
 
 
 def test_a_long_exception_is_cut() -> None:
-    assert len(logs.traceback_of(ValueError("x" * 10_000))) < 500
+    assert len(log_lines.traceback_of(ValueError("x" * 10_000))) < 500
 
 
 SECRET = "the user's very own words"

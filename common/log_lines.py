@@ -1,0 +1,61 @@
+"""One log line an event, `level=… event=… key=value …`, for every process of this project.
+
+What a line may hold is decided where it is written: never a prompt, a message or a secret. Here
+only its form is kept, so that no value can begin a line of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+
+LEVELS = {
+    "error": logging.ERROR,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+}
+LONGEST_VALUE = 8000
+_LONGEST_EXCEPTION = 200
+_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127, 0x85)}
+_CONTROLS |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
+_CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def rendered(value: object) -> str:
+    """A value in one word or in quotes, newlines escaped."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    text = str(value)
+    if len(text) > LONGEST_VALUE:
+        text = text[:LONGEST_VALUE] + "…"
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').translate(_CONTROLS) + '"'
+
+
+def traceback_of(failure: BaseException) -> str:
+    """Where an exception came from. Its own words are cut short: they may quote a request."""
+    frames = "".join(traceback.format_tb(failure.__traceback__))
+    words = str(failure)[:_LONGEST_EXCEPTION]
+    return f"{frames}{type(failure).__name__}: {words}"
+
+
+class LineFormatter(logging.Formatter):
+    """Records with a `fields` attribute are events; what libraries log becomes `event=log`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", None)
+        if fields is None:
+            event, fields = "log", {"logger": record.name, "message": record.getMessage()}
+        else:
+            event = record.msg
+        if record.exc_info and record.exc_info[1] is not None:
+            fields = {**fields, "traceback": traceback_of(record.exc_info[1])}
+        level = record.levelname.lower()
+        words = " ".join(f"{key}={rendered(value)}" for key, value in fields.items())
+        return f"level={level} event={event} {words}".rstrip()

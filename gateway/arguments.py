@@ -1,0 +1,181 @@
+"""From a command line to GatewaySettings: a value that cannot work is refused in a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from gateway.settings import GatewaySettings, Rule
+
+KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
+_SHORTEST_KEY = 8  # characters; a guard against typing errors, not a measure of strength
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+class BadArgument(Exception):
+    """A setting that cannot be used; the text says which and why."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadArgument(message)
+
+
+def settings_from(
+    arguments: Sequence[str], environ: Mapping[str, str] | None = None
+) -> GatewaySettings:
+    """The settings of a command line and an environment. Raises BadArgument."""
+    given = _parser().parse_args(arguments)
+    values = {row.name: getattr(given, row.name) for row in fields(GatewaySettings)}
+    keys = (*values["api_keys"], *_keys_beside(given.api_key_file, environ or {}))
+    values["api_keys"] = tuple(dict.fromkeys(_key(key) for key in keys))
+    values["cors_origins"] = tuple(_origin(text) for text in values["cors_origins"])
+    settings = GatewaySettings(**values)
+    _check(settings)
+    return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody on another machine can reach this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def flag_of(row: Field[Any]) -> str:
+    """`--max-body-bytes`; the flags that may be repeated are in the singular."""
+    name = "--" + row.name.replace("_", "-")
+    return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="gateway",
+        description="An OpenAI-compatible HTTP server in front of MLX backends.",
+        allow_abbrev=False,
+    )
+    for row in fields(GatewaySettings):
+        rule: Rule = row.metadata["rule"]
+        meaning = rule.meaning.replace("%", "%%")
+        if rule.kind == "switch":
+            parser.add_argument(flag_of(row), dest=row.name, action="store_true", help=meaning)
+        elif rule.kind in ("texts", "keys"):
+            parser.add_argument(
+                flag_of(row), dest=row.name, action="append", default=[], help=meaning
+            )
+        else:
+            parser.add_argument(
+                flag_of(row),
+                dest=row.name,
+                type=_reader(flag_of(row), rule),
+                default=None if row.default is MISSING else row.default,
+                required=row.default is MISSING,
+                help=meaning,
+                metavar=rule.kind.upper(),
+            )
+    parser.add_argument("--api-key-file", type=Path, help="File of keys, one a line.")
+    return parser
+
+
+def _reader(flag: str, rule: Rule) -> Any:
+    def read(text: str) -> str | Path | int | float:
+        if rule.kind == "path":
+            return _folder(flag, text)
+        if rule.kind == "text":
+            return text
+        value = _number(flag, rule, text)
+        if not rule.minimum <= value <= rule.maximum:
+            raise BadArgument(
+                f"{flag} is {text}: give at least {rule.minimum:g}"
+                + (f" and at most {rule.maximum:g}" if rule.maximum < 1e15 else "")
+            )
+        return value
+
+    return read
+
+
+def _number(flag: str, rule: Rule, text: str) -> float:
+    if rule.kind == "bytes":
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
+            raise BadArgument(f"{flag} is {text!r}: give bytes, or a size such as 50MiB")
+        return int(float(match[1]) * 2 ** _POWERS[(match[2] or "").upper()])
+    try:
+        value = int(text) if rule.kind == "count" else float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        wanted = "a whole number" if rule.kind == "count" else "a number of seconds"
+        raise BadArgument(f"{flag} is {text!r}: give {wanted}")
+    return value
+
+
+def _folder(flag: str, text: str) -> Path:
+    folder = Path(text).expanduser().resolve()
+    if not folder.is_dir():
+        raise BadArgument(f"{flag} is {text!r}: there is no such folder")
+    return folder
+
+
+def _keys_beside(file: Path | None, environ: Mapping[str, str]) -> list[str]:
+    keys = [key.strip() for key in environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    if file is None:
+        return keys
+    try:
+        lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        raise BadArgument(f"--api-key-file {file} cannot be read: give a text file") from None
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise BadArgument(f"--api-key-file {file} holds no key: write one a line")
+    return keys + found
+
+
+def _key(key: str) -> str:
+    # The key itself stays out of the sentence: it ends up in logs and on screens.
+    if len(key) < _SHORTEST_KEY:
+        raise BadArgument(
+            f"an API key is shorter than {_SHORTEST_KEY} characters: use a longer one"
+        )
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise BadArgument("an API key holds characters that an HTTP header cannot: use ASCII")
+    return key
+
+
+def _origin(text: str) -> str:
+    """An origin as browsers write it: scheme, host and a port that is not the scheme's own."""
+    if text == "*":
+        return text
+    parts = urlsplit(text.strip().rstrip("/").lower())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query:
+        raise BadArgument(
+            f"--cors-origin is {text!r}: give an origin such as http://localhost:3000"
+        )
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _check(settings: GatewaySettings) -> None:
+    if not settings.host:
+        raise BadArgument("--host is empty: give an address, 127.0.0.1 for this machine alone")
+    if not settings.api_keys:
+        if not is_loopback(settings.host):
+            raise BadArgument(
+                f"--host {settings.host} can be reached by others, and there is no API key: set"
+                f" {KEYS_VARIABLE} or --api-key-file, or listen on 127.0.0.1"
+            )
+        if "*" in settings.cors_origins:
+            raise BadArgument(
+                "--cors-origin * lets every web page call this gateway, and there is no API key:"
+                f" set {KEYS_VARIABLE} or --api-key-file, or name the origins"
+            )
