@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import Gateway
 from gateway.errors import ApiError
-from gateway.routes import chat, health, models
+from gateway.routes import chat, health, models, page
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 
@@ -36,6 +36,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
+    app.include_router(page.router, include_in_schema=False)
     return app
 
 

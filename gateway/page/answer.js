@@ -1,0 +1,53 @@
+// An answer as it comes in: chunks of the stream become one message.
+
+/** An answer of which nothing is there yet. */
+export function begun() {
+  return { role: "assistant", content: "", reasoning: "", calls: [], state: "running", facts: {} };
+}
+
+/** Reads chunks into a message, and keeps the time: all figures are in seconds. */
+export class Reader {
+  #message;
+  #started = performance.now();
+  #first = 0;
+  #firstThought = 0;
+
+  constructor(message) {
+    this.#message = message;
+  }
+
+  /** Add one chunk (API reference, "The chat completion chunk object"). */
+  add(chunk) {
+    const { facts } = this.#message;
+    const now = performance.now();
+    for (const { delta = {}, finish_reason: finish } of chunk.choices) {
+      const thought = delta.reasoning_content ?? delta.reasoning ?? "";
+      const content = delta.content ?? delta.refusal ?? "";
+      if (thought || content || delta.tool_calls) this.#first ||= now;
+      if (thought) this.#firstThought ||= now;
+      if ((content || delta.tool_calls || finish) && this.#firstThought) {
+        facts.thought ??= (now - this.#firstThought) / 1000;
+      }
+      this.#message.reasoning += thought;
+      this.#message.content += content;
+      for (const piece of delta.tool_calls ?? []) this.#addCall(piece);
+      if (finish) facts.finish = finish;
+    }
+    if (this.#first) facts.first ??= (this.#first - this.#started) / 1000;
+    if (chunk.usage) this.#count(chunk.usage.completion_tokens, now);
+  }
+
+  #addCall({ index, id, function: called = {} }) {
+    const call = (this.#message.calls[index] ??= { id: "", name: "", arguments: "" });
+    if (id) call.id = id;
+    if (called.name) call.name = called.name;
+    call.arguments += called.arguments ?? "";
+  }
+
+  // The first token belongs to the prompt's time, so what remains is one token less.
+  #count(tokens, now) {
+    const { facts } = this.#message;
+    facts.tokens = tokens;
+    if (tokens > 1 && now > this.#first) facts.rate = ((tokens - 1) * 1000) / (now - this.#first);
+  }
+}

@@ -1,0 +1,92 @@
+// The gateway's HTTP API, as far as this page uses it.
+
+/** A refusal or a failure, in the server's own sentence. */
+export class ApiFailure extends Error {
+  constructor(message, { status = 0, param = null } = {}) {
+    super(message);
+    this.status = status;
+    this.param = param;
+  }
+}
+
+function headers(key) {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function asked(path, options) {
+  try {
+    return await fetch(path, { cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiFailure("The gateway cannot be reached. Is it still running?");
+  }
+}
+
+async function refusal(response) {
+  let told = null;
+  try {
+    told = (await response.json()).error;
+  } catch {
+    // A proxy's page, or nothing: the status has to do.
+  }
+  if (response.status === 401) {
+    return new ApiFailure("The gateway asks for an API key: enter it in the settings.", { status: 401 });
+  }
+  const sentence = told?.message ?? `The gateway answered with HTTP status ${response.status}.`;
+  return new ApiFailure(sentence, { status: response.status, param: told?.param ?? null });
+}
+
+/** The body of a GET as JSON. */
+export async function read(path, key) {
+  const response = await asked(path, { headers: headers(key) });
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+/** The chunks of a streamed chat completion. Throws ApiFailure, also when the stream breaks off. */
+export async function* chat(body, key, signal) {
+  const response = await asked("v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json", ...headers(key) },
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  if (!response.ok) throw await refusal(response);
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiFailure(chunk.error.message, { param: chunk.error.param });
+    yield chunk;
+  }
+  throw new ApiFailure("The answer broke off: the connection was closed before it was complete.");
+}
+
+// The data of server-sent events (WHATWG HTML, "Interpreting an event stream").
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  let data = [];
+  try {
+    for (;;) {
+      let read;
+      try {
+        read = await reader.read();
+      } catch (error) {
+        if (error.name === "AbortError") throw error;
+        throw new ApiFailure("The answer broke off: the connection to the gateway was lost.");
+      }
+      if (read.done) return;
+      const lines = (held + read.value).split(/\r\n|\n|\r(?!$)/);
+      held = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
+        else if (!line && data.length) {
+          yield data.join("\n");
+          data = [];
+        }
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,45 @@
+// Images on their way into a message: what was dropped, pasted or chosen becomes a data URI.
+
+const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const MOST_PIXELS = 1536; // of the longer side: more is beyond what vision models look at
+const SMALL = 400_000; // bytes up to which a file is sent as it is
+
+/** The image files of a drop, a paste or a file chooser. */
+export function imageFiles(files) {
+  return [...files].filter((file) => file.type.startsWith("image/"));
+}
+
+/** A file as a data URI, smaller where it is large. Throws an Error with a sentence. */
+export async function dataUri(file) {
+  const name = file.name || "the image";
+  if (!TYPES.includes(file.type)) {
+    throw new Error(`${name} is ${file.type || "of an unknown type"}: attach a PNG, JPEG, WebP or GIF.`);
+  }
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${name} cannot be read as an image.`);
+  }
+  const scale = MOST_PIXELS / Math.max(bitmap.width, bitmap.height);
+  if (scale >= 1 && file.size <= SMALL) return asUri(file);
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(bitmap.width * Math.min(1, scale)));
+  canvas.height = Math.max(1, Math.round(bitmap.height * Math.min(1, scale)));
+  const context = canvas.getContext("2d");
+  // JPEG knows no transparency; without this it would turn black.
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  bitmap.close();
+  return canvas.toDataURL("image/jpeg", 0.88);
+}
+
+function asUri(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}

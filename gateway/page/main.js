@@ -1,0 +1,222 @@
+// The page: one conversation is shown, at most one answer is being written.
+
+import { begun, Reader } from "./answer.js";
+import { ApiFailure, chat, read } from "./api.js";
+import { Composer } from "./composer.js";
+import { Conversations } from "./conversations.js";
+import { requestOf } from "./request.js";
+import * as settings from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import * as status from "./status.js";
+import { answerView, questionView } from "./transcript.js";
+
+const FOLLOW = 80; // pixels from the end within which the text is followed
+
+const element = (id) => document.getElementById(id);
+const scroller = element("scroller");
+const transcript = element("transcript");
+const models = element("model");
+const notice = element("notice");
+
+const conversations = new Conversations(tell);
+let shown = conversations.begin();
+let running = null; // {message, view, abort, conversation}
+let following = true;
+
+const composer = new Composer({ send, stop, tell });
+const sidebar = new Sidebar(conversations, { show, begin: () => show(conversations.begin()) });
+const actions = { resend, retry, results, answerCalls };
+
+function tell(sentence) {
+  notice.textContent = sentence;
+}
+
+// ---- what is shown
+
+function show(conversation) {
+  shown = conversation;
+  if (running) running.view = null;
+  transcript.replaceChildren();
+  for (const message of shown.messages) append(message);
+  element("welcome").hidden = shown.messages.length > 0;
+  sidebar.update(shown);
+  tell("");
+  following = true;
+  follow();
+  composer.focus();
+}
+
+function append(message) {
+  element("welcome").hidden = true;
+  if (message.role === "tool") return null;
+  const view = message.role === "user" ? questionView(message, actions) : answerView(message, actions);
+  transcript.append(view.element);
+  if (running?.message === message) running.view = view;
+  return view;
+}
+
+function follow() {
+  if (following) scroller.scrollTop = scroller.scrollHeight;
+}
+
+function looked() {
+  following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < FOLLOW;
+  element("to-end").hidden = following;
+}
+
+scroller.addEventListener("scroll", looked, { passive: true });
+new ResizeObserver(() => {
+  follow();
+  looked();
+}).observe(transcript);
+element("to-end").addEventListener("click", () => {
+  following = true;
+  follow();
+});
+
+// ---- what is asked
+
+async function send(content, images) {
+  await stop();
+  following = true;
+  add({ role: "user", content, images });
+  await answer();
+}
+
+function add(message) {
+  shown.messages.push(message);
+  append(message);
+}
+
+/** Everything from a message on is forgotten. */
+function cut(message) {
+  shown.messages.length = shown.messages.indexOf(message);
+  show(shown);
+}
+
+async function resend(message, content) {
+  await stop();
+  cut(message);
+  await send(content, message.images);
+}
+
+async function retry(message) {
+  await stop();
+  cut(message);
+  await answer();
+}
+
+/** The answers of the tools that a message called, in the order of its calls. */
+function results(message) {
+  const after = shown.messages.slice(shown.messages.indexOf(message) + 1);
+  return message.calls.map(({ id }) => after.find((one) => one.role === "tool" && one.id === id)).filter(Boolean);
+}
+
+async function answerCalls(message, texts) {
+  await stop();
+  message.calls.forEach(({ id }, index) => shown.messages.push({ role: "tool", id, content: texts[index] }));
+  show(shown);
+  await answer();
+}
+
+async function answer() {
+  const conversation = shown;
+  const message = begun();
+  const body = requestOf(conversation.messages, settings.settings(), models.value);
+  const abort = new AbortController();
+  const ended = Promise.withResolvers();
+  running = { message, view: null, abort, conversation, ended: ended.promise };
+  add(message);
+  conversations.keep(conversation);
+  sidebar.update(shown);
+  composer.running(true);
+  tell("");
+  follow();
+  status.look();
+  await written(message, body, abort.signal);
+  const { view } = running;
+  running = null;
+  view?.update();
+  // It may have been deleted meanwhile.
+  if (conversations.all.includes(conversation)) conversations.keep(conversation);
+  sidebar.update(shown);
+  composer.running(false);
+  follow();
+  status.look();
+  ended.resolve();
+}
+
+async function written(message, body, signal) {
+  const reader = new Reader(message);
+  let painting = 0;
+  const paint = () => {
+    painting = 0;
+    running?.view?.update();
+  };
+  try {
+    for await (const chunk of chat(body, settings.apiKey(), signal)) {
+      reader.add(chunk);
+      painting ||= requestAnimationFrame(paint);
+    }
+    message.state = "done";
+  } catch (error) {
+    message.state = signal.aborted ? "stopped" : "failed";
+    if (message.state === "failed") message.error = sentence(error);
+  }
+  cancelAnimationFrame(painting);
+}
+
+function sentence(error) {
+  if (!(error instanceof ApiFailure)) return `The page could not read the answer: ${error.message}`;
+  if (error.status === 401) settings.open("key");
+  return error.message;
+}
+
+async function stop() {
+  if (!running) return;
+  running.abort.abort();
+  await running.ended;
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if (running) stop();
+    else sidebar.close();
+  }
+});
+
+// The words that were on their way belong to the conversation too.
+window.addEventListener("pagehide", () => running && conversations.keep(running.conversation));
+
+for (const button of element("examples").querySelectorAll("button")) {
+  button.addEventListener("click", () => send(button.textContent, []));
+}
+
+// ---- which models there are
+
+async function readModels() {
+  try {
+    const { data } = await read("v1/models", settings.apiKey());
+    const names = data.map((model) => model.id);
+    models.replaceChildren(...names.map((name) => new Option(name)));
+    const wanted = settings.settings().model;
+    if (names.includes(wanted)) models.value = wanted;
+    tell(names.length ? "" : "There is no model yet: put a YAML file into the models folder.");
+  } catch (error) {
+    if (error.status === 401) settings.open("key");
+    tell(error.message);
+  }
+  status.look();
+}
+
+models.addEventListener("change", () => {
+  settings.set({ model: models.value });
+  status.look();
+});
+settings.wire((keyChanged) => {
+  if (keyChanged) readModels();
+  composer.focus();
+});
+status.watch({ model: () => models.value, key: settings.apiKey, running: () => running !== null });
+show(shown);
+readModels();

@@ -1,0 +1,69 @@
+// From a conversation and the settings to the body of a chat completion.
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+
+/** The body for the next answer. A setting that is empty is not sent: the model's own counts. */
+export function requestOf(messages, settings, model) {
+  const body = { model, messages: answered(messages).map(wireMessage) };
+  if (settings.system?.trim()) body.messages.unshift({ role: "system", content: settings.system });
+  for (const name of NUMBERS) {
+    if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
+  }
+  if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  if (settings.tools?.trim()) body.tools = JSON.parse(settings.tools);
+  return body;
+}
+
+/** What is wrong with the tools as they are written, or null. */
+export function wrongTools(text) {
+  if (!text?.trim()) return null;
+  try {
+    const tools = JSON.parse(text);
+    if (!Array.isArray(tools)) return "Tools: write a list, in square brackets.";
+    const nameless = tools.findIndex((tool) => !tool?.function?.name);
+    return nameless < 0 ? null : `Tools: entry ${nameless + 1} has no function.name.`;
+  } catch (error) {
+    return `Tools: this is not JSON (${error.message}).`;
+  }
+}
+
+// A question that was refused or stopped before a word came is not sent again with the next one:
+// an image that the model cannot see would have every later question refused as well.
+function answered(messages) {
+  const kept = [];
+  for (const message of messages) {
+    if (message.role === "assistant" && isEmpty(message)) {
+      while (kept.length && kept.pop().role !== "user");
+    } else {
+      kept.push(message);
+    }
+  }
+  return kept;
+}
+
+function isEmpty(message) {
+  return !message.content && !message.reasoning && !message.calls.length;
+}
+
+function wireMessage(message) {
+  if (message.role === "tool") {
+    return { role: "tool", tool_call_id: message.id, content: message.content };
+  }
+  if (message.role === "assistant") {
+    if (!message.calls.length) return { role: "assistant", content: message.content };
+    return {
+      role: "assistant",
+      content: message.content || null,
+      ...(message.reasoning && { reasoning_content: message.reasoning }),
+      tool_calls: message.calls.map(({ id, name, arguments: given }) => ({
+        id,
+        type: "function",
+        function: { name, arguments: given },
+      })),
+    };
+  }
+  if (!message.images?.length) return { role: "user", content: message.content };
+  const images = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
+  const text = message.content ? [{ type: "text", text: message.content }] : [];
+  return { role: "user", content: [...images, ...text] };
+}

@@ -1,0 +1,163 @@
+// How one message looks. A view is {element, update}: `update` shows what has changed since.
+
+import { copyButton, el, icon, iconButton } from "./dom.js";
+import { render } from "./markdown.js";
+
+/** A question, with what can be done to it: `actions.resend(message, text)`. */
+export function questionView(message, actions) {
+  const element = el("article", { className: "question", "aria-label": "You" });
+  const images = (message.images ?? []).map((url, index) =>
+    el("img", { src: url, alt: `Attached image ${index + 1}`, className: "thumb" }),
+  );
+  const show = () =>
+    element.replaceChildren(
+      ...(images.length ? [el("div", { className: "thumbs" }, ...images)] : []),
+      ...(message.content ? [el("p", { className: "said" }, message.content)] : []),
+      el(
+        "footer",
+        {},
+        copyButton("Copy the message", () => message.content),
+        iconButton("edit", "Edit and send again", edit),
+      ),
+    );
+
+  function edit() {
+    const field = el("textarea", { value: message.content, rows: 3, "aria-label": "Edit the message" });
+    const done = (event) => {
+      event.preventDefault();
+      if (field.value.trim() || images.length) actions.resend(message, field.value.trim());
+    };
+    const cancel = () => {
+      show();
+      element.querySelector("footer button:last-child").focus();
+    };
+    const form = el(
+      "form",
+      { className: "edit", onsubmit: done },
+      field,
+      el("button", { type: "button", className: "quiet", onclick: cancel }, "Cancel"),
+      el("button", { type: "submit", className: "solid" }, "Send"),
+    );
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        cancel();
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) done(event);
+    });
+    element.replaceChildren(form);
+    field.focus();
+  }
+
+  show();
+  return { element, update: show };
+}
+
+/** An answer; `actions.retry(message)`, and `results(message)` finds what its tools answered. */
+export function answerView(message, actions) {
+  const summary = el("summary", {});
+  const thought = el("div", { className: "markdown" });
+  const reasoning = el("details", { className: "reasoning", hidden: true }, summary, thought);
+  const body = el("div", { className: "markdown body" });
+  const calls = el("div", { className: "calls" });
+  const trouble = el("p", { className: "error", role: "alert", hidden: true });
+  const facts = el("span", { className: "facts" });
+  const copy = copyButton("Copy the answer", () => message.content);
+  const retry = iconButton("retry", "Retry", () => actions.retry(message));
+  const footer = el("footer", {}, copy, retry, facts);
+  const waiting = el("p", { className: "waiting" }, el("span", { className: "unseen" }, "Waiting for the answer"));
+  const element = el(
+    "article",
+    { className: "answer", "aria-label": "Answer" },
+    reasoning,
+    body,
+    calls,
+    waiting,
+    trouble,
+    footer,
+  );
+
+  function update() {
+    const running = message.state === "running";
+    element.dataset.state = message.state;
+    element.setAttribute("aria-busy", String(running));
+    reasoning.hidden = !message.reasoning;
+    if (message.reasoning) {
+      summary.textContent = thinking(message);
+      // Folded text is laid out only when somebody looks at it.
+      if (reasoning.open || !running) render(thought, message.reasoning);
+    }
+    render(body, message.content);
+    showCalls(calls, message, actions);
+    waiting.hidden = !running || Boolean(message.content);
+    trouble.hidden = message.state !== "failed";
+    trouble.textContent = message.error ?? "";
+    footer.hidden = running;
+    copy.hidden = !message.content;
+    facts.textContent = factsOf(message);
+  }
+
+  reasoning.addEventListener("toggle", () => {
+    if (reasoning.open) render(thought, message.reasoning);
+  });
+  update();
+  return { element, update };
+}
+
+function thinking(message) {
+  const seconds = message.facts?.thought;
+  if (seconds === undefined) return message.state === "running" ? "Thinking …" : "Thought";
+  return `Thought for ${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+}
+
+function factsOf(message) {
+  const { first, tokens, rate, finish } = message.facts ?? {};
+  const told = [];
+  if (message.state === "stopped") told.push("stopped");
+  if (finish === "length") told.push("cut at the token limit");
+  if (tokens) told.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
+  if (rate) told.push(`${rate < 10 ? rate.toFixed(1) : Math.round(rate)} tokens/s`);
+  if (first) told.push(`first after ${first.toFixed(first < 10 ? 2 : 0)} s`);
+  return told.join(" · ");
+}
+
+function showCalls(container, message, actions) {
+  const source = JSON.stringify([message.calls, message.state, actions.results(message)]);
+  if (container.dataset.source === source) return;
+  container.dataset.source = source;
+  const results = actions.results(message);
+  const open = message.state === "done" && message.calls.length > 0 && results.length === 0;
+  const fields = [];
+  const cards = message.calls.map((call, index) => {
+    const card = el(
+      "section",
+      { className: "call", "aria-label": `Call of ${call.name}` },
+      el("h3", {}, icon("tool"), call.name),
+      el("pre", { tabIndex: 0 }, el("code", {}, pretty(call.arguments))),
+    );
+    if (results[index]) card.append(el("p", { className: "result" }, results[index].content));
+    else if (open) {
+      fields.push(el("textarea", { rows: 2, required: true, placeholder: "What the tool answers", "aria-label": `Answer of ${call.name}` }));
+      card.append(fields[fields.length - 1]);
+    }
+    return card;
+  });
+  if (!open) {
+    container.replaceChildren(...cards);
+    return;
+  }
+  const send = (event) => {
+    event.preventDefault();
+    actions.answerCalls(message, fields.map((field) => field.value));
+  };
+  const button = el("button", { type: "submit", className: "solid" }, fields.length > 1 ? "Send the answers" : "Send the answer");
+  container.replaceChildren(el("form", { onsubmit: send }, ...cards, button));
+}
+
+// Arguments are JSON once they are complete.
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

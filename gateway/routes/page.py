@@ -1,0 +1,83 @@
+"""The page at `/`: its files, and nothing else that lies beside them.
+
+The files are read once, at the first import, by the names that are there: no path of a request
+ever reaches the file system. The page needs no key; what it asks the API for does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.errors import ApiError
+
+FOLDER = Path(__file__).parents[1] / "page"
+INDEX = "index.html"
+_SUFFIXES = (".html", ".css", ".js", ".svg")
+_TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
+# No inline script or style, nothing from elsewhere, no frame around it, no form that leaves.
+# `data:` is for the images that a person attached.
+SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+router = APIRouter(tags=["page"])
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def _read(path: Path) -> _File:
+    content = path.read_bytes()
+    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "text/plain"
+    return _File(content, f"{kind}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+
+
+_FILES = {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in _SUFFIXES}
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The chat."""
+    return _answer(request, _FILES[INDEX])
+
+
+@router.get("/page/{name}")
+async def static(name: str, request: Request) -> Response:
+    """One of the page's own files."""
+    if name not in _FILES:
+        raise ApiError(404, f"the page has no file {name!r}", code="not_found")
+    return _answer(request, _FILES[name])
+
+
+def _answer(request: Request, file: _File) -> Response:
+    headers = {
+        "content-security-policy": SECURITY_POLICY,
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+        # A browser asks each time, so that a page and its modules are never of two versions.
+        "cache-control": "no-cache",
+        "etag": file.etag,
+    }
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
