@@ -1,0 +1,98 @@
+"""The body of `/chat/completions`: every field, with its bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from gateway.openai import refused
+from gateway.openai.base import Strict
+from gateway.openai.format_fields import FormatFields
+from gateway.openai.messages import ChatMessage
+from gateway.openai.neutral import NeutralFields
+from gateway.openai.sampling_fields import MOST_ALTERNATIVES, SamplingFields
+from gateway.openai.tools import FunctionCallChoice, FunctionDefinition, Tool, ToolChoice
+
+MOST_MESSAGES = 10_000
+MOST_TOOLS = 1024
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class StreamOptions(Strict):
+    """What a stream tells beside the answer."""
+
+    include_usage: bool | None = Field(default=None, description="A last chunk with the usage.")
+    include_obfuscation: Literal[False] | None = Field(
+        default=None, description="Padding against eavesdroppers; only false."
+    )
+    continuous_usage_stats: Literal[False] | None = Field(
+        default=None, description="Usage in every chunk; only false."
+    )
+
+
+class RoleMapping(Strict):
+    """mlx_lm.server's texts around the messages, for models without a chat template."""
+
+    system: str = ""
+    user: str = ""
+    assistant: str = ""
+    tool: str = ""
+    stop: str = Field(default="", description="What ends every message.")
+    system_prompt: str | None = Field(default=None, description="Not read, as in mlx_lm.server.")
+
+
+class ChatCompletionRequest(SamplingFields, FormatFields, NeutralFields):
+    """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
+
+    model: str = Field(min_length=1, description="A model of the models folder, or its alias.")
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: int | None = Field(
+        default=None, ge=-1, le=2**31 - 1, description="max_tokens, by its newer name."
+    )
+    tools: list[Tool] | None = Field(default=None, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="`required` and a named function are enforced by a grammar."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="false: an answer ends after its first call."
+    )
+    functions: list[FunctionDefinition] | None = Field(
+        default=None, max_length=MOST_TOOLS, description="Legacy form of tools."
+    )
+    function_call: FunctionCallChoice | None = Field(
+        default=None, description="Legacy form of tool_choice."
+    )
+    logprobs: bool | Annotated[int, Field(ge=-1, le=MOST_ALTERNATIVES)] | None = Field(
+        default=None,
+        description="Log-probabilities of the tokens; a number above 0 asks for so many"
+        " alternatives as well, as in mlx_lm.server and llama.cpp.",
+    )
+    top_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_ALTERNATIVES,
+        description="Alternatives per token; needs logprobs.",
+    )
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="Reaches the chat template; `none` turns thinking off as well."
+    )
+    include_reasoning: bool | None = Field(
+        default=None,
+        description="false leaves reasoning out of the answer (it is still generated).",
+    )
+    enable_thinking: bool | None = Field(default=None, description="Reaches the chat template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the chat template, over those of the model's file."
+    )
+    role_mapping: RoleMapping | None = Field(
+        default=None,
+        description="Texts to build the prompt with, instead of the model's chat template.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_off(cls, body: Any) -> Any:
+        return refused.without_refused(body, refused.CHAT)

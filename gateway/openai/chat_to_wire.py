@@ -1,0 +1,126 @@
+"""ChatCompletionRequest → PredictOptions, one per choice: what every chat endpoint sends.
+
+Other APIs (Anthropic's messages, OpenAI's responses) translate their request into a chat request
+first, so that a field means the same wherever it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.context import Gateway
+from gateway.errors import ApiError
+from gateway.models.config import ModelConfig
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.format_to_wire import constraint_of, write_constraint
+from gateway.openai.messages_to_wire import wire_messages
+from gateway.openai.role_mapping import prompt_of
+from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
+from gateway.openai.tools_to_wire import is_single_call, offer_of, write_tools
+from gateway.supervisor.supervisor import Lease
+from wire import backend_pb2 as pb
+
+
+async def predict_options(
+    request: ChatCompletionRequest, lease: Lease, gateway: Gateway
+) -> list[pb.PredictOptions]:
+    """What to ask the backend, one message per choice. Raises ApiError with `param`."""
+    config = lease.config
+    first = pb.PredictOptions(ModelIdentity=lease.identity)
+    write_sampling(first, request, config)
+    first.Tokens = most_tokens(
+        config.parameters.max_tokens or 0,
+        ("max_completion_tokens", request.max_completion_tokens),
+        ("max_tokens", request.max_tokens),
+        ("n_predict", request.n_predict),
+    )
+    _require_stream_options_fit(request)
+    _write_logprobs(first, request)
+    _write_form(first, request)
+    await _write_prompt(first, request, gateway)
+    _write_template_arguments(first, request, config)
+    return [_choice(first, seed_of(request, config, index)) for index in range(request.n or 1)]
+
+
+def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
+    options = pb.PredictOptions()
+    options.CopyFrom(first)
+    options.Seed = seed
+    return options
+
+
+def _require_stream_options_fit(request: ChatCompletionRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(
+            400, "stream_options belongs to stream: send stream true", param="stream_options"
+        )
+
+
+def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
+    """Tools and the form of the answer. Where a call is demanded, the form has no answer to hold.
+
+    The backend reads Grammar as the whole wish, so a free choice between a call and an answer of
+    that form cannot be said to it.
+    """
+    offer = offer_of(request)
+    constraint = constraint_of(request)
+    write_tools(options, offer, single=is_single_call(request))
+    if constraint is not None and offer.may_call:
+        if offer.must_call:
+            return
+        raise ApiError(
+            400,
+            f"{constraint.field} together with tools that the model may call is not supported:"
+            " send tool_choice none, or required, or leave one of them out",
+            param=constraint.field,
+        )
+    write_constraint(options, constraint)
+
+
+def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
+    asked = request.logprobs if isinstance(request.logprobs, bool) else None
+    counted = request.logprobs if asked is None else None
+    alternatives = agreed(
+        ("logprobs", counted if counted is not None and counted > 0 else None),
+        ("top_logprobs", request.top_logprobs),
+        ("n_probs", request.n_probs or None),
+    )
+    wanted = bool(asked or (counted or 0) > 0 or request.n_probs)
+    if alternatives and not wanted:
+        raise ApiError(400, "top_logprobs needs logprobs: send logprobs true", param="top_logprobs")
+    if wanted:
+        options.Logprobs = 1
+        options.TopLogprobs = alternatives or 0
+        options.Metadata["mlx.stream_logprobs"] = "true"
+
+
+async def _write_prompt(
+    options: pb.PredictOptions, request: ChatCompletionRequest, gateway: Gateway
+) -> None:
+    found = await wire_messages(request.messages, gateway.settings)
+    if request.role_mapping is not None:
+        options.Prompt = prompt_of(request.role_mapping, found, options)
+        return
+    options.UseTokenizerTemplate = True
+    options.Messages.extend(found.messages)
+    options.Images.extend(found.images)
+    options.Audios.extend(found.audios)
+
+
+def _write_template_arguments(
+    options: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
+) -> None:
+    arguments: dict[str, Any] = {
+        **config.chat_template_kwargs,
+        **(request.chat_template_kwargs or {}),
+    }
+    thinking = request.enable_thinking
+    if request.reasoning_effort is not None:
+        options.Metadata["reasoning_effort"] = request.reasoning_effort
+        if request.reasoning_effort == "none":
+            thinking = agreed(("enable_thinking", thinking), ("reasoning_effort", False))
+    if thinking is not None:
+        options.Metadata["enable_thinking"] = json.dumps(thinking)
+    if arguments:
+        options.Metadata["chat_template_kwargs"] = json.dumps(arguments)

@@ -1,0 +1,40 @@
+"""The body of `/completions`: a prompt that is gone on with as it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from gateway.openai import refused
+from gateway.openai.chat_request import StreamOptions
+from gateway.openai.format_fields import FormatFields
+from gateway.openai.neutral import NeutralFields
+from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, SamplingFields
+
+MOST_PROMPTS = 2048
+Token = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+Tokens = Annotated[list[Token], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+
+
+class CompletionRequest(SamplingFields, FormatFields, NeutralFields):
+    """OpenAI's legacy completion request, with the fields of the local servers."""
+
+    model: str = Field(min_length=1, description="A model of the models folder, or its alias.")
+    prompt: str | Texts | Tokens | TokenLists = Field(
+        description="A text, its tokens, or a list of either; a list runs as one batch."
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = Field(default=None, description="The prompt comes before the answer.")
+    best_of: int | None = Field(default=None, ge=1, le=128, description="Only as many as n.")
+    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(
+        default=None, description="Log-probabilities, with so many alternatives."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_off(cls, body: Any) -> Any:
+        return refused.without_refused(body, refused.COMPLETION)

@@ -1,0 +1,66 @@
+"""The fields that hold an answer to a form: JSON, a schema, a grammar, an expression, a choice."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gateway.openai.base import Strict
+
+Schema = dict[str, Any] | str
+
+
+class NamedSchema(Strict):
+    """OpenAI's `json_schema` of a response format."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="The JSON schema; without one, any JSON object."
+    )
+    strict: bool | None = Field(
+        default=None, description="The answer is held to the schema in any case."
+    )
+
+
+class ResponseFormat(Strict):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: Schema | None = Field(
+        default=None,
+        alias="schema",
+        description="json_object: a JSON schema, as object or as text.",
+    )
+
+
+class StructuredOutputs(Strict):
+    """vLLM's form of the same wish: one of the members."""
+
+    json_: Schema | None = Field(default=None, alias="json", description="A JSON schema.")
+    regex: str | None = Field(default=None, description="A regular expression.")
+    choice: list[str] | None = Field(default=None, min_length=1, description="One of these texts.")
+    grammar: str | None = Field(default=None, description="GBNF, or Lark.")
+    json_object: bool | None = Field(default=None, description="Any JSON object.")
+
+
+class FormatFields(Strict):
+    """The form of the answer; at most one of the fields may be used."""
+
+    response_format: ResponseFormat | None = Field(
+        default=None,
+        description="OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside json_object.",
+    )
+    grammar: str | None = Field(default=None, description="llama.cpp: a grammar in GBNF.")
+    json_schema: Schema | None = Field(default=None, description="llama.cpp: a JSON schema.")
+    guided_json: Schema | None = Field(default=None, description="vLLM: a JSON schema.")
+    guided_regex: str | None = Field(default=None, description="vLLM: a regular expression.")
+    guided_choice: list[str] | None = Field(
+        default=None, min_length=1, description="vLLM: one of these texts."
+    )
+    guided_grammar: str | None = Field(default=None, description="vLLM: a grammar, GBNF or Lark.")
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="vLLM: the same in one object."
+    )

@@ -1,0 +1,92 @@
+"""The messages of a chat request, as OpenAI's clients and those of local servers write them.
+
+One class for every role: which fields a role may have is decided where the message is translated,
+so that an error names a path of the request and not an alternative of a union.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gateway.openai.base import Strict
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class ImageUrl(Strict):
+    """An image by data URI, or by address where the gateway is allowed to fetch it."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
+        default=None,
+        description="A hint to hosted models; local ones see the image as they were trained.",
+    )
+
+
+class InputAudio(Strict):
+    """A sound in base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class ContentPart(Strict):
+    """A part of a message's content."""
+
+    type: Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+    input_audio: InputAudio | None = None
+    file: dict[str, Any] | None = Field(default=None, description="Refused: send its text.")
+    video_url: dict[str, Any] | None = Field(
+        default=None, description="Refused: send frames as images."
+    )
+    cache_control: dict[str, Any] | None = Field(
+        default=None, description="Neutral: every prefix of a prompt is remembered."
+    )
+
+
+class CalledFunction(Strict):
+    """A function and the arguments that the model gave it, as JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Strict):
+    """A call that the assistant made earlier in the conversation."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = Field(default=None, description="Where streams count calls; not read here.")
+
+
+class ChatMessage(Strict):
+    """One turn of the conversation."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = Field(
+        default=None, description="Assistant: the calls it made."
+    )
+    tool_call_id: str | None = Field(
+        default=None, description="Tool: which call this is the result of."
+    )
+    function_call: CalledFunction | None = Field(
+        default=None, description="Assistant, legacy: the one call it made."
+    )
+    reasoning_content: str | None = Field(
+        default=None, description="Assistant: what it thought before it answered."
+    )
+    reasoning: str | None = Field(default=None, description="Another name of reasoning_content.")
+    refusal: str | None = Field(default=None, description="Assistant: content, where it refused.")
+    audio: dict[str, Any] | None = Field(default=None, description="Refused unless null.")
+    annotations: list[Any] | None = Field(
+        default=None,
+        description="Neutral: marks that a host put on an answer; clients send them back.",
+    )

@@ -1,0 +1,169 @@
+"""Chat messages → Messages, Images and Audios of the wire.
+
+The wire has one list of media in the order of the conversation and text alone in a message
+(contract 3.2 and 3.4), so text parts are joined as they stand. The legacy function calls become
+tool calls, because that is what chat templates know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.errors import ApiError
+from gateway.openai.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
+from gateway.settings import GatewaySettings
+from wire import backend_pb2 as pb
+
+# No chat template of a local model tells the two apart: those that know `developer` (gpt-oss)
+# render `system` the same way, and the others refuse a role that they do not know.
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+@dataclass(slots=True)
+class WireMessages:
+    """What a conversation becomes; the media are base64 or data URIs."""
+
+    messages: list[pb.Message] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    audios: list[str] = field(default_factory=list)
+
+
+async def wire_messages(messages: Sequence[ChatMessage], settings: GatewaySettings) -> WireMessages:
+    """The conversation, one message for one. Raises ApiError with the path of what is at fault."""
+    found = WireMessages()
+    names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        _require_fitting(message, place)
+        calls = _calls(message, index)
+        names.update((call.id, call.function.name) for call in calls)
+        found.messages.append(
+            pb.Message(
+                role=_ROLES.get(message.role, message.role),
+                content=await _content(message, place, found, settings),
+                name=message.name or names.get(message.tool_call_id or "", ""),
+                tool_call_id=_answered_call(message, names),
+                reasoning_content=message.reasoning_content or message.reasoning or "",
+                tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
+            )
+        )
+    return found
+
+
+def _require_fitting(message: ChatMessage, place: str) -> None:
+    """The fields that a role does not have."""
+    if message.audio is not None:
+        raise _refused(f"{place}.audio", "answers are text; leave it out")
+    of_role = {
+        "tool_calls": "assistant",
+        "function_call": "assistant",
+        "reasoning_content": "assistant",
+        "reasoning": "assistant",
+        "refusal": "assistant",
+        "tool_call_id": "tool",
+    }
+    for name, role in of_role.items():
+        if getattr(message, name) and message.role != role:
+            raise ApiError(
+                400,
+                f"{place}.{name} belongs to the role {role}, not to {message.role}: leave it out",
+                param=f"{place}.{name}",
+            )
+    if message.content is None and message.role in ("system", "developer", "user", "tool"):
+        raise ApiError(
+            400,
+            f"{place}.content is missing: send a text or a list of parts",
+            param=f"{place}.content",
+        )
+
+
+async def _content(
+    message: ChatMessage, place: str, found: WireMessages, settings: GatewaySettings
+) -> str:
+    if message.content is None:
+        return message.refusal or ""
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for index, part in enumerate(message.content):
+        texts.append(await _part(message, part, f"{place}.content[{index}]", found, settings))
+    return "".join(texts)
+
+
+async def _part(
+    message: ChatMessage,
+    part: ContentPart,
+    place: str,
+    found: WireMessages,
+    settings: GatewaySettings,
+) -> str:
+    """The text of one part; media are added to what was found."""
+    value = getattr(part, part.type)
+    if value is None:
+        raise ApiError(400, f"{place}.{part.type} is missing", param=f"{place}.{part.type}")
+    if part.type in ("text", "refusal"):
+        return str(value)
+    if part.type == "file":
+        raise _refused(place, "files are not read; send their text")
+    if part.type == "video_url":
+        raise _refused(place, "videos are not read; send frames as images")
+    if message.role != "user":
+        raise _refused(place, f"only messages of the role user have media, not {message.role}")
+    try:
+        if part.image_url is not None:
+            url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
+            found.images.append(_image(url, settings))
+        elif part.input_audio is not None:
+            found.audios.append(part.input_audio.data)
+    except ApiError as error:
+        error.param = f"{place}.{part.type}"
+        raise
+    return ""
+
+
+def _image(url: str, settings: GatewaySettings) -> str:
+    if not url.startswith("data:") or settings.max_image_bytes < len(url):
+        raise ApiError(400, "send the image as a data URI")
+    return url
+
+
+def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
+    if message.function_call is not None:
+        identity = _legacy_id(message.function_call.name)
+        return [ToolCall(id=identity, function=message.function_call), *(message.tool_calls or ())]
+    return [
+        call if call.id else call.model_copy(update={"id": f"call_{index}_{place}"})
+        for place, call in enumerate(message.tool_calls or ())
+    ]
+
+
+def _answered_call(message: ChatMessage, names: dict[str, str]) -> str:
+    """A legacy result says which function it is of, not which call: the last one is meant."""
+    if message.role == "function" and _legacy_id(message.name or "") in names:
+        return _legacy_id(message.name or "")
+    return message.tool_call_id or ""
+
+
+def _legacy_id(name: str) -> str:
+    return f"call_{name}"
+
+
+def _call(call: ToolCall) -> dict[str, object]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": _arguments(call.function)},
+    }
+
+
+def _arguments(function: CalledFunction) -> str:
+    given = function.arguments
+    return given if isinstance(given, str) else json.dumps(given)
+
+
+def _refused(place: str, instead: str) -> ApiError:
+    return ApiError(
+        400, f"{place} is not supported: {instead}", code="unsupported_parameter", param=place
+    )

@@ -1,0 +1,38 @@
+"""mlx_lm.server's `role_mapping`: the prompt as texts around the messages, without a template.
+
+mlx_lm.server reads it for models that have no chat template; here it is honoured for every model,
+because a client that sends it means it.
+"""
+
+from __future__ import annotations
+
+from gateway.errors import ApiError
+from gateway.openai.chat_request import RoleMapping
+from gateway.openai.messages_to_wire import WireMessages
+from wire import backend_pb2 as pb
+
+
+def prompt_of(
+    mapping: RoleMapping,
+    found: WireMessages,
+    options: pb.PredictOptions,
+) -> str:
+    """The prompt's text. Raises ApiError for what only a chat template can render."""
+    if options.Tools or any(message.tool_calls for message in found.messages):
+        raise _refused("tools and tool calls")
+    if found.images or found.audios:
+        raise _refused("images and audio")
+    texts = [
+        f"{getattr(mapping, message.role, '')}{message.content}{mapping.stop}"
+        for message in found.messages
+    ]
+    return ("".join(texts) + mapping.assistant).rstrip()
+
+
+def _refused(what: str) -> ApiError:
+    return ApiError(
+        400,
+        f"role_mapping cannot be combined with {what}, which need the model's chat template:"
+        " leave it out",
+        param="role_mapping",
+    )

@@ -1,0 +1,99 @@
+"""SamplingFields → PredictOptions: the request's word, else the model file's, else OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from gateway.errors import ApiError
+from gateway.models.config import ModelConfig
+from gateway.openai.sampling_fields import MOST_STOPS, SamplingFields
+from wire import backend_pb2 as pb
+
+T = TypeVar("T")
+_DRAW = -1  # the wire's seed that asks for a fresh one
+
+
+def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: ModelConfig) -> None:
+    """Everything but Seed, Tokens and what is told of tokens. Raises ApiError."""
+    defaults = config.parameters
+    options.Temperature = _first(fields.temperature, defaults.temperature, 1.0)
+    options.TopP = _share(_first(fields.top_p, defaults.top_p, 1.0))
+    options.TopK = _first(fields.top_k, defaults.top_k, 0)
+    options.MinP = _first(fields.min_p, defaults.min_p, 0.0)
+    options.TypicalP = _share(_first(fields.typical_p, None, 1.0))
+    options.PresencePenalty = _first(fields.presence_penalty, defaults.presence_penalty, 0.0)
+    options.FrequencyPenalty = _first(fields.frequency_penalty, defaults.frequency_penalty, 0.0)
+    _write_repetition(options, fields, defaults.repeat_penalty)
+    if fields.logit_bias:
+        options.LogitBias = json.dumps(fields.logit_bias)
+    options.IgnoreEOS = bool(fields.ignore_eos)
+    options.NDraft = fields.num_draft_tokens or 0
+    options.StopPrompts.extend((*_stops(fields), *config.stopwords))
+    for name in ("min_tokens", "xtc_probability", "xtc_threshold"):
+        if (value := getattr(fields, name)) is not None:
+            options.Metadata[f"mlx.{name}"] = str(value)
+
+
+def most_tokens(default: int, *given: tuple[str, int | None]) -> int:
+    """The bound that the names agree on; on the wire 0 is none. Raises ApiError."""
+    value = agreed(*given)
+    return max(default if value is None else value, 0)
+
+
+def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
+    """The seed of one choice: each has its own, and -1 stays -1. Larger ones are folded."""
+    seed = _first(fields.seed, config.parameters.seed, _DRAW)
+    if seed == _DRAW:
+        return _DRAW
+    seed += choice
+    folded = (seed ^ (seed >> 32) if not -(2**31) <= seed < 2**31 else seed) & 0xFFFF_FFFF
+    signed = folded - 2**32 if folded >= 2**31 else folded
+    return 2**31 - 1 if signed == _DRAW else signed
+
+
+def agreed(*given: tuple[str, T | None]) -> T | None:
+    """The value of several names of one thing. Raises ApiError where two differ."""
+    said = [(name, value) for name, value in given if value is not None]
+    for name, value in said[1:]:
+        if value != said[0][1]:
+            raise ApiError(
+                400,
+                f"{said[0][0]} is {said[0][1]} and {name} is {value}, but they are two names of one"
+                " thing: send one of them",
+                param=name,
+            )
+    return said[0][1] if said else None
+
+
+def _first(given: T | None, default: T | None, otherwise: T) -> T:
+    if given is not None:
+        return given
+    return otherwise if default is None else default
+
+
+def _share(value: float) -> float:
+    """A share of 0 keeps the likeliest token alone; on the wire 0 would be off."""
+    return value or 1e-6
+
+
+def _write_repetition(
+    options: pb.PredictOptions, fields: SamplingFields, default: float | None
+) -> None:
+    penalty = agreed(
+        ("repeat_penalty", fields.repeat_penalty),
+        ("repetition_penalty", fields.repetition_penalty),
+    )
+    window = agreed(
+        ("repeat_last_n", fields.repeat_last_n),
+        ("repetition_context_size", fields.repetition_context_size),
+    )
+    options.Penalty = 1.0 if window == 0 else _first(penalty, default, 1.0)
+    options.Repeat = window or 0
+
+
+def _stops(fields: SamplingFields) -> list[str]:
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if len(stops) > MOST_STOPS:
+        raise ApiError(400, f"stop has {len(stops)} texts: send at most {MOST_STOPS}", param="stop")
+    return stops
