@@ -5,12 +5,13 @@ PACKAGE_DIR ?= build/package
 TESTS ?=
 BENCH ?=
 SERVE ?=
+CHAT ?=
 CHECKED := backend bench common demo gateway tests
 
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test lint bench protogen package lock clean
+.PHONY: help install install-dev demo chat serve test lint bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +25,10 @@ install-dev:
 serve: ## start the HTTP gateway on the default model (SERVE="--help" passes arguments)
 	@./install.sh --gateway
 	@$(PYTHON_ENV) -m gateway $(SERVE)
+
+chat: ## talk to a model in the terminal (CHAT="--model NAME" passes arguments)
+	@./install.sh --gateway
+	@$(PYTHON_ENV) -m gateway.terminal $(CHAT)
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat
