@@ -1,47 +1,145 @@
-"""One model as its YAML file describes it."""
+"""One model as its YAML file describes it, in the terms that LocalAI's users know."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import re
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
+from gateway.models.foreign import without_foreign
+from gateway.models.parameters import Parameters, Strict
 
-class Parameters(BaseModel):
-    """`parameters:` the model reference, and what a request gets where it does not say."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
+OWN_BACKENDS = ("", "mlx", "mlx-backend", "mlx-vlm")  # names that mean the run.sh of this checkout
+_ADDRESS = re.compile(r"(?:\S+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
-class ModelConfig(BaseModel):
-    """A model of the models folder."""
+class Template(Strict):
+    """`template:` of LocalAI; the checkpoint brings its own chat template, so little is left."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    use_tokenizer_template: Literal[True] = Field(
+        default=True, description="The checkpoint's chat template; there is no other."
+    )
 
-    name: str
-    aliases: list[str] = Field(default_factory=list)
-    description: str = ""
+    @model_validator(mode="before")
+    @classmethod
+    def _foreign(cls, given: Any) -> Any:
+        return without_foreign(given, "template.")
+
+
+class Reasoning(Strict):
+    """`reasoning:` what a model may think where the request does not say."""
+
+    disable: bool | None = Field(
+        default=None, description="`true`: no thinking (enable_thinking false); `false`: thinking."
+    )
+
+
+class ModelConfig(Strict):
+    """A model of the models folder. What is passed to LoadModel is checked by the backend."""
+
+    name: Name = Field(description="What requests call it; the file's name where it is left out.")
+    aliases: list[Name] = Field(default=[], description="Other names for it.")
+    description: str = Field(default="", description="For people.")
+    disabled: bool = Field(default=False, description="Leave the file out.")
+    backend: str = Field(
+        default="",
+        description="Path of a `run.sh` to start; empty or `mlx`: the one of this checkout.",
+    )
+    address: str = Field(
+        default="",
+        description="`host:port` of a backend that runs already; it is never ended from here.",
+    )
+    env: dict[str, str] = Field(default={}, description="Environment of the backend's process.")
     parameters: Parameters
-    context_size: int = 0
-    options: list[str] = Field(default_factory=list)
-    stopwords: list[str] = Field(default_factory=list)
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    stopwords: list[str] = Field(default=[], description="Stop strings, beside those of a request.")
+    template: Template = Template()
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="Variables of the chat template; a request's own win."
+    )
+    reasoning: Reasoning = Reasoning()
+    reasoning_effort: str = Field(
+        default="",
+        description="`none`, `minimal`, `low`, `medium`, `high`, where a request does not say.",
+    )
 
+    context_size: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 31,
+        description="Tokens of prompt and answer; 0: the model's maximum.",
+    )
+    max_model_len: int = Field(
+        default=0, ge=0, lt=1 << 31, description="The same; the smaller counts."
+    )
+    options: list[str] = Field(default=[], description="`key:value`, see [options.md](options.md).")
+    engine_args: dict[str, Any] = Field(
+        default={}, description="The same as a map, which wins; an unknown key fails the load."
+    )
+    overrides: list[str] = Field(default=[], description="Passed to LoadModel.")
+    type: str = Field(default="", description="Passed to LoadModel.")
+    dtype: str = Field(
+        default="", description="Type of the weights: float32, float16, bfloat16, auto."
+    )
+    quantization: str = Field(default="", description="Passed to LoadModel.")
+    load_format: str = Field(default="", description="Passed to LoadModel.")
+    trust_remote_code: bool = Field(
+        default=False, description="Whether Python files of the checkpoint may be run."
+    )
+    embeddings: bool = Field(default=False, description="The model is for /embeddings.")
+    reranking: bool = Field(default=False, description="The model is for /rerank.")
+    mmproj: str = Field(default="", description="Passed to LoadModel.")
+    cache_type_k: str = Field(
+        default="", description="Form of the KV cache: `f16`, `q8_0`, `q4_0` …"
+    )
+    cache_type_v: str = Field(default="", description="The same as cache_type_k.")
+    rope_scaling: str = Field(default="", description="Passed to LoadModel.")
+    yarn_ext_factor: float = Field(default=0, description="Passed to LoadModel.")
+    yarn_attn_factor: float = Field(default=0, description="Passed to LoadModel.")
+    yarn_beta_fast: float = Field(default=0, description="Passed to LoadModel.")
+    yarn_beta_slow: float = Field(default=0, description="Passed to LoadModel.")
+    tensor_parallel_size: int = Field(default=0, ge=0, description="Passed to LoadModel.")
+    lora_adapter: str = Field(default="", description="An mlx-lm adapter: folder, path or hub id.")
+    lora_base: str = Field(default="", description="Passed to LoadModel.")
+    lora_scale: float = Field(default=0, description="Multiplies the adapter's own; 0 means 1.")
+    lora_adapters: list[str] = Field(default=[], description="Several adapters, which add up.")
+    lora_scales: list[float] = Field(default=[], description="Their scales, in the same order.")
+    adapters: dict[str, str] = Field(
+        default={}, description="Name → adapter: those that a request may choose with `adapters`."
+    )
+    draft_model: str = Field(default="", description="A smaller model that guesses ahead.")
+    draft_models: list[str] = Field(
+        default=[], description="Those that a request may choose with `draft_model`."
+    )
+    n_draft: int = Field(default=0, ge=0, le=64, description="Most tokens guessed at a time.")
 
-def read_folder(folder: Path) -> list[ModelConfig]:
-    """Every model of a folder, by file name."""
-    files = sorted(folder.glob("*.yaml"))
-    return [ModelConfig.model_validate(yaml.safe_load(file.read_text())) for file in files]
+    preload: bool = Field(default=False, description="Load it when the gateway starts.")
+    pinned: bool = Field(default=False, description="Never unload it to make room or for idleness.")
+    idle_unload: float | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds without a request; 0: never; the gateway's where unset.",
+    )
+    memory_mib: int = Field(
+        default=0,
+        ge=0,
+        description="MiB that it needs; 0: the size of its weights, where they are local.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _foreign(cls, given: Any) -> Any:
+        return without_foreign(given)
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.address and self.backend not in OWN_BACKENDS:
+            raise ValueError("backend and address are both given: keep one of them")
+        if self.address and not _ADDRESS.fullmatch(self.address):
+            raise ValueError(f"address is {self.address!r}: write it as host:port")
+        if self.backend not in OWN_BACKENDS and "/" not in self.backend:
+            raise ValueError(
+                f"backend is {self.backend!r}: leave it out for MLX, or give the path of a run.sh"
+            )
+        return self

@@ -1,24 +1,33 @@
-"""Which models there are, and which of them have a backend now."""
+"""Which models there are, which of them have a backend now, and who may use them.
+
+What is decided is in `policy`, what happens to one model in `instance`; this is where the models
+meet: their limits, their leases and their common end.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import logging
+import math
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-import grpc
-
-from gateway.errors import ApiError, of_rpc
+from gateway.errors import ApiError
 from gateway.generation import Stub
 from gateway.models.config import ModelConfig
+from gateway.models.reading import ModelFolder
 from gateway.settings import GatewaySettings
-from wire import backend_pb2 as pb
-from wire import backend_pb2_grpc
+from gateway.supervisor import failures, policy
+from gateway.supervisor.instance import Key, ModelInstance
+from gateway.supervisor.load_request import load_request, weight_bytes
+from gateway.supervisor.status import ModelStatus, State
+from gateway.supervisor.unlisted import unlisted
+from gateway.supervisor.warden import Warden
 
-RUN = Path(__file__).parents[2] / "run.sh"
+_TICK = 1.0  # seconds between two looks at what is idle or too large
+_log = logging.getLogger("gateway.supervisor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,75 +40,196 @@ class Lease:
 
 
 class Supervisor:
-    """The models, by name and alias, and the processes behind them."""
+    """The models, by name and alias, and the backends behind them."""
 
-    def __init__(self, settings: GatewaySettings, models: Sequence[ModelConfig]) -> None:
+    def __init__(self, settings: GatewaySettings, folder: ModelFolder) -> None:
         self._settings = settings
-        self._models = {name: model for model in models for name in (model.name, *model.aliases)}
-        self._running: dict[str, tuple[asyncio.subprocess.Process, Stub]] = {}
-        self._lock = asyncio.Lock()
-        self._readers: list[asyncio.Future[None]] = []
+        self._folder = folder
+        self._by_name = {
+            name: model for model in folder.models for name in (model.name, *model.aliases)
+        }
+        self._instances: dict[Key, ModelInstance] = {}
+        self._limits = policy.Limits(settings.max_loaded_models, settings.max_memory_bytes)
+        self._warden = Warden()
+        self._background: list[asyncio.Future[None]] = []
+        self._stopping = False
+        self._unused = asyncio.Event()
+        self._unused.set()
 
     @property
     def models(self) -> list[ModelConfig]:
-        """Every model, in the order of the folder."""
-        return list({id(model): model for model in self._models.values()}.values())
+        """Every model that can be asked for by a name of its own, in the order of the folder."""
+        return list(self._folder.models)
 
     def resolve(self, name: str) -> ModelConfig:
-        """The model of this name or alias. Raises ApiError 404 model_not_found."""
-        if name not in self._models:
-            raise ApiError(
-                404,
-                f"the model {name!r} does not exist: GET /v1/models lists those that do",
-                code="model_not_found",
-                param="model",
-            )
-        return self._models[name]
+        """The model of this name or alias.
+
+        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used.
+        """
+        if name in self._by_name:
+            return self._by_name[name]
+        if name in self._folder.broken:
+            raise failures.broken_file(self._folder.broken[name])
+        if self._settings.allow_unlisted_models:
+            config = unlisted(name, self._settings.models_dir)
+            if config is not None:
+                return config
+        raise failures.not_found(name)
+
+    def status(self) -> list[ModelStatus]:
+        """Every model of the folder, and what else is loaded."""
+        listed = {Key(model.name): ModelStatus(model.name, State.STOPPED) for model in self.models}
+        known = {key: instance.status() for key, instance in self._instances.items()}
+        return list((listed | known).values())
 
     async def start(self) -> None:
-        """Begin to watch, and load what is to be preloaded."""
+        """Begin to watch, and to load what is to be preloaded."""
+        self._background = [asyncio.ensure_future(self._keep_within_limits())]
+        preload = [model.name for model in self.models if model.preload]
+        if preload:
+            self._background.append(asyncio.ensure_future(self._preload(preload)))
 
     async def stop(self) -> None:
-        """Wait for running requests, then end every process."""
-        for child, _ in self._running.values():
-            child.terminate()
-            await child.wait()
+        """Refuse new requests, wait for running ones up to drain_timeout, end every process."""
+        self._stopping = True
+        for task in self._background:
+            task.cancel()
+        loading = [i for i in self._instances.values() if i.state is not State.READY]
+        await asyncio.gather(*(instance.shut() for instance in loading))
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout):
+                await self._unused.wait()
+        except TimeoutError:
+            _log.warning("requests still run after %s s", self._settings.drain_timeout)
+        await asyncio.gather(*(instance.shut() for instance in self._instances.values()))
+        self._warden.close()
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Lease]:
-        """A loaded model: waits for the load, or raises ApiError."""
-        config = self.resolve(name)
-        async with self._lock:
-            if config.name not in self._running:
-                self._running[config.name] = await self._spawn(config)
-        yield Lease(config, self._running[config.name][1], config.parameters.model)
+    async def lease(
+        self, name: str, adapters: str | None = None, draft_model: str | None = None
+    ) -> AsyncIterator[Lease]:
+        """A loaded model: waits for its load, or raises ApiError.
 
-    async def _spawn(self, config: ModelConfig) -> tuple[asyncio.subprocess.Process, Stub]:
-        child = await asyncio.create_subprocess_exec(
-            RUN, "--addr", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE
-        )
-        assert child.stderr is not None
-        port = ""
-        while line := (await child.stderr.readline()).decode():
-            if match := re.search(r"event=listening addr=\S+:(\d+)", line):
-                port = match[1]
-                break
-        self._readers.append(asyncio.ensure_future(_drop(child.stderr)))
-        stub = backend_pb2_grpc.BackendStub(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        `adapters` is one of the names under that key of the model's file, `draft_model` one of its
+        `draft_models`.
+        """
+        instance = self._instance(self.resolve(name), adapters or "", draft_model or "")
+        self._hold(instance)
         try:
-            await stub.LoadModel(
-                pb.ModelOptions(
-                    Model=config.parameters.model,
-                    ModelFile=str(self._settings.models_dir / config.parameters.model),
-                    ContextSize=config.context_size,
-                    Options=config.options,
-                )
+            await self._until_usable(instance)
+            backend = instance.backend
+            assert backend is not None
+            config = instance.config
+            yield Lease(config, backend.connection.stub, config.parameters.model)
+        finally:
+            self._release(instance)
+
+    async def load(self, name: str) -> None:
+        """Load a model as its first request would. Raises ApiError."""
+        async with self.lease(name):
+            return
+
+    async def unload(self, name: str) -> None:
+        """Unload a model, with all its variants. Raises ApiError 409 while requests use it."""
+        config = self.resolve(name)
+        found = [i for key, i in self._instances.items() if key.name == config.name]
+        if any(instance.leases for instance in found):
+            raise failures.in_use(config.name)
+        for instance in found:
+            if instance.state is State.READY:
+                instance.begin_unload("asked to")
+            if instance.working:
+                await instance.settled()
+
+    def _instance(self, config: ModelConfig, adapter: str, draft: str) -> ModelInstance:
+        if adapter and adapter not in config.adapters:
+            raise failures.not_listed("adapters", adapter, list(config.adapters))
+        if draft == config.draft_model:
+            draft = ""
+        if draft and draft not in config.draft_models:
+            raise failures.not_listed("draft_model", draft, config.draft_models)
+        key = Key(config.name, adapter, draft)
+        if key not in self._instances:
+            request = load_request(config, self._settings.models_dir, adapter, draft)
+            timeout = self._settings.load_timeout
+            self._instances[key] = ModelInstance(key, config, request, timeout, self._warden)
+        return self._instances[key]
+
+    def _hold(self, instance: ModelInstance) -> None:
+        instance.leases += 1
+        self._unused.clear()
+
+    def _release(self, instance: ModelInstance) -> None:
+        instance.leases -= 1
+        instance.last_used = time.monotonic()
+        if not any(other.leases for other in self._instances.values()):
+            self._unused.set()
+
+    async def _until_usable(self, instance: ModelInstance) -> None:
+        while True:
+            if self._stopping:
+                raise failures.stopping()
+            if await instance.usable():
+                return
+            if not instance.working:
+                self._begin_load(instance)
+            problem = await instance.settled()
+            if problem is not None:
+                raise problem
+
+    def _begin_load(self, instance: ModelInstance) -> None:
+        """Make room and start the load, or raise ApiError."""
+        now = time.monotonic()
+        name, past = instance.key.name, instance.failures
+        if past.retry_at > now:
+            raise failures.backing_off(name, past.sentence, math.ceil(past.retry_at - now))
+        coming = self._expected(instance)
+        if self._limits.memory and coming > self._limits.memory:
+            raise failures.too_large(name, coming, self._limits.memory)
+        leaving = policy.make_room(self._loaded(), coming, self._limits)
+        if leaving is None:
+            raise failures.no_room(name)
+        self._unload(leaving, f"room for {instance.key}")
+        ends = [i.work for i in self._instances.values() if i.state is State.STOPPING and i.work]
+        instance.begin_load(after=ends)
+
+    def _loaded(self) -> list[policy.Loaded]:
+        return [
+            policy.Loaded(
+                str(key),
+                instance.memory or self._expected(instance),
+                instance.leases > 0 or instance.state is not State.READY,
+                instance.config.pinned,
+                instance.last_used,
+                self._idle_after(instance.config),
             )
-        except grpc.aio.AioRpcError as error:
-            raise of_rpc(error) from None
-        return child, stub
+            for key, instance in self._instances.items()
+            if instance.occupied
+        ]
 
+    def _expected(self, instance: ModelInstance) -> int:
+        if not self._limits.memory:
+            return 0
+        return weight_bytes(instance.config, self._settings.models_dir)
 
-async def _drop(stream: asyncio.StreamReader) -> None:
-    while await stream.readline():
-        pass
+    def _idle_after(self, config: ModelConfig) -> float:
+        return self._settings.idle_unload if config.idle_unload is None else config.idle_unload
+
+    def _unload(self, leaving: Sequence[policy.Loaded], reason: str) -> None:
+        names = {model.name for model in leaving}
+        for key, instance in self._instances.items():
+            if str(key) in names:
+                instance.begin_unload(reason)
+
+    async def _keep_within_limits(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
+            self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
+
+    async def _preload(self, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                await self.load(name)
+            except ApiError as problem:
+                _log.error("%s is not preloaded: %s", name, problem)

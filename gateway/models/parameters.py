@@ -1,0 +1,65 @@
+"""`parameters:` of a model file: which model, and what a request gets where it does not say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gateway.models.foreign import without_foreign
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Strict(BaseModel):
+    """A section of a model file: nothing unknown, nothing of another type, nothing changed."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class Parameters(Strict):
+    """None means that the file does not say, so OpenAI's default counts."""
+
+    model: str = Field(
+        min_length=1,
+        description="Hub id (`owner/name`), folder under the models folder, or absolute path.",
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, le=100, description="0 takes the best token."
+    )
+    top_p: Share | None = Field(default=None, description="Share of probability to keep.")
+    top_k: int | None = Field(default=None, ge=-1, description="Tokens to keep; 0 or -1 is off.")
+    min_p: Share | None = Field(default=None, description="Share of the best token's probability.")
+    typical_p: Share | None = Field(default=None, description="Locally typical sampling; 1 is off.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of an answer.")
+    seed: int | None = Field(
+        default=None, ge=-1, lt=1 << 31, description="-1 draws one per request."
+    )
+    repeat_penalty: float | None = Field(
+        default=None, ge=0, description="llama.cpp's, over prompt and answer; 1 is off."
+    )
+    repeat_last_n: int | None = Field(
+        default=None, ge=-1, description="Tokens that repeat_penalty looks back; -1 means all."
+    )
+    frequency_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="OpenAI's; 0 is off."
+    )
+    presence_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="OpenAI's; 0 is off."
+    )
+    logit_bias: dict[str, float] | None = Field(
+        default=None, description="Token id → what is added to its logit."
+    )
+    ignore_eos: bool | None = Field(
+        default=None, description="Go on after the end-of-sequence token, up to max_tokens."
+    )
+    tokenizer: str = Field(default="", description="Passed to LoadModel; refused by this backend.")
+    rope_freq_base: float = Field(default=0, description="Passed to LoadModel.")
+    rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _foreign(cls, given: Any) -> Any:
+        return without_foreign(given, "parameters.")

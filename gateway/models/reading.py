@@ -1,0 +1,150 @@
+"""The models folder: one YAML file a model. A file that cannot be used never hides the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from common.options import did_you_mean, shown
+from gateway.models.config import ModelConfig
+
+_log = logging.getLogger("gateway.models")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """The models by file name, and for each name of a broken file the sentence that says why."""
+
+    models: list[ModelConfig] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+def read_folder(folder: Path) -> ModelFolder:
+    """Every model of a folder. Names and aliases are taken in the order of the files' names.
+
+    Raises NotADirectoryError if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise NotADirectoryError(f"the models folder {folder} does not exist")
+    found = ModelFolder()
+    taken: dict[str, str] = {}
+    for file in _files(folder):
+        given: Any = None
+        try:
+            given = _load(file)
+            model = _model(file, given)
+            if model.disabled:
+                continue
+            _claim(model, file.name, taken)
+            found.models.append(model)
+        except ValueError as problem:
+            sentence = f"{file.name}: {problem}"
+            _log.error("%s", sentence)
+            for name in _names_of(file, given):
+                found.broken[name] = sentence
+    for name in taken:
+        found.broken.pop(name, None)
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".yaml", ".yml") and not file.name.startswith(".") and file.is_file():
+            yield file
+
+
+def _names_of(file: Path, given: Any) -> list[str]:
+    """What a request may call the model of a file that cannot be used."""
+    name = given.get("name") if isinstance(given, dict) else None
+    return [name if isinstance(name, str) else file.stem]
+
+
+def _claim(model: ModelConfig, file: str, taken: dict[str, str]) -> None:
+    names = [model.name, *model.aliases]
+    for place, name in enumerate(names):
+        kind = "alias" if place else "name"
+        if name in taken:
+            raise ValueError(f"the {kind} {name!r} is taken by {taken[name]}")
+        if name in names[:place]:
+            raise ValueError(f"aliases holds {name!r} although it names the model already")
+    taken.update(dict.fromkeys(names, file))
+
+
+def _model(file: Path, given: Any) -> ModelConfig:
+    if not isinstance(given, dict):
+        raise ValueError("a model file is a map of keys, such as `name: my-model`")
+    try:
+        return ModelConfig.model_validate({"name": file.stem, **given})
+    except ValidationError as problems:
+        raise ValueError(
+            "; ".join(
+                _sentence(ModelConfig, problem) for problem in problems.errors(include_url=False)
+            )
+        ) from None
+
+
+def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
+    """One of pydantic's complaints for the person who wrote the file."""
+    path = [part for part in problem["loc"] if isinstance(part, str | int)]
+    key = ".".join(str(part) for part in path)
+    if problem["type"] == "extra_forbidden":
+        return (
+            f"{key} is not a key of a model file{did_you_mean(str(path[-1]), _keys(model, path))}"
+        )
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    if not key or problem["type"] == "value_error":
+        return said
+    return f"{key} is {shown(problem['input'])}: {said.replace('Input', 'it', 1)}"
+
+
+def _keys(model: type[BaseModel], path: list[str | int]) -> list[str]:
+    for part in path[:-1]:
+        inner = model.model_fields[str(part)].annotation
+        assert isinstance(inner, type)
+        model = inner
+    return list(model.model_fields)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice, where YAML's own loader keeps the last in silence."""
+
+
+def _unique(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    seen = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key is no word", key.start_mark)
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key.value!r} is given twice", key.start_mark
+            )
+        seen.add(key.value)
+    return loader.construct_mapping(node, deep)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
+
+
+def _load(file: Path) -> Any:
+    """What a file holds. Raises ValueError."""
+    try:
+        # A subclass of SafeLoader: it makes plain values only.
+        return yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except OSError as problem:
+        raise ValueError(f"cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text") from None
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{place}{problem.problem}") from None
+    except yaml.YAMLError as problem:
+        raise ValueError(" ".join(str(problem).split())) from None

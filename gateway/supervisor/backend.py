@@ -1,0 +1,112 @@
+"""A backend that a model is loaded into: a process that was started here, or an address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from gateway.models.config import OWN_BACKENDS, ModelConfig
+from gateway.supervisor.connection import Connection
+from gateway.supervisor.failures import LoadFailed
+from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess, backend_environ
+from gateway.supervisor.warden import Warden
+from wire import backend_pb2 as pb
+
+_START_LIMIT = 60.0  # seconds from the spawn to the first good Health
+_PROBE_LIMIT = 2.0  # of one Health while it starts
+_PROBE_PAUSE = 0.05
+_FREE_LIMIT = 5.0
+_STOP_GRACE = 15.0  # what hosts give (contract 1.6.3)
+
+
+class Backend:
+    """One backend and the connection to it; `process` is None for one that is not ours."""
+
+    def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
+        self.process = process
+        self.connection = connection
+
+    @classmethod
+    async def start(cls, config: ModelConfig, label: str, warden: Warden) -> Backend:
+        """A backend that answers Health. Raises LoadFailed; nothing stays behind then."""
+        if config.address:
+            backend = cls(None, Connection(config.address, os.environ.get(TOKEN, "")))
+        else:
+            run = OWN_RUN if config.backend in OWN_BACKENDS else Path(config.backend)
+            environ = backend_environ(os.environ, config.env)
+            process = await BackendProcess.start(run, label, environ, warden)
+            try:
+                port = await process.listening()
+            except BaseException:
+                await process.stop(0)
+                raise
+            backend = cls(process, Connection(f"127.0.0.1:{port}", process.token))
+        try:
+            await backend._until_healthy()
+        except BaseException:
+            await backend.stop(free=False)
+            raise
+        return backend
+
+    async def _until_healthy(self) -> None:
+        try:
+            async with asyncio.timeout(_START_LIMIT):
+                while not await self.connection.healthy(_PROBE_LIMIT):
+                    await self.gone(_PROBE_PAUSE)
+        except TimeoutError:
+            raise LoadFailed(
+                f"the backend does not answer Health in {_START_LIMIT:.0f} s"
+            ) from None
+
+    async def gone(self, seconds: float) -> None:
+        """Wait, and raise LoadFailed as soon as the process ends within that time."""
+        if self.process is None:
+            await asyncio.sleep(seconds)
+            return
+        await asyncio.wait((self.process.exited,), timeout=seconds)
+        if self.process.exited.done():
+            raise LoadFailed(self.process.exited.result())
+
+    async def load(self, model: pb.ModelOptions) -> None:
+        """LoadModel. Raises LoadFailed, with the process's last line where it ended meanwhile."""
+        try:
+            await self.connection.load(model)
+        except ConnectionError:
+            await self.gone(_PROBE_LIMIT)
+            raise LoadFailed("the connection to the backend was lost during the load") from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether a request that is sent now can be answered, as far as the system knows."""
+        return (self.process is None or self.process.alive) and self.connection.up
+
+    async def answers(self, limit: float) -> bool:
+        """Whether a process that has not ended answers Health within `limit` seconds."""
+        if self.process is not None and not self.process.alive:
+            return False
+        try:
+            return await self.connection.healthy(limit)
+        except LoadFailed:
+            return False
+
+    @property
+    def last_line(self) -> str:
+        return self.process.last_line if self.process else ""
+
+    async def stop(self, free: bool) -> None:
+        """Free, if asked to; then the process, then the connection."""
+        if free:
+            await self.connection.free(_FREE_LIMIT)
+        if self.process is not None:
+            await self.process.stop(_STOP_GRACE)
+        await self.connection.close()
+
+    async def end(self) -> str:
+        """End at once what does not answer; a sentence that says what was wrong with it."""
+        if self.process is None:
+            return "the backend no longer answers"
+        ended_itself = not self.process.alive
+        self.process.kill()
+        await asyncio.wait((self.process.exited,))
+        return self.process.exited.result() if ended_itself else "the backend no longer answered"

@@ -1,0 +1,101 @@
+"""What went wrong with a backend, in a sentence that a client may read."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from gateway.errors import SERVER, ApiError
+
+_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/'\",:;()]+/)+(?=[^\s/])")
+_CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
+BUSY_RETRY = 2  # seconds
+
+
+class LoadFailed(Exception):
+    """A backend could not be started, or refused the model; `str()` says why."""
+
+
+def without_folders(sentence: str) -> str:
+    """A sentence with absolute paths cut to their last part: clients learn no server paths."""
+    return _PATH.sub("…/", sentence)
+
+
+def cause_of(line: str) -> str:
+    """The cause that a backend's log line names, or the line."""
+    match = _CAUSE.search(line)
+    if match is None:
+        return line
+    quoted, plain = match.groups()
+    return plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+
+
+def end_of(code: int, last_line: str) -> str:
+    """Why a process ended, from its exit code and its last line on stderr."""
+    if code < 0:
+        try:
+            return f"the backend was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"the backend was ended by signal {-code}"
+    said = f": {cause_of(last_line)}" if last_line else ""
+    return f"the backend ended with exit code {code}{said}"
+
+
+def load_failed(name: str, sentence: str) -> ApiError:
+    """To those who waited for a load that failed."""
+    message = f"the model {name!r} could not be loaded: {without_folders(sentence)}"
+    return ApiError(500, message, SERVER, "model_load_failed")
+
+
+def backing_off(name: str, sentence: str, seconds: int) -> ApiError:
+    """To those who come while the next try is not yet due."""
+    message = (
+        f"the model {name!r} has failed several times and is tried again in {seconds} s:"
+        f" {without_folders(sentence)}"
+    )
+    return ApiError(503, message, SERVER, "model_backing_off", retry_after=seconds)
+
+
+def no_room(name: str) -> ApiError:
+    """To those whose model would need the place of one that is in use."""
+    message = f"there is no room to load {name!r}: the models that are loaded are in use; try again"
+    return ApiError(503, message, SERVER, "no_room", retry_after=BUSY_RETRY)
+
+
+def too_large(name: str, needed: int, limit: int) -> ApiError:
+    """To those whose model would not fit alone; bytes."""
+    message = (
+        f"the model {name!r} needs about {needed >> 20} MiB, and this gateway may use"
+        f" {limit >> 20} MiB for models"
+    )
+    return ApiError(500, message, SERVER, "no_room")
+
+
+def stopping() -> ApiError:
+    """To those who come after SIGTERM."""
+    message = "the gateway is stopping: send the request again"
+    return ApiError(503, message, SERVER, "stopping", retry_after=BUSY_RETRY)
+
+
+def not_found(name: str) -> ApiError:
+    """To those who ask for what is in no file."""
+    message = f"the model {name!r} does not exist: GET /v1/models lists those that do"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
+    """To those who choose an adapter or a draft model that the model's file does not offer."""
+    offered = ", ".join(repr(name) for name in allowed) or "none"
+    message = f"{param} is {value!r}: this model's configuration offers {offered}"
+    return ApiError(400, message, param=param)
+
+
+def broken_file(sentence: str) -> ApiError:
+    """To those who ask for the model of a file that cannot be used."""
+    message = f"the configuration of this model cannot be used: {without_folders(sentence)}"
+    return ApiError(500, message, SERVER, "model_misconfigured", "model")
+
+
+def in_use(name: str) -> ApiError:
+    """To those who unload a model that answers requests."""
+    return ApiError(409, f"the model {name!r} is in use: unload it when it is idle", code="in_use")

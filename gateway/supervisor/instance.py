@@ -1,0 +1,242 @@
+"""One model's life: stopped, starting, loading, ready, stopping, and round again.
+
+All changes of state happen here, on the event loop, without an await between what is seen and
+what is done about it. At any time one task at most works on a model; who waits for it only waits,
+so a client that leaves ends nothing for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.errors import ApiError
+from gateway.models.config import ModelConfig
+from gateway.supervisor import policy
+from gateway.supervisor.backend import Backend
+from gateway.supervisor.failures import LoadFailed, load_failed
+from gateway.supervisor.status import ModelStatus, State
+from gateway.supervisor.warden import Warden
+from wire import backend_pb2 as pb
+
+_POLL = 3.0  # seconds between two looks at a backend that is ready
+_HEALTH_LIMIT = 10.0
+_STATUS_LIMIT = 5.0
+_MISSES = 3  # Health calls in a row without an answer, before the process is ended
+_log = logging.getLogger("gateway.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is loaded: a model of the folder, and what a request chose to go with it."""
+
+    name: str
+    adapter: str = ""
+    draft: str = ""
+
+    def __str__(self) -> str:
+        return "+".join(part for part in (self.name, self.adapter, self.draft) if part)
+
+
+class ModelInstance:
+    """The only mutator of one model's state."""
+
+    def __init__(
+        self,
+        key: Key,
+        config: ModelConfig,
+        request: pb.ModelOptions,
+        load_timeout: float,
+        warden: Warden,
+    ) -> None:
+        self.key = key
+        self.config = config
+        self.leases = 0
+        self.last_used = time.monotonic()
+        self.failures = policy.Failures()
+        self.memory = 0  # bytes
+        self.backend: Backend | None = None
+        self.state = State.STOPPED
+        self.work: asyncio.Future[ApiError | None] | None = None
+        self._request = request
+        self._load_timeout = load_timeout
+        self._warden = warden
+        self._watch: asyncio.Future[None] | None = None
+        self._leaving: set[asyncio.Future[None]] = set()  # ends of lost backends, under way
+        self._ready_at = 0.0
+        self._loaded_since: float | None = None
+        self._restarts = 0
+
+    @property
+    def working(self) -> bool:
+        """Whether a load or an unload is under way."""
+        return self.work is not None and not self.work.done()
+
+    @property
+    def occupied(self) -> bool:
+        """Whether it has a backend, or gets one."""
+        return self.state in (State.STARTING, State.LOADING, State.READY)
+
+    def status(self) -> ModelStatus:
+        process = self.backend.process if self.backend else None
+        loading = self.state in (State.STARTING, State.LOADING)
+        state = self.state
+        if state is State.STOPPED and self.failures.count:
+            waits = self.failures.retry_at > time.monotonic()
+            state = State.BACKING_OFF if waits else State.FAILED
+        return ModelStatus(
+            str(self.key),
+            state,
+            process.pid if process else None,
+            process.port if process else None,
+            self.backend.last_line if self.backend and loading else "",
+            self.memory,
+            self.leases,
+            self._loaded_since if state is State.READY else None,
+            self._restarts,
+            self.failures.sentence,
+        )
+
+    def begin_load(self, after: Sequence[asyncio.Future[ApiError | None]]) -> None:
+        """Start a backend and load the model, once the tasks `after` are done."""
+        assert not self.working
+        self.state = State.STARTING
+        self.work = asyncio.ensure_future(self._load(after))
+
+    def begin_unload(self, reason: str) -> None:
+        """Free the model and end its process."""
+        assert self.state is State.READY
+        _log.info("%s: unloading (%s)", self.key, reason)
+        self.state = State.STOPPING
+        self.work = asyncio.ensure_future(self._unload(free=True))
+
+    async def settled(self) -> ApiError | None:
+        """Wait for the load or unload under way; what went wrong with a load, if anything did."""
+        work = self.work
+        assert work is not None
+        await asyncio.wait((work,))
+        return None if work.cancelled() else work.result()
+
+    async def usable(self) -> bool:
+        """Whether a request may be sent now.
+
+        A backend whose process has just died, or whose connection is not up, is looked at again
+        first: the news may be on its way.
+        """
+        backend = self.backend
+        if self.state is not State.READY or backend is None:
+            return False
+        if backend.alive:
+            return True
+        if await backend.answers(_HEALTH_LIMIT):
+            return self.backend is backend and self.state is State.READY
+        self._lost(backend, await backend.end())
+        return False
+
+    async def shut(self) -> None:
+        """Give up whatever is under way and end the process; for the end of the gateway."""
+        if self.work is not None and not self.work.done():
+            if self.state is not State.STOPPING:
+                self.work.cancel()
+            await asyncio.wait((self.work,))
+        if self.backend is not None:
+            self.state = State.STOPPING
+            await self._unload(free=False)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _load(self, after: Sequence[asyncio.Future[ApiError | None]]) -> ApiError | None:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._load_timeout or None):
+                if after:
+                    await asyncio.wait(after)
+                await self._start()
+        except LoadFailed as problem:
+            return self._load_failed(str(problem))
+        except TimeoutError:
+            return self._load_failed(f"it took longer than {self._load_timeout:.0f} s")
+        except BaseException:
+            self.state = State.STOPPED
+            raise
+        _log.info("%s: ready after %.1f s", self.key, time.monotonic() - started)
+        return None
+
+    async def _start(self) -> None:
+        _log.info("%s: starting a backend", self.key)
+        backend = await Backend.start(self.config, str(self.key), self._warden)
+        self.backend = backend
+        try:
+            self.state = State.LOADING
+            _log.info("%s: loading %s", self.key, self.config.parameters.model)
+            await backend.load(self._request)
+            self.memory = await backend.connection.memory(_STATUS_LIMIT)
+        except BaseException:
+            self.backend = None
+            await backend.stop(free=False)
+            raise
+        if self.failures.count:
+            self._restarts += 1
+        self.failures = policy.Failures(self.failures.count)
+        self.state = State.READY
+        self._ready_at = self.last_used = time.monotonic()
+        self._loaded_since = time.time()
+        self._watch = asyncio.ensure_future(self._guard(backend))
+
+    def _load_failed(self, sentence: str) -> ApiError:
+        self._fail(sentence, ran=0.0)
+        return load_failed(self.key.name, sentence)
+
+    def _fail(self, sentence: str, ran: float) -> None:
+        self.failures = policy.after_failure(self.failures, sentence, ran, time.monotonic())
+        self.state = State.STOPPED
+        self.memory = 0
+        _log.error("%s: %s", self.key, sentence)
+
+    async def _guard(self, backend: Backend) -> None:
+        """Notice at once that a backend has ended, and soon that it no longer answers."""
+        misses = 0
+        while True:
+            try:
+                await backend.gone(_POLL)
+                healthy = await backend.connection.healthy(_HEALTH_LIMIT)
+            except LoadFailed as end:
+                self._lost(backend, str(end))
+                return
+            if healthy:
+                misses = 0
+                self.memory = await backend.connection.memory(_STATUS_LIMIT) or self.memory
+                continue
+            misses += 1
+            if misses == _MISSES:
+                await backend.end()
+                self._lost(backend, f"the backend did not answer Health {misses} times")
+                return
+
+    def _lost(self, backend: Backend, sentence: str) -> None:
+        """Forget a backend that has gone without being asked to."""
+        if self.backend is not backend or self.state is not State.READY:
+            return
+        watch, self._watch = self._watch, None
+        self.backend = None
+        self._fail(sentence, time.monotonic() - self._ready_at)
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
+        end = asyncio.ensure_future(backend.stop(free=False))
+        self._leaving.add(end)
+        end.add_done_callback(self._leaving.discard)
+
+    async def _unload(self, free: bool) -> ApiError | None:
+        backend, watch = self.backend, self._watch
+        if watch is not None:
+            watch.cancel()
+        assert backend is not None
+        await backend.stop(free)
+        self.backend = self._watch = None
+        self.failures = policy.Failures()
+        self.memory = 0
+        self.state = State.STOPPED
+        return None

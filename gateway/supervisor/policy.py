@@ -1,0 +1,111 @@
+"""What the supervisor decides, apart from what it does: whom to unload, and when to try again.
+
+Everything here is a pure function of what is passed in; times are seconds of one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LONGEST_PAUSE = 30.0
+GOOD_RUN = 60.0  # seconds after which a crash is a new story, not the next one in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that has a backend, or gets one now. `memory` in bytes, 0 where it is not known."""
+
+    name: str
+    memory: int
+    busy: bool  # leased, or being loaded
+    pinned: bool
+    last_used: float
+    idle_after: float  # seconds; 0: never
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the whole gateway; 0 means none."""
+
+    models: int = 0
+    memory: int = 0  # bytes
+
+    def hold(self, models: int, memory: int) -> bool:
+        """Whether this much is within them."""
+        return (not self.models or models <= self.models) and (
+            not self.memory or memory <= self.memory
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failed loads and crashes in a row, the last sentence, and when the next try is due."""
+
+    count: int = 0
+    retry_at: float = 0.0
+    sentence: str = ""
+
+
+def make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loaded] | None:
+    """Whom to unload so that one more model of `coming` bytes fits; None if nobody can make room.
+
+    The longest unused go first, and none goes without need.
+    """
+    return _unload_until_within(loaded, 1, coming, limits)
+
+
+def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:
+    """Whom to unload because loaded models have grown; never the one that was used last.
+
+    A single model over the limit stays: it would be loaded again by the next request.
+    """
+    if not loaded:
+        return []
+    latest = max(loaded, key=lambda model: model.last_used)
+    others = [model for model in loaded if model is not latest]
+    return _unload_until_within(others, 1, latest.memory, limits) or []
+
+
+def _unload_until_within(
+    loaded: Sequence[Loaded], more: int, memory: int, limits: Limits
+) -> list[Loaded] | None:
+    def fits(without: Sequence[Loaded]) -> bool:
+        stay = [model for model in loaded if model not in without]
+        return limits.hold(len(stay) + more, sum(model.memory for model in stay) + memory)
+
+    idle = [model for model in loaded if not model.busy and not model.pinned]
+    idle.sort(key=lambda model: model.last_used)
+    leaving: list[Loaded] = []
+    while not fits(leaving):
+        if not idle:
+            return None
+        leaving.append(idle.pop(0))
+    for model in reversed(leaving[:]):
+        spared = [other for other in leaving if other is not model]
+        if fits(spared):
+            leaving = spared
+    return leaving
+
+
+def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
+    """Those that nobody has asked for as long as their setting says."""
+    return [
+        model
+        for model in loaded
+        if model.idle_after > 0
+        and not model.busy
+        and not model.pinned
+        and now - model.last_used >= model.idle_after
+    ]
+
+
+def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Failures:
+    """The failures with one more: after `ran` seconds of service, 0 for a load that failed.
+
+    The first may be tried again at once; from the second in a row on there is a pause of 1, 2, 4
+    … 30 s.
+    """
+    count = 1 if ran >= GOOD_RUN else before.count + 1
+    pause = 0.0 if count == 1 else min(LONGEST_PAUSE, 2.0 ** min(count - 2, 10))
+    return Failures(count, now + pause, sentence)
