@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
-from pathlib import Path
 
+from gateway import logs
 from gateway.app import create_app
-from gateway.models.config import read_folder
+from gateway.arguments import BadArgument, settings_from
+from gateway.models.reading import read_folder
 from gateway.server import Server, bind, url_of
-from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 
+LEVEL = "MLX_GATEWAY_LOG"
 
-def main() -> None:
-    """Run one gateway."""
-    parser = argparse.ArgumentParser(prog="gateway")
-    parser.add_argument("--models-dir", type=Path, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8080)
-    given = parser.parse_args()
-    settings = GatewaySettings(given.models_dir.resolve(), given.host, given.port)
-    supervisor = Supervisor(settings, read_folder(settings.models_dir))
+
+def main() -> int:
+    """Run one gateway. Returns the exit code: 2 for settings that cannot be used."""
+    logs.configure(os.environ.get(LEVEL, ""))
+    try:
+        settings = settings_from(sys.argv[1:], os.environ)
+        models = read_folder(settings.models_dir)
+        listener = bind(settings.host, settings.port)
+    except BadArgument as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
     traffic = Traffic()
-    listener = bind(settings.host, settings.port)
-    print(f"listening on {url_of(listener)}", file=sys.stderr, flush=True)
-    Server(create_app(settings, supervisor), settings, traffic).run(sockets=[listener])
+    app = create_app(settings, Supervisor(settings, models), traffic)
+    url = url_of(listener)
+    print(f"gateway: listening on {url}", file=sys.stderr, flush=True)
+    Server(app, settings, traffic).run(sockets=[listener])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

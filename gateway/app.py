@@ -1,24 +1,38 @@
-"""The ASGI application: the routes with and without `/v1`, and errors in OpenAI's form."""
+"""The ASGI application: routes with and without `/v1`, inside the layers that every request passes.
+
+From the outside in: the log and the metrics, which pages may call, who may ask, what a body may
+be. Each layer is plain ASGI, so a stream passes through them untouched.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
+from gateway import openapi, refusals
+from gateway.access import AccessMiddleware
+from gateway.auth import KeyMiddleware
 from gateway.context import Gateway
-from gateway.errors import ApiError
-from gateway.routes import chat, health, models, page
+from gateway.limits import BodyMiddleware
+from gateway.metrics import Metrics
+from gateway.origins import OriginMiddleware
+from gateway.routes import chat, health, metrics, models
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
+from gateway.traffic import Traffic
 
-ROUTERS = (chat.router, health.router, models.router)
+ROUTERS = (
+    chat.router,
+    health.router,
+    metrics.router,
+    models.router,
+)
 
 
-def create_app(settings: GatewaySettings, supervisor: Supervisor) -> FastAPI:
+def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic) -> FastAPI:
     """The application of one gateway; its lifespan starts and stops the supervisor."""
 
     @asynccontextmanager
@@ -29,24 +43,36 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor) -> FastAPI:
         finally:
             await supervisor.stop()
 
-    app = FastAPI(title="mlx-backend gateway", lifespan=lifespan)
-    app.state.gateway = Gateway(settings, supervisor)
-    app.add_exception_handler(ApiError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    app = FastAPI(
+        title="mlx-backend gateway",
+        version="1",
+        summary="OpenAI's API, and those of llama.cpp, MLC-LLM and Anthropic, for local models",
+        lifespan=lifespan,
+        generate_unique_id_function=openapi.operation_id,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    gateway = Gateway(settings, supervisor, traffic, Metrics())
+    app.state.gateway = gateway
+    refusals.install(app)
+    openapi.install(app)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
-    app.include_router(page.router, include_in_schema=False)
+    # The last one added is the outermost.
+    app.add_middleware(BodyMiddleware, settings=settings, paths=_posts())
+    app.add_middleware(KeyMiddleware, keys=settings.api_keys)
+    app.add_middleware(OriginMiddleware, settings=settings)
+    app.add_middleware(AccessMiddleware, traffic=traffic, metrics=gateway.metrics)
     return app
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, error.headers())
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    return await _refused(request, ApiError(400, f"{place}: {first['msg']}", param=place or None))
+def _posts() -> frozenset[str]:
+    """Every path that takes a JSON object, as requests spell it."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    bare = {
+        route.path
+        for route in routes
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+    }
+    return frozenset(bare | {f"/v1{path}" for path in bare})

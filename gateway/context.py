@@ -1,4 +1,4 @@
-"""What every route needs: the settings and the supervisor, as one FastAPI dependency."""
+"""What every route needs of the running gateway, as one FastAPI dependency."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
+from gateway.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,8 @@ class Gateway:
 
     settings: GatewaySettings
     supervisor: Supervisor
+    traffic: Traffic
+    metrics: Metrics
 
 
 def _gateway(request: Request) -> Gateway:

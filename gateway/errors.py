@@ -7,7 +7,7 @@ below, with the backend's own sentence: backends write theirs for the person who
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -27,6 +27,7 @@ class ApiError(Exception):
     code: str | None = None
     param: str | None = None
     retry_after: int | None = None  # seconds
+    extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.message
@@ -47,45 +48,57 @@ class ApiError(Exception):
         headers = {"x-should-retry": "true" if self.retry_after is not None else "false"}
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
-        return headers
+        return headers | dict(self.extra_headers)
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
+    """What a gRPC status becomes. `says`: our sentence where the backend's own is of no use."""
+
     status: int
     type: str = INVALID
     code: str | None = None
     retry: bool = False
+    says: str = ""
 
 
-_TABLE: Mapping[grpc.StatusCode, _Row] = {
-    grpc.StatusCode.INVALID_ARGUMENT: _Row(400),
-    grpc.StatusCode.OUT_OF_RANGE: _Row(400),
-    grpc.StatusCode.UNIMPLEMENTED: _Row(400, code="unsupported"),
-    grpc.StatusCode.NOT_FOUND: _Row(404, code="model_not_found"),
-    grpc.StatusCode.UNAUTHENTICATED: _Row(502, SERVER, "backend_refused"),
-    grpc.StatusCode.PERMISSION_DENIED: _Row(502, SERVER, "backend_refused"),
-    grpc.StatusCode.DEADLINE_EXCEEDED: _Row(504, SERVER, "timeout"),
-    grpc.StatusCode.CANCELLED: _Row(503, SERVER, "cancelled", retry=True),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: _Row(429, "rate_limit_error", "overloaded", retry=True),
-    grpc.StatusCode.FAILED_PRECONDITION: _Row(503, SERVER, "model_not_loaded", retry=True),
-    grpc.StatusCode.UNAVAILABLE: _Row(503, SERVER, "backend_unavailable", retry=True),
-    grpc.StatusCode.ABORTED: _Row(503, SERVER, "backend_unavailable", retry=True),
+_GONE = "the backend of this model has gone away: send the request again"
+_REFUSED = "the backend refused the gateway: its address or its token is wrong"
+TABLE: Mapping[grpc.StatusCode, Row] = {
+    grpc.StatusCode.INVALID_ARGUMENT: Row(400),
+    grpc.StatusCode.OUT_OF_RANGE: Row(400),
+    grpc.StatusCode.UNIMPLEMENTED: Row(400, code="unsupported"),
+    grpc.StatusCode.NOT_FOUND: Row(404, code="model_not_found"),
+    grpc.StatusCode.UNAUTHENTICATED: Row(502, SERVER, "backend_refused", says=_REFUSED),
+    grpc.StatusCode.PERMISSION_DENIED: Row(502, SERVER, "backend_refused", says=_REFUSED),
+    grpc.StatusCode.DEADLINE_EXCEEDED: Row(
+        504, SERVER, "timeout", says="the answer took longer than this gateway lets a request take"
+    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Row(429, "rate_limit_error", "overloaded", retry=True),
+    grpc.StatusCode.FAILED_PRECONDITION: Row(503, SERVER, "model_not_loaded", retry=True),
+    grpc.StatusCode.CANCELLED: Row(503, SERVER, "cancelled", retry=True),
+    # What gRPC says of a broken connection is about sockets, and names addresses.
+    grpc.StatusCode.UNAVAILABLE: Row(503, SERVER, "backend_unavailable", True, _GONE),
+    grpc.StatusCode.ABORTED: Row(503, SERVER, "backend_unavailable", True, _GONE),
+    grpc.StatusCode.INTERNAL: Row(500, SERVER, "backend_failed"),
+    grpc.StatusCode.DATA_LOSS: Row(500, SERVER, "backend_failed"),
+    # gRPC's word for an exception that nobody caught: its text is about a program.
+    grpc.StatusCode.UNKNOWN: Row(
+        500, SERVER, "backend_failed", says="the backend failed without saying why"
+    ),
 }
-_OTHER = _Row(500, SERVER)
+TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 
 def of_rpc(error: grpc.aio.AioRpcError) -> ApiError:
     """The refusal that a backend's status stands for."""
-    row = _TABLE.get(error.code(), _OTHER)
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        # What gRPC says of a broken connection is about sockets, and names addresses.
-        message = "the backend of this model has gone away: send the request again"
-    else:
-        message = error.details() or "the backend failed without saying why"
+    row = TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
+    told = error.details() or ""
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in told:
+        row = TOO_LARGE  # gRPC itself: the message never came to be read
     return ApiError(
         row.status,
-        message,
+        row.says or told or "the backend failed without saying why",
         row.type,
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,

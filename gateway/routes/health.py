@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Literal
 
-router = APIRouter(tags=["health"])
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from gateway.context import GatewayDep
+
+router = APIRouter(tags=["operations"])
+
+
+class Health(BaseModel):
+    """Alive."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(BaseModel):
+    """Whether requests are taken now."""
+
+    status: Literal["ready", "draining", "starting"]
 
 
 @router.get("/health")
-async def health() -> dict[str, str]:
-    """Always OK while the process lives: a load or a busy model does not make it unhealthy."""
-    return {"status": "ok"}
+async def health() -> Health:
+    """Always ok while the process lives: a load or a busy model does not make it unhealthy."""
+    return Health()
+
+
+@router.get("/ready", responses={503: {"model": Ready, "description": "Not now."}})
+async def ready(gateway: GatewayDep, response: Response) -> Ready:
+    """200 from the moment that what is to be preloaded is loaded until SIGTERM, else 503."""
+    if gateway.traffic.draining:
+        response.status_code = 503
+        return Ready(status="draining")
+    return Ready(status="ready")

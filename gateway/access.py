@@ -1,0 +1,116 @@
+"""The outermost layer of a request: its id, its log line, its place in the metrics, its last net.
+
+A body or a key never reaches the log; the path and the model's name do, as the client wrote them.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.log_lines import traceback_of
+from gateway import exchange, logs
+from gateway.auth import is_open
+from gateway.errors import RETRY_AFTER, SERVER, ApiError
+from gateway.exchange import CLIENT_LEFT, Exchange
+from gateway.metrics import Metrics
+from gateway.refusals import response_of
+from gateway.traffic import Traffic
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+class AccessMiddleware:
+    """Counts and logs every request; turns what nobody caught into a 500 that says its id."""
+
+    def __init__(self, app: ASGIApp, traffic: Traffic, metrics: Metrics) -> None:
+        self._app = app
+        self._traffic = traffic
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        seen = Exchange(_request_id(Headers(scope=scope)), scope["method"], scope["path"])
+        exchange.begin(seen)
+        told = self._watched(seen, send)
+        try:
+            with self._traffic.request():
+                if self._traffic.draining and not is_open(scope["path"]):
+                    await response_of(_DRAINING, scope["path"])(scope, receive, told)
+                else:
+                    await self._app(scope, receive, told)
+        except Exception as failure:
+            logs.error("uncaught", request=seen.request_id, traceback=traceback_of(failure))
+            if seen.status:
+                # The head of an answer is out. A connection cut short is the one honest end.
+                raise ConnectionAbortedError from None
+            await response_of(_broken(seen.request_id), scope["path"])(scope, receive, told)
+        finally:
+            self._close(seen, scope)
+
+    def _watched(self, seen: Exchange, send: Send) -> Send:
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = seen.request_id
+                headers["x-content-type-options"] = "nosniff"
+                seen.status = message["status"]
+                seen.streams = headers.get("content-type", "").startswith("text/event-stream")
+                if seen.streams:
+                    self._metrics.running_streams.inc()
+            elif seen.first_byte is None and message.get("body"):
+                seen.first_byte = seen.seconds
+            await send(message)
+
+        return told
+
+    def _close(self, seen: Exchange, scope: Scope) -> None:
+        seen.route = getattr(scope.get("route"), "path", "")
+        if seen.streams:
+            self._metrics.running_streams.dec()
+        status = CLIENT_LEFT if seen.left else seen.status
+        self._metrics.observe(seen, status)
+        fields: dict[str, object] = {
+            "request": seen.request_id,
+            "method": seen.method,
+            "path": seen.path,
+            "status": status,
+            "ms": seen.seconds * 1000,
+        }
+        if seen.model:
+            fields["model"] = seen.model
+        if seen.prompt_tokens or seen.completion_tokens:
+            fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
+        tell = logs.debug if is_open(seen.path) or seen.path.endswith("/metrics") else logs.info
+        tell("request", **fields)
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id if it is harmless, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+_DRAINING = ApiError(
+    503,
+    "this gateway is being stopped: send the request again, to its successor",
+    SERVER,
+    "draining",
+    retry_after=RETRY_AFTER,
+    extra_headers={"connection": "close"},
+)
+
+
+def _broken(request_id: str) -> ApiError:
+    return ApiError(
+        500,
+        f"the gateway failed at this request; its log says more under {request_id}",
+        SERVER,
+        "internal_error",
+    )

@@ -1,0 +1,67 @@
+"""Who may ask: a key in `Authorization: Bearer` or `x-api-key`, where the gateway has keys.
+
+Open without a key are the probes, which tell nothing but "alive", and what a browser must load
+before anybody can type a key into it: the page and the API's description. They hold no secrets
+and no names of models.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.errors import ApiError
+from gateway.refusals import response_of
+
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico"})
+OPEN_FOLDERS = ("/page/", "/docs/")
+
+
+class KeyMiddleware:
+    """Answers 401 to a request without one of the keys; without keys it lets everybody in."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "http" and self._keys and not is_open(scope["path"]):
+            given = key_of(Headers(scope=scope))
+            if not self._is_valid(given):
+                refusal = _refusal(given)
+                await response_of(refusal, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_valid(self, given: str) -> bool:
+        # All keys are compared, each in constant time: how long it takes tells nothing.
+        raw = given.encode("utf-8", "replace")
+        return sum(hmac.compare_digest(raw, key) for key in self._keys) > 0
+
+
+def is_open(path: str) -> bool:
+    """Whether a path answers without a key."""
+    bare = path.removeprefix("/v1") or "/"
+    return bare in OPEN_PATHS or bare.startswith(OPEN_FOLDERS)
+
+
+def key_of(headers: Headers) -> str:
+    """The key of a request; "" where it has none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key", "").strip()
+
+
+def _refusal(given: str) -> ApiError:
+    if given:
+        message = "the API key is not one of this gateway's: check it"
+    else:
+        message = "an API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+    return ApiError(
+        401, message, code="invalid_api_key", extra_headers={"www-authenticate": "Bearer"}
+    )

@@ -1,0 +1,54 @@
+"""One request and its answer, as the log and the metrics see them.
+
+The outermost middleware makes it; whoever learns something notes it here, by `current()`, because
+tokens are counted far below the layer that writes the log line.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+CLIENT_LEFT = 499  # nginx's number, for the log and the metrics alone: nobody is there to read it
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What is known of a request so far."""
+
+    request_id: str
+    method: str
+    path: str  # as it was asked for
+    started: float = field(default_factory=time.monotonic)
+    route: str = ""  # as it is declared; "" until a route was found
+    model: str = ""  # as it was asked for; a client's text
+    status: int = 0  # 0 until the answer has begun
+    streams: bool = False
+    first_byte: float | None = None  # seconds after the start
+    left: bool = False  # the client went before the answer was complete
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Since the request began."""
+        return time.monotonic() - self.started
+
+    def count_tokens(self, prompt: int, completion: int) -> None:
+        """Add one answer's tokens: a request may have several answers."""
+        self.prompt_tokens += prompt
+        self.completion_tokens += completion
+
+
+_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+def begin(exchange: Exchange) -> None:
+    """Make it the one that this task, and the tasks it starts, work for."""
+    _current.set(exchange)
+
+
+def current() -> Exchange | None:
+    """The request that this task works for, if any."""
+    return _current.get()

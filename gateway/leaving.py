@@ -1,0 +1,85 @@
+"""A request runs as long as its client waits for it: who leaves takes its work along.
+
+ASGI tells of a client's end only to whoever calls `receive`, and the handlers are busy with the
+answer. So one task listens while another works, and the first to end ends the other: the gRPC
+call is cancelled with it, and the slot in the backend is free within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import exchange
+from gateway.errors import SERVER, ApiError
+from gateway.refusals import response_of
+
+# Backend calls have the same limit and end first, with an error event in a stream.
+_GRACE = 2.0
+
+
+async def run_until_left(
+    app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send, seconds: float
+) -> None:
+    """Run an application on a body that is already here.
+
+    It is cancelled when the client leaves, and after `seconds` (0: never), then with a 504 if
+    nothing was sent yet.
+    """
+    left = asyncio.Event()
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    work = asyncio.ensure_future(app(scope, replay, send))
+    listener = asyncio.ensure_future(listen())
+    try:
+        limit = seconds + _GRACE if seconds else None
+        await asyncio.wait({work, listener}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        elif left.is_set():
+            _note_leaving()
+        elif not _has_begun():
+            await _end(work)
+            await response_of(_too_slow(seconds), scope["path"])(scope, replay, send)
+    finally:
+        listener.cancel()
+        await _end(work)
+
+
+async def _end(work: asyncio.Future[None]) -> None:
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})
+
+
+def _note_leaving() -> None:
+    if (running := exchange.current()) is not None:
+        running.left = True
+
+
+def _has_begun() -> bool:
+    running = exchange.current()
+    return running is not None and running.status != 0
+
+
+def _too_slow(seconds: float) -> ApiError:
+    return ApiError(
+        504,
+        f"the request took longer than {seconds:g} s, which is all that this gateway gives one",
+        SERVER,
+        "timeout",
+    )

@@ -1,0 +1,76 @@
+"""What Prometheus is told. Labels are of closed sets: declared routes, known models, statuses."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from gateway.exchange import Exchange
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+disable_created_metrics()  # type: ignore[no-untyped-call]
+_NO_ROUTE = "other"  # a path that nothing is declared for is a client's text
+
+
+class Metrics:
+    """The counters of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "gateway_requests",
+            "Requests that ended, by route and HTTP status (499: the client left).",
+            ("method", "path", "status"),
+            registry=self.registry,
+        )
+        self.first_byte = Histogram(
+            "gateway_first_byte_seconds",
+            "From the request to the first byte of its answer's body.",
+            ("path",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "gateway_request_seconds",
+            "From the request to the end of its answer.",
+            ("path",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "gateway_prompt_tokens",
+            "Tokens of the prompts of answers that ended.",
+            ("path",),
+            registry=self.registry,
+        )
+        self.completion_tokens = Counter(
+            "gateway_completion_tokens",
+            "Tokens of answers that ended.",
+            ("path",),
+            registry=self.registry,
+        )
+        self.running_streams = Gauge(
+            "gateway_running_streams", "Streams that are open now.", registry=self.registry
+        )
+
+    def observe(self, seen: Exchange, status: int) -> None:
+        """Count a request that ended with this status."""
+        path = seen.route or _NO_ROUTE
+        self.requests.labels(seen.method, path, str(status)).inc()
+        self.duration.labels(path).observe(seen.seconds)
+        if seen.first_byte is not None:
+            self.first_byte.labels(path).observe(seen.first_byte)
+        if seen.prompt_tokens or seen.completion_tokens:
+            self.prompt_tokens.labels(path).inc(seen.prompt_tokens)
+            self.completion_tokens.labels(path).inc(seen.completion_tokens)
+
+    def text(self) -> bytes:
+        """The text format of Prometheus."""
+        return generate_latest(self.registry)

@@ -1,0 +1,92 @@
+"""The OpenAPI document: the refusals that every operation may answer are added here, once.
+
+FastAPI documents its own 422 for bodies that do not validate; here that is a 400 like any other
+refusal, in OpenAI's error object.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+_ERROR: dict[str, Any] = {
+    "title": "Error",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+EVERYWHERE = {
+    "400": "The request cannot be served as it is: `param` names the field.",
+    "401": "No API key, or a wrong one.",
+    "403": "A web page or host that is not allowed.",
+    "404": "There is no such model.",
+    "405": "The path takes another method.",
+    "408": "The body stopped coming.",
+    "413": "The body is larger than the gateway takes.",
+    "429": "The model's queue is full: retry after the given seconds.",
+    "500": "The gateway or a backend broke.",
+    "502": "A backend refused the gateway.",
+    "503": "Loading, restarting or stopping: retry after the given seconds.",
+    "504": "It took longer than a request may.",
+}
+# Endpoints of another API document their own errors, by path.
+OWN_ERRORS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+
+
+def operation_id(route: APIRoute) -> str:
+    """`chat_completions_post` for POST /chat/completions: unique, and stable over versions."""
+    words = re.sub(r"[^a-z0-9]+", "_", route.path_format.lower().removeprefix("/v1")).strip("_")
+    return f"{words}_{'_'.join(sorted(route.methods or ())).lower()}"
+
+
+def install(app: FastAPI) -> None:
+    """Let the application describe itself with our refusals."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(
+                title=app.title, version=app.version, summary=app.summary, routes=app.routes
+            )
+            app.openapi_schema = with_refusals(made)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it
+
+
+def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the errors of EVERYWHERE on every operation that has none of its own."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Error"] = _ERROR
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}, {}]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)
+            if path in OWN_ERRORS:
+                continue
+            for status, meaning in EVERYWHERE.items():
+                responses.setdefault(status, _response(meaning))
+    return document
+
+
+def _response(meaning: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": meaning, "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,113 @@
+"""Which web pages may call: none but our own and the listed ones.
+
+Any page that a user opens can send requests to this machine. Its browser tells where it comes
+from in `Origin`, and a page that hides behind a name of its own pointed at 127.0.0.1 (DNS
+rebinding) gives itself away in `Host`. Programs send no Origin and are not concerned.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import ApiError
+from gateway.refusals import response_of
+from gateway.settings import GatewaySettings
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_METHODS = "GET, POST"
+_READABLE = "x-request-id, retry-after, x-should-retry"
+_DAY = "86400"  # seconds
+
+
+class OriginMiddleware:
+    """Refuses foreign pages and hosts with 403, and answers CORS preflights."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self._app = app
+        self._origins = frozenset(settings.cors_origins)
+        named = (*LOCAL_NAMES, settings.host, *settings.allowed_hosts)
+        # A key is proof enough, and a proxy in front may call us by any name.
+        self._hosts = None if settings.api_keys else frozenset(name.lower() for name in named)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        refusal = self._refusal(headers, origin)
+        if refusal is not None:
+            await response_of(refusal, scope["path"])(scope, receive, send)
+        elif scope["method"] == "OPTIONS":
+            await self._preflight(headers, origin)(scope, receive, send)
+        elif origin is None or not self._is_listed(origin):
+            await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, _with_cors(send, origin))
+
+    def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
+        host = headers.get("host", "")
+        if self._hosts is not None and host_name(host) not in self._hosts:
+            return ApiError(
+                403,
+                f"this gateway is not called {host[:100]!r}: use localhost, or start it with"
+                " --allowed-host or an API key",
+                code="host_not_allowed",
+            )
+        if origin is None or self._is_listed(origin) or is_same(origin, host):
+            return None
+        return ApiError(
+            403,
+            f"pages of {origin[:100]!r} may not call this gateway: --cors-origin lets them",
+            code="origin_not_allowed",
+        )
+
+    def _is_listed(self, origin: str) -> bool:
+        return "*" in self._origins or origin.lower() in self._origins
+
+    def _preflight(self, headers: Headers, origin: str | None) -> Response:
+        response = Response(headers={"allow": f"{_METHODS}, OPTIONS"})
+        if origin is not None and self._is_listed(origin):
+            _tell(response.headers, origin)
+            response.headers["access-control-allow-methods"] = _METHODS
+            # A bare * does not cover Authorization (Fetch standard, "CORS-safelisted").
+            response.headers["access-control-allow-headers"] = headers.get(
+                "access-control-request-headers", "*"
+            )
+            response.headers["access-control-max-age"] = _DAY
+        return response
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets; "" if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_same(origin: str, host: str) -> bool:
+    """Whether a page came from this very gateway (whatever TLS a proxy put in front)."""
+    scheme, _, place = origin.lower().partition("://")
+    return scheme in ("http", "https") and place != "" and place == host.lower()
+
+
+def _with_cors(send: Send, origin: str) -> Send:
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            _tell(MutableHeaders(scope=message), origin)
+        await send(message)
+
+    return told
+
+
+def _tell(headers: MutableHeaders, origin: str) -> None:
+    headers["access-control-allow-origin"] = origin
+    headers["access-control-allow-credentials"] = "true"
+    headers["access-control-expose-headers"] = _READABLE
+    headers.add_vary_header("origin")

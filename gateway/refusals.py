@@ -1,0 +1,98 @@
+"""Refusals as HTTP responses, in the form that the clients of each endpoint read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from gateway import exchange
+from gateway.errors import ApiError
+
+Form = Callable[[ApiError, str], dict[str, Any]]
+_NO_PLACE = ("body", "query", "path", "header", "cookie")
+
+
+def openai_form(error: ApiError, _request_id: str) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`, what every endpoint answers unless it says so."""
+    return error.body()
+
+
+# By path without /v1. An endpoint of another API has its own form here.
+FORMS: dict[str, Form] = {}
+
+
+def response_of(error: ApiError, path: str) -> JSONResponse:
+    """The response to a request of this path."""
+    running = exchange.current()
+    form = FORMS.get(path.removeprefix("/v1"), openai_form)
+    body = form(error, running.request_id if running else "")
+    return JSONResponse(body, error.status, error.headers())
+
+
+def install(app: FastAPI) -> None:
+    """Let every exception that a route may raise end here."""
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        return response_of(_refusal(request, error), request.url.path)
+
+    for kind in (ApiError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, refused)
+
+
+def _refusal(request: Request, error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return invalid(error.errors()[0])
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return ApiError(
+            404,
+            f"there is nothing at {request.url.path[:200]}: GET /openapi.json lists the endpoints",
+            code="unknown_url",
+        )
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return ApiError(
+            405,
+            f"{request.url.path} does not take {request.method}: send {allowed}",
+            code="method_not_allowed",
+            extra_headers=dict(error.headers or {}),
+        )
+    return ApiError(error.status_code, str(error.detail))
+
+
+def invalid(problem: Mapping[str, Any]) -> ApiError:
+    """The refusal of one problem that pydantic found, with the field's path as OpenAI writes it."""
+    param = param_of(problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return ApiError(
+            400,
+            f"Unrecognized request argument supplied: {param}",
+            code="unknown_parameter",
+            param=param,
+        )
+    if problem["type"] == "missing":
+        if param is None:
+            return ApiError(400, "the request has no body: send a JSON object")
+        return ApiError(
+            400, f"{param} is missing: send it", code="missing_required_parameter", param=param
+        )
+    words = str(problem["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {words}" if param else words, param=param)
+
+
+def param_of(place: tuple[str | int, ...]) -> str | None:
+    """`("body", "messages", 0, "role")` is `messages[0].role`."""
+    path = ""
+    for step in place[1:] if place and place[0] in _NO_PLACE else place:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += f".{step}" if path else step
+    return path or None

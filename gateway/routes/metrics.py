@@ -1,0 +1,17 @@
+"""`/metrics` for Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+from gateway import metrics
+from gateway.context import GatewayDep
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def read_metrics(gateway: GatewayDep) -> PlainTextResponse:
+    """Counters of the gateway and of every loaded model, in Prometheus' text format."""
+    return PlainTextResponse(gateway.metrics.text(), media_type=metrics.CONTENT_TYPE)
