@@ -26,7 +26,7 @@ def kv_bytes(cost: CacheCost, rows: Sequence[Row]) -> int:
     """Bytes of KV that the rows are charged for together."""
     if not rows:
         return 0
-    return len(rows) * cost.of(max(expected_length(row) for row in rows))
+    return sum(row.width for row in rows) * cost.of(max(expected_length(row) for row in rows))
 
 
 def bytes_with(cost: CacheCost, rows: Sequence[Row], candidate: Row) -> int:

@@ -13,13 +13,15 @@ from backend.engine.request import GenerationRequest
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
     from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.score_plan import ScorePlan
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Start a generation on the model of generation number `epoch`.
 
-    stored: a prefix of the prompt that was read from disk.
+    stored: a prefix of the prompt that was read from disk. plan: the prompt's continuations are to
+    be scored, and nothing is generated.
     """
 
     epoch: int
@@ -29,6 +31,7 @@ class Submit:
     limit: int
     constraint: Constraint | None = None
     stored: StoredPrefix | None = None
+    plan: ScorePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

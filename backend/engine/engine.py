@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from backend.engine import score_plan
 from backend.engine.commands import Cancel, Free, Load, Stop, Submit
 from backend.engine.errors import EngineError, EngineFailed, NotLoaded, Overloaded, ShuttingDown
+from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.prompts import require_tellable
-from backend.engine.request import ChatPrompt, Extras, GenerationRequest
+from backend.engine.request import ChatPrompt, Extras, GenerationRequest, TokenPrompt
+from backend.engine.score_plan import ScoreRequest
 from backend.engine.token_text import TextStream
 from backend.engine.worker import Publication, Worker
 from common.chat_format import ChatFormat
@@ -193,6 +196,23 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
+        return self._queue(lambda served, ticket: self._prepare(served, ticket, request))
+
+    async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """Per candidate, its tokens with their natural log-probabilities after the prompt.
+
+        A cancelled caller frees the engine. Raises what `submit` and its generation raise.
+        """
+        generation = self._queue(
+            lambda served, ticket: self._prepare_score(served, ticket, request)
+        )
+        async with generation:
+            async for event in generation:
+                if isinstance(event, Finished):
+                    return event.scores
+        raise AssertionError("a generation ends with Finished, or raises")
+
+    def _queue(self, prepare: Callable[[Served, int], None]) -> Generation:
         served = self._require()
         if len(self._generations) >= served.capacity:
             raise Overloaded(
@@ -202,7 +222,7 @@ class Engine:
         ticket = next(self._tickets)
         generation = Generation(lambda: self._cancel(ticket))
         self._generations[ticket] = generation
-        self._prompts.submit(self._prepare, served, ticket, request)
+        self._prompts.submit(self._guarded, prepare, served, ticket)
         return generation
 
     async def tokenize(self, text: str) -> list[int]:
@@ -313,31 +333,53 @@ class Engine:
         if not future.cancelled():
             future.exception()  # its caller may have left
 
-    def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
+    def _guarded(self, prepare: Callable[[Served, int], None], served: Served, ticket: int) -> None:
         """On a prompt thread: tokenise, and hand the row to the engine thread."""
-        generation = self._generations.get(ticket)
-        if generation is None:
+        if ticket not in self._generations:
             return
         try:
-            prompt = served.prompts.build(request.prompt)
-            if request.prompt_logprobs is not None:
-                require_tellable(len(prompt.tokens), request.prompt_logprobs)
-            constraint = _constraint(served, request, prompt.tail)
-            stored = self._find_on_disk(served, request, prompt.tokens)
+            prepare(served, ticket)
         except EngineError as refusal:
             self._deliver_threadsafe([(ticket, refusal)])
         except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
             self._deliver_threadsafe([(ticket, _prompt_fault(fault))])
         else:
-            generation.prompt_tail = prompt.tail
-            room = served.facts.context_size - len(prompt.tokens)
-            limit = min(request.max_tokens or served.default_max_tokens or room, room)
-            self._worker.send(
-                Submit(served.epoch, ticket, request, prompt.tokens, limit, constraint, stored)
-            )
             if ticket not in self._generations:
-                # Cancelled meanwhile: that command may have overtaken this one.
+                # Cancelled meanwhile: that command may have overtaken the row's.
                 self._worker.send(Cancel(ticket))
+
+    def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
+        prompt = served.prompts.build(request.prompt)
+        if request.prompt_logprobs is not None:
+            require_tellable(len(prompt.tokens), request.prompt_logprobs)
+        constraint = _constraint(served, request, prompt.tail)
+        stored = self._find_on_disk(served, request, prompt.tokens)
+        if (generation := self._generations.get(ticket)) is None:
+            return
+        generation.prompt_tail = prompt.tail
+        room = served.facts.context_size - len(prompt.tokens)
+        limit = min(request.max_tokens or served.default_max_tokens or room, room)
+        self._worker.send(
+            Submit(served.epoch, ticket, request, prompt.tokens, limit, constraint, stored)
+        )
+
+    def _prepare_score(self, served: Served, ticket: int, request: ScoreRequest) -> None:
+        scored = score_plan.plan(
+            request,
+            served.prompts.encode_open,
+            served.facts.context_size,
+            wanted=lambda: ticket in self._generations,
+        )
+        if ticket not in self._generations:
+            return
+        if not scored.longest:
+            nothing: tuple[tuple[TokenLogprob, ...], ...] = ((),) * len(request.candidates)
+            self._deliver_threadsafe([(ticket, Finished("stop", Usage(), scores=nothing))])
+            return
+        row = GenerationRequest(request.request_id, TokenPrompt(tuple(scored.prefix)))
+        self._worker.send(
+            Submit(served.epoch, ticket, row, scored.prefix, scored.longest, plan=scored)
+        )
 
     def _find_on_disk(
         self, served: Served, request: GenerationRequest, prompt: list[int]

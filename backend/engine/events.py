@@ -60,7 +60,8 @@ class Finished:
 
     stop_sequence: the stop string that ended the text, '' where something else did.
     logprobs: one entry per counted token where the request asked for them, else None.
-    prompt_logprobs: likewise for the prompt.
+    prompt_logprobs: likewise for the prompt. scores: of a Score, per candidate in its order, the
+    candidate's tokens.
     """
 
     reason: FinishReason
@@ -68,6 +69,7 @@ class Finished:
     logprobs: tuple[TokenLogprob, ...] | None = None
     stop_sequence: str = ""
     prompt_logprobs: PromptLogprobs | None = None
+    scores: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 Event = TextDelta | Finished

@@ -102,6 +102,14 @@ def to_batch(row: RowCache) -> BatchCache:
     return [layer.merge([layer]) for layer in row]
 
 
+def copies(row: RowCache, count: int) -> BatchCache:
+    """A batch of so many rows that all hold what `row` holds; one row where none can be batched."""
+    if not can_batch(row):
+        assert count == 1, "this model's caches hold one sequence at a time"
+        return clone(row)
+    return [layer.merge([layer] * count) for layer in row]
+
+
 def extend(batch: BatchCache, other: BatchCache) -> None:
     """Append the rows of `other` to `batch`."""
     for layer, joining in zip(batch, other, strict=True):

@@ -123,7 +123,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         use_cache_kind(loaded.model, found.cache_kind)
         cost = kv.cost(loaded.model)
         vocabulary = kv.vocabulary_size(loaded.model)
-        slots = settings.parallel if kv.can_batch(kv.new_row(loaded.model)) else 1
+        batches = kv.can_batch(kv.new_row(loaded.model))
     except EngineError:
         raise
     except Exception as fault:
@@ -132,6 +132,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             f"model {shown(loaded.name)} cannot be loaded: it failed on its first token"
             f" ({type(fault).__name__})"
         ) from None
+    slots = settings.parallel if batches else 1
     context_size = served_context(loaded.context_size, request.context_size)
     drafting = load_drafting(
         found.draft,
@@ -154,6 +155,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         new_text=texts.stream,
         cost=cost,
         slots=slots,
+        batches=batches,
         weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache,

@@ -17,8 +17,9 @@ class EngineModel:
     """A loaded model and the figures that scheduling depends on.
 
     vocabulary: width of its logits. new_text: a row's decoder; the argument says whether its text
-    goes on from the prompt's. slots: rows that may decode together. memory_limit: bytes that MLX
-    may use in all; weights_bytes of them are taken by the model itself. drafting: how it guesses
+    goes on from the prompt's. slots: rows that may decode together. batches: whether its caches
+    can hold several sequences. memory_limit: bytes that MLX may use in all; weights_bytes of them
+    are taken by the model itself. drafting: how it guesses
     ahead while one row decodes. disk: prompt caches that survive the process.
     """
 
@@ -36,3 +37,4 @@ class EngineModel:
     stall_ms: int
     drafting: Drafting | None = None
     disk: DiskCache | None = None
+    batches: bool = True

@@ -39,18 +39,21 @@ class PromptStore:
                 row.cache, row.filled, row.reused = cache, match.length, match.length
         if row.cache is None:
             row.cache = kv.new_row(self._model.model)
-        if self.memory.max_bytes and not kv.always_trims(row.cache):
+        trims = kv.always_trims(row.cache)
+        if self.memory.max_bytes and (row.stable or not trims):
             last = len(row.prompt) - 1
-            row.checkpoints = tuple(sorted({match.branch, last} - {0}))
+            end = min(row.stable, last) if row.stable else last
+            row.checkpoints = tuple(sorted({0 if trims else match.branch, end} - {0}))
 
     def prefilled(self, row: Row, computed: int) -> None:
         """The row has just got `computed` tokens, and holds `row.filled` of its prompt."""
         assert row.cache is not None
         whole = row.filled == len(row.prompt) - 1
-        if row.filled in row.checkpoints or (whole and computed):
+        # Where later prompts are known to part from this one, what comes after is of no use.
+        if row.filled in row.checkpoints or (whole and computed and not row.stable):
             self._store(kv.clone(row.cache), row.prompt[: row.filled])
         disk, use = self._model.disk, row.request.disk
-        if disk is None or not whole or not (computed or use.path):
+        if disk is None or row.scoring is not None or not whole or not (computed or use.path):
             return
         trimmable = kv.can_trim(row.cache)
         if use.saves_prompt(trimmable=trimmable):

@@ -55,6 +55,8 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._context_size = context_size
         self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
+        bos = tokenizer.bos_token_id
+        self._adds_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
         self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
 
     def build(self, prompt: Prompt) -> BuiltPrompt:
@@ -73,12 +75,7 @@ class PromptBuilder:
             raise InvalidRequest("the prompt is empty: it has no token")
         if len(tokens) >= self._context_size:
             raise self._too_long(f"{len(tokens)} tokens")
-        if (highest := max(tokens)) >= self._model_vocabulary:
-            piece = self._tokenizer.convert_ids_to_tokens(highest)
-            raise InvalidRequest(
-                f"the prompt holds the token {piece!r} ({highest}), which the tokenizer knows and"
-                f" the model does not: its vocabulary ends at {self._model_vocabulary - 1}"
-            )
+        self._require_known(tokens)
         return BuiltPrompt(tokens, text[-_TAIL:])
 
     def render(self, prompt: ChatPrompt) -> str:
@@ -144,6 +141,22 @@ class PromptBuilder:
                     f" {self._vocabulary_size - 1}"
                 )
         return str(self._tokenizer.decode(tokens))
+
+    def encode_open(self, text: str) -> list[int]:
+        """Tokens of a raw text that may go on: a BOS as `build` adds it, and no end of sequence."""
+        tokens = self._encode(text, special=False)
+        self._require_known(tokens)
+        if not self._adds_bos or text.startswith(self._tokenizer.bos_token):
+            return tokens
+        return [self._tokenizer.bos_token_id, *tokens]
+
+    def _require_known(self, tokens: list[int]) -> None:
+        if (highest := max(tokens, default=0)) >= self._model_vocabulary:
+            piece = self._tokenizer.convert_ids_to_tokens(highest)
+            raise InvalidRequest(
+                f"the prompt holds the token {piece!r} ({highest}), which the tokenizer knows and"
+                f" the model does not: its vocabulary ends at {self._model_vocabulary - 1}"
+            )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         # No token is longer than the longest piece of the vocabulary, so a text far beyond the

@@ -19,6 +19,7 @@ from backend.engine.events import (
     Usage,
 )
 from backend.engine.request import GenerationRequest
+from backend.engine.scoring import Scoring
 from backend.engine.token_text import TextStream
 from common.stop_strings import StopMatcher
 
@@ -28,9 +29,10 @@ class Row:
     """A request with its prompt in tokens.
 
     ticket: names the request towards its owner. limit: most tokens to generate, at least 1.
-    constraint: the state of its grammar. stored: a prefix that was read from disk. cache: its own
-    KV while it is prefilled; `filled` prompt tokens are in it. checkpoints: prompt lengths at
-    which a copy of a cache that cannot be trimmed is stored.
+    constraint: the state of its grammar. stored: a prefix that was read from disk. scoring: what
+    is done with the prompt in place of going on from it. stable: how many prompt tokens later
+    prompts share; 0: unknown. cache: its own KV while it is prefilled; `filled` prompt tokens are
+    in it. checkpoints: prompt lengths at which a copy of the cache is stored.
     """
 
     ticket: int
@@ -41,6 +43,8 @@ class Row:
     stop: StopMatcher
     constraint: Constraint | None = None
     stored: StoredPrefix | None = None
+    scoring: Scoring | None = None
+    stable: int = 0
     clock: Callable[[], float] = time.perf_counter
     cache: list[Any] | None = None
     filled: int = 0
@@ -60,6 +64,17 @@ class Row:
         """Tokens of prompt and output together, at most."""
         return len(self.prompt) + self.limit
 
+    @property
+    def width(self) -> int:
+        """How many rows of KV it holds at most."""
+        return 1 if self.scoring is None else 1 + self.scoring.width
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether all is done that comes before decoding."""
+        whole = self.filled == len(self.prompt) - 1
+        return whole and (self.scoring is None or self.scoring.done)
+
     def admit(self) -> None:
         self._admitted_at = self.clock()
 
@@ -67,6 +82,8 @@ class Row:
         """Give the KV back and be ready to be admitted again."""
         self.cache, self.filled, self.reused, self.checkpoints = None, 0, 0, ()
         self.prompt_logprobs.clear()
+        if self.scoring is not None:
+            self.scoring.restart()
 
     def usage(self) -> Usage:
         first = self._first_token_at or self.clock()
@@ -120,6 +137,7 @@ class Row:
             None if self.request.logprobs is None else tuple(self.logprobs),
             self.stop.found,
             self._of_prompt(),
+            () if self.scoring is None else self.scoring.results(),
         )
         return (self._delta(shown, usage), last) if shown else (last,)
 

@@ -24,6 +24,8 @@ from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
 from backend.engine.prompt_store import PromptStore, Report
 from backend.engine.request import ChatPrompt
 from backend.engine.row import Row
+from backend.engine.score_plan import ScorePlan
+from backend.engine.scoring import Scoring
 from common.stop_strings import StopMatcher
 
 Publish = Callable[[int, Event | EngineError], None]
@@ -73,8 +75,13 @@ class Scheduler:
                 stop=StopMatcher(command.request.stop),
                 constraint=command.constraint,
                 stored=command.stored,
+                scoring=self._scoring(command.plan),
+                stable=0 if command.plan is None else command.plan.stable,
             )
         )
+
+    def _scoring(self, plan: ScorePlan | None) -> Scoring | None:
+        return None if plan is None else Scoring(plan, side_by_side=self._model.batches)
 
     def cancel(self, ticket: int) -> None:
         """Take a row out wherever it is. Its owner knows, so nothing is published."""
@@ -110,6 +117,9 @@ class Scheduler:
             row = self.waiting[0]
             needed = self._model.weights_bytes + bytes_with(self._model.cost, self.admitted, row)
             if needed > self._model.memory_limit:
+                if row.scoring is not None and row.scoring.width > 1:
+                    row.scoring.width //= 2
+                    continue
                 if self.admitted:
                     return
                 self.waiting.popleft()
@@ -129,8 +139,11 @@ class Scheduler:
         while self.prefilling and budget > 0:
             row = self.prefilling.popleft()
             try:
-                budget -= self._prefill_chunk(row, budget)
-                if row.filled == len(row.prompt) - 1:
+                if row.scoring is not None and row.filled == len(row.prompt) - 1:
+                    budget -= self._score(row, row.scoring, budget)
+                else:
+                    budget -= self._prefill_chunk(row, budget)
+                if row.prefilled:
                     self._start(row)
                 else:
                     self.prefilling.append(row)
@@ -159,12 +172,21 @@ class Scheduler:
         self.store.prefilled(row, tokens)
         return max(tokens, SMALLEST_STEP)
 
+    def _score(self, row: Row, scoring: Scoring, budget: int) -> int:
+        """Run one stretch of the continuations; returns what it counts against the budget."""
+        assert row.cache is not None
+        started = time.perf_counter()
+        ran, read = scoring.step(self._model.model, self._model.vocabulary, row.cache, budget)
+        self._pace.measured(ran, time.perf_counter() - started)
+        self._gauges.prompt_tokens_processed += read
+        return max(ran, SMALLEST_STEP)
+
     def _start(self, row: Row) -> None:
         """Move a prefilled row into the batch."""
         assert row.cache is not None
         cache, row.cache = row.cache, None
         grammar_ended = row.constraint is not None and row.constraint.ended
-        if row.request.prompt_only or grammar_ended:
+        if row.request.prompt_only or row.scoring is not None or grammar_ended:
             for event in row.finish_unstarted():
                 self._publish(row.ticket, event)
             return

@@ -25,7 +25,6 @@ _KIND = "this version generates text only"
 REFUSED: Mapping[str, Refused] = {
     "Embeddings": Refused(empty, _KIND, "turn it off in the model's configuration"),
     "Reranking": Refused(empty, _KIND, "turn it off in the model's configuration"),
-    "EnableScore": Refused(empty, _KIND, "take score out of the model's known_usecases"),
     "LoraBase": Refused(
         empty, "adapters are applied to the weights of the model itself", "leave it empty"
     ),
@@ -69,6 +68,7 @@ UNUSED: Mapping[str, str] = {
     "NoKVOffload": _DEVICE,
     "FlashAttention": "MLX chooses its attention kernels itself",
     "EnforceEager": _DEVICE,
+    "EnableScore": "Score is always served",
     "SwapSpace": _DEVICE,
     "GPUMemoryUtilization": "the memory_limit_mib setting bounds memory",
     "RMSNormEps": _CHECKPOINT,

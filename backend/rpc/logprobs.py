@@ -9,7 +9,7 @@ from typing import Any
 from backend.engine.events import PromptLogprobs, TokenLogprob
 from backend.engine.token_text import TextStream
 
-_LEAST = -9999.0  # OpenAI's stand-in for a probability of zero, which JSON cannot write
+LEAST = -9999.0  # OpenAI's stand-in for a probability of zero, which JSON cannot write
 
 BytesOf = Callable[[int], bytes]
 
@@ -48,7 +48,7 @@ def _told(entry: TokenLogprob, bytes_of: BytesOf) -> dict[str, Any]:
 
 
 def _valued(token: int, value: float, bytes_of: BytesOf) -> dict[str, Any]:
-    return _named(token, bytes_of) | {"logprob": max(value, _LEAST)}
+    return _named(token, bytes_of) | {"logprob": max(value, LEAST)}
 
 
 def _named(token: int, bytes_of: BytesOf) -> dict[str, Any]:

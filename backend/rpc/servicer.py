@@ -17,7 +17,7 @@ from backend.engine.engine import Engine, EngineState, LoadRequest, ModelFacts
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Event, Finished, Usage
 from backend.engine.generation import Generation
-from backend.rpc import logs, metadata, replies, trailers
+from backend.rpc import logs, metadata, replies, scores, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
@@ -152,8 +152,10 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def Embedding(self, _: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         raise NotServed("Embedding is not served: this backend generates text")
 
-    async def Score(self, _: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
-        raise NotServed("Score is not served: this version gives no probabilities of tokens")
+    async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
+        facts = self._engine.require_model()
+        told = await self._engine.score(scores.score_request(request))
+        return scores.response(request, told, facts.token_bytes)
 
     async def Rerank(self, _: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         raise NotServed("Rerank is not served: this backend generates text")

@@ -14,6 +14,7 @@ from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
+from backend.engine.score_plan import ScorePlan
 from backend.engine.token_text import ByteStream
 
 MIB = 1 << 20
@@ -75,6 +76,13 @@ class Rounds:
         constraint = request.pop("grammar", None)
         wanted = GenerationRequest(str(ticket), RawPrompt(""), sampling, **request)
         self.scheduler.submit(Submit(1, ticket, wanted, list(prompt), limit, constraint))
+
+    def score(self, ticket: int, plan: ScorePlan) -> None:
+        self.heard[ticket] = Heard()
+        wanted = GenerationRequest(str(ticket), RawPrompt(""))
+        self.scheduler.submit(
+            Submit(1, ticket, wanted, plan.prefix, max(plan.longest, 1), plan=plan)
+        )
 
     def step(self) -> None:
         self.scheduler.step()

@@ -190,7 +190,6 @@ def test_metadata(stub: BackendStub) -> None:
     ("method", "request_"),
     [
         ("Embedding", pb.PredictOptions(Embeddings="x")),
-        ("Score", pb.ScoreRequest(prompt="x", candidates=["y"])),
         ("Rerank", pb.RerankRequest(query="x", documents=["y"])),
         ("TokenClassify", pb.TokenClassifyRequest(text="x")),
     ],

@@ -47,7 +47,6 @@ def test_the_hosts_defaults_are_accepted() -> None:
 REFUSED_VALUES: dict[str, list[Any]] = {
     "Embeddings": [True],
     "Reranking": [True],
-    "EnableScore": [True],
     "LoraBase": ["b"],
     "MMProj": ["/models/mmproj"],
     "Quantization": ["awq"],

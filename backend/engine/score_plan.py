@@ -1,0 +1,139 @@
+"""How likely are these continuations? The question in tokens, before any model is run.
+
+The prompt and a candidate are tokenised as one text, because the tokens at the seam may differ
+from those of the two apart; a candidate's tokens are those from the first that is not the
+prompt's (contract 5.4). All candidates go on from the longest prefix that they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from backend.engine.errors import InvalidRequest
+
+MOST_CANDIDATES = 1024
+MOST_TOKENS = 1 << 16  # of all candidates together
+MOST_CHARACTERS = 1 << 24  # of the prompt and a candidate, over all candidates
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Texts whose probability after a prompt is asked for; checked by `require_bounded`.
+
+    stable_bytes: how many bytes of the prompt (UTF-8) later requests are going to share; 0:
+    unknown.
+    """
+
+    request_id: str
+    prompt: str
+    candidates: tuple[str, ...]
+    stable_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The tokens of one text behind the shared prefix; those from `told_from` on are scored."""
+
+    tokens: tuple[int, ...] = ()
+    told_from: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """prefix: tokens that all continuations share; `stable` of them later requests share too."""
+
+    prefix: list[int]
+    continuations: tuple[Continuation, ...]
+    stable: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest continuation."""
+        return max((len(one.tokens) for one in self.continuations), default=0)
+
+
+def require_bounded(request: ScoreRequest) -> None:
+    """Raise InvalidRequest for what would take too long even to tokenise, or makes no sense."""
+    count = len(request.candidates)
+    if not count:
+        raise InvalidRequest("candidates is empty: send at least one text to score")
+    if count > MOST_CANDIDATES:
+        raise InvalidRequest(f"candidates has {count} entries: send at most {MOST_CANDIDATES}")
+    characters = count * len(request.prompt) + sum(map(len, request.candidates))
+    if characters > MOST_CHARACTERS:
+        raise InvalidRequest(
+            f"prompt and candidates are {characters} characters, the prompt counted with each"
+            f" candidate: send at most {MOST_CHARACTERS}, or fewer candidates at a time"
+        )
+    size = len(request.prompt.encode())
+    if not 0 <= request.stable_bytes <= size:
+        raise InvalidRequest(
+            f"stable_prefix_len is {request.stable_bytes}, but prompt has {size} bytes: send how"
+            " many of them stay the same, or 0"
+        )
+
+
+def plan(
+    request: ScoreRequest,
+    encode: Callable[[str], list[int]],
+    context_size: int,
+    wanted: Callable[[], bool],
+) -> ScorePlan:
+    """The tokens to run. Raises InvalidRequest.
+
+    encode: tokens of a text as a raw prompt has them, with a BOS and without an end. wanted: asked
+    between two texts; once nobody waits for the answer, the rest is left out.
+    """
+    prompt = encode(request.prompt)
+    texts = list(_encoded(request, prompt, encode, context_size, wanted))
+    shared = [_common(prompt, tokens) for tokens in texts]
+    scored = [place for place, tokens in enumerate(texts) if len(tokens) > shared[place]]
+    start = min((shared[place] for place in scored), default=len(prompt))
+    if scored and not start:
+        first = next(place for place in scored if not shared[place])
+        raise InvalidRequest(
+            f"nothing comes before the first token of candidates[{first}], so it has no"
+            " probability: send a prompt"
+        )
+    continuations = [Continuation()] * len(texts)
+    for place in scored:
+        continuations[place] = Continuation(tuple(texts[place][start:]), shared[place] - start)
+    total = sum(len(one.tokens) for one in continuations)
+    if total > MOST_TOKENS:
+        raise InvalidRequest(
+            f"candidates have {total} tokens together: send at most {MOST_TOKENS} at a time"
+        )
+    prefix = prompt[:start]
+    return ScorePlan(prefix, tuple(continuations), _stable(request, prefix, encode))
+
+
+def _encoded(
+    request: ScoreRequest,
+    prompt: list[int],
+    encode: Callable[[str], list[int]],
+    context_size: int,
+    wanted: Callable[[], bool],
+) -> Iterator[list[int]]:
+    for place, candidate in enumerate(request.candidates):
+        if not wanted():
+            return
+        tokens = encode(request.prompt + candidate) if candidate else prompt
+        if len(tokens) > context_size:
+            raise InvalidRequest(
+                f"prompt and candidates[{place}] have {len(tokens)} tokens, but the context holds"
+                f" {context_size}: shorten them, or load the model with a larger ContextSize"
+            )
+        yield tokens
+
+
+def _stable(request: ScoreRequest, prefix: list[int], encode: Callable[[str], list[int]]) -> int:
+    if not request.stable_bytes:
+        return 0
+    text = request.prompt.encode()[: request.stable_bytes].decode(errors="ignore")
+    return _common(prefix, encode(text))
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,0 +1,42 @@
+"""The Score RPC: its request as the engine wants it, and the sums it answers (contract 5.4)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from backend.engine.events import TokenLogprob
+from backend.engine.score_plan import ScoreRequest, require_bounded
+from backend.rpc.logprobs import LEAST
+from wire import backend_pb2 as pb
+
+
+def score_request(request: pb.ScoreRequest) -> ScoreRequest:
+    """The validated request. Raises InvalidRequest with the field at fault."""
+    wanted = ScoreRequest(
+        request_id=secrets.token_hex(6),
+        prompt=request.prompt,
+        candidates=tuple(request.candidates),
+        stable_bytes=request.stable_prefix_len,
+    )
+    require_bounded(wanted)
+    return wanted
+
+
+def response(
+    request: pb.ScoreRequest,
+    told: Sequence[Sequence[TokenLogprob]],
+    bytes_of: Callable[[int], bytes],
+) -> pb.ScoreResponse:
+    """Natural logarithms throughout; an empty candidate has the probability 1."""
+    answer = pb.ScoreResponse()
+    for tokens in told:
+        values = [max(token.logprob, LEAST) for token in tokens]
+        score = answer.candidates.add(log_prob=sum(values), num_tokens=len(values))
+        if request.length_normalize and values:
+            score.length_normalized_log_prob = score.log_prob / len(values)
+        if request.include_token_logprobs:
+            for token, value in zip(tokens, values, strict=True):
+                written = bytes_of(token.token).decode(errors="backslashreplace")
+                score.tokens.add(token=written, log_prob=value)
+    return answer
