@@ -19,7 +19,7 @@ from gateway.context import Gateway
 from gateway.limits import BodyMiddleware
 from gateway.metrics import Metrics
 from gateway.origins import OriginMiddleware
-from gateway.routes import chat, health, metrics, models
+from gateway.routes import chat, health, metrics, models, page, status
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
@@ -58,6 +58,8 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     openapi.install(app)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
+        app.include_router(router, include_in_schema=False)
+    for router in (page.router, status.router):
         app.include_router(router, include_in_schema=False)
     # The last one added is the outermost.
     app.add_middleware(BodyMiddleware, settings=settings, paths=_posts())

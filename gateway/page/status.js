@@ -5,14 +5,14 @@ import { read } from "./api.js";
 const IDLE_MS = 5000;
 const RUNNING_MS = 1000;
 const WORDS = {
-  stopped: "loads with the first message",
+  stopped: "loads when asked",
   starting: "starting …",
   loading: "loading …",
-  unloading: "unloading …",
-  ready: "ready",
+  stopping: "unloading …",
+  failed: "failed to load",
+  "backing off": "crashed, waits a moment",
 };
 
-const line = document.getElementById("status");
 const text = document.getElementById("status-text");
 const dot = document.getElementById("status-dot");
 
@@ -42,16 +42,16 @@ export async function look() {
 
 function show(model, trouble) {
   const told = trouble ?? (model ? sentence(model) : "");
-  const running = Boolean(model?.running);
-  dot.className = `dot ${trouble || model?.error ? "bad" : (model?.state ?? "")} ${running ? "busy" : ""}`;
+  const bad = trouble || model?.state === "failed" || model?.state === "backing off";
+  const busy = model?.running > 0 || ["starting", "loading"].includes(model?.state);
+  dot.className = `dot ${bad ? "bad" : (model?.state ?? "")} ${busy ? "busy" : ""}`;
   if (text.textContent !== told) text.textContent = told;
-  line.title = model?.error ?? "";
 }
 
-function sentence(model) {
-  if (model.error) return "failed, see the message";
-  if (model.state !== "ready") return model.progress || (WORDS[model.state] ?? model.state);
-  const slots = model.slots ? `${model.running} of ${model.slots} slots` : `${model.running} running`;
-  const rate = model.running ? model.tokens_per_second : 0;
-  return rate ? `${slots} · ${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s` : model.running ? slots : `ready · ${slots}`;
+function sentence({ state, running, slots, tokens_per_second: rate }) {
+  if (state !== "ready") return WORDS[state] ?? state;
+  const used = slots ? `${Math.min(running, slots)} of ${slots} slots` : `${running} running`;
+  const waiting = slots && running > slots ? [`${running - slots} waiting`] : [];
+  const speed = running && rate ? [`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`] : [];
+  return [used, ...waiting, ...speed].join(" · ");
 }

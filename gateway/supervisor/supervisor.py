@@ -82,6 +82,13 @@ class Supervisor:
         known = {key: instance.status() for key, instance in self._instances.items()}
         return list((listed | known).values())
 
+    def peek(self, name: str) -> Stub | None:
+        """A model's backend if it is ready now: for a look, which keeps nothing loaded."""
+        instance = self._instances.get(Key(name))
+        if instance is None or instance.backend is None or instance.state is not State.READY:
+            return None
+        return instance.backend.connection.stub
+
     async def start(self) -> None:
         """Begin to watch, and to load what is to be preloaded."""
         self._background = [asyncio.ensure_future(self._keep_within_limits())]

@@ -1,0 +1,86 @@
+"""`/api/status`: what the models are doing, for the page, which asks by the clock.
+
+A look keeps no model loaded and loads none. What a load or a backend said stays in the log: it may
+name paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from gateway.context import GatewayDep
+from gateway.generation import Stub
+from gateway.models.config import OWN_BACKENDS, ModelConfig
+from gateway.supervisor.status import ModelStatus
+from wire import backend_pb2 as pb
+
+DEFAULT_SLOTS = 16  # of our own backend: the default of its option `parallel`
+_PARALLEL = "parallel"
+_LOOK_LIMIT = 1.0  # seconds
+
+router = APIRouter(tags=["page"])
+
+
+class ModelNow(BaseModel):
+    """One model now."""
+
+    name: str
+    state: str
+    running: int = Field(description="Requests that hold the model, or wait for it.")
+    slots: int | None = Field(description="Answers that it writes at a time; null: unknown.")
+    tokens_per_second: float = Field(description="Of all answers together, lately.")
+    memory_bytes: int
+
+
+class Status(BaseModel):
+    """All models of the folder, and what else is loaded."""
+
+    models: list[ModelNow]
+
+
+@router.get("/api/status")
+async def read_status(gateway: GatewayDep) -> Status:
+    """What the models are doing now."""
+    supervisor = gateway.supervisor
+    configs = {config.name: config for config in supervisor.models}
+
+    async def now(status: ModelStatus) -> ModelNow:
+        config = configs.get(status.name)
+        return ModelNow(
+            name=status.name,
+            state=str(status.state),
+            running=status.leases,
+            slots=slots(config) if config else None,
+            tokens_per_second=await _rate(supervisor.peek(status.name)),
+            memory_bytes=status.memory_bytes,
+        )
+
+    return Status(models=await asyncio.gather(*map(now, supervisor.status())))
+
+
+def slots(config: ModelConfig) -> int | None:
+    """How many answers a model's backend writes at a time, as far as its file tells."""
+    if config.address or config.backend not in OWN_BACKENDS:
+        return None
+    told = dict(option.partition(":")[::2] for option in config.options)
+    given = config.engine_args.get(_PARALLEL, told.get(_PARALLEL, DEFAULT_SLOTS))
+    try:
+        return int(given)
+    except (TypeError, ValueError):
+        return None  # the backend refuses to load with it, in a sentence
+
+
+async def _rate(stub: Stub | None) -> float:
+    if stub is None:
+        return 0.0
+    try:
+        metrics: pb.MetricsResponse = await stub.GetMetrics(
+            pb.MetricsRequest(), timeout=_LOOK_LIMIT
+        )
+    except grpc.aio.AioRpcError:
+        return 0.0
+    return metrics.tokens_per_second
