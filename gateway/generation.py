@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import grpc
 
-from gateway import errors
+from gateway import errors, exchange
+from gateway.wire_names import CHAT, Names, translated
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
 Stub = backend_pb2_grpc.BackendStub
+_MOST_AT_ONCE = 64  # answers of one request; backends run fewer in a batch, and queue the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and milliseconds of one answer; `cached_tokens` of the prompt were not computed."""
+    """Tokens and milliseconds of one answer; `cached_tokens` of the prompt were not computed.
+
+    `reasoning_tokens` were generated until the reasoning ended, its markers included.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
 
@@ -69,46 +75,79 @@ class Done:
 Event = Piece | Done
 
 
-async def generate(stub: Stub, options: pb.PredictOptions) -> AsyncGenerator[Event, None]:
-    """The events of one answer. Raises ApiError for any status but OK."""
-    call = stub.PredictStream(options)
+async def generate(
+    stub: Stub,
+    options: pb.PredictOptions,
+    *,
+    seconds: float | None = None,
+    names: Names = CHAT,
+) -> AsyncGenerator[Event, None]:
+    """The events of one answer. Raises ApiError for any status but OK.
+
+    seconds: that the answer may take. names: what the client calls the fields of the wire.
+    Where parallel calls are off the answer ends where a second call begins: backends promise one
+    call only where calls are enforced.
+    """
+    running = exchange.current()
+    if running is not None:
+        options.CorrelationId = running.request_id
+    single = _has(options, "mlx.parallel_tool_calls", "false")
+    call = stub.PredictStream(options, timeout=seconds or None)
     last = pb.Reply()
+    thought = 0
     prompt_logprobs: tuple[dict[str, Any], ...] | None = None
+    trailing: Iterable[tuple[str, Any]] = ()
     try:
         async for reply in call:
-            last = reply
-            told = json.loads(reply.logprobs) if reply.logprobs else {}
+            told: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
             if "prompt" in told:
                 prompt_logprobs = tuple(told["prompt"])
             piece = _piece(reply, tuple(told.get("content", ())))
+            if single and piece is not None and any(part.index for part in piece.tool_calls):
+                break
+            last = reply
             if piece is not None:
+                if piece.reasoning:
+                    thought = reply.tokens
                 yield piece
-        trailing = await call.trailing_metadata()
+        else:
+            trailing = await call.trailing_metadata() or ()
     except grpc.aio.AioRpcError as error:
-        raise errors.of_rpc(error) from None
+        raise translated(errors.of_rpc(error), names) from None
     finally:
         call.cancel()
-    told_last = {str(key): value for key, value in trailing or ()}
-    yield _done(options, last, told_last, prompt_logprobs)
+    done = _done(options, last, thought, dict(trailing), prompt_logprobs)
+    if running is not None:
+        running.count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
+    yield done
 
 
 async def generate_all(
-    stub: Stub, wanted: Sequence[pb.PredictOptions]
+    stub: Stub,
+    wanted: Sequence[pb.PredictOptions],
+    *,
+    seconds: float | None = None,
+    names: Names = CHAT,
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Several answers at once, as one batch of the backend: each event with its answer's index.
 
-    The first failure ends all of them, and is raised.
+    The first failure ends all of them, and is raised. A request with very many answers does not
+    fill the backend's queue with them: the last ones begin when the first have ended.
     """
     if len(wanted) == 1:
-        async with aclosing(generate(stub, wanted[0])) as only:
+        async with aclosing(generate(stub, wanted[0], seconds=seconds, names=names)) as only:
             async for event in only:
                 yield 0, event
         return
     arrivals: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(2 * len(wanted))
+    places = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def read(index: int) -> None:
         try:
-            async with aclosing(generate(stub, wanted[index])) as answer:
+            async with (
+                places,
+                aclosing(generate(stub, wanted[index], seconds=seconds, names=names)) as answer,
+            ):
                 async for event in answer:
                     await arrivals.put((index, event))
         except Exception as failure:  # it is raised where the events are read
@@ -134,13 +173,16 @@ async def generate_all(
 
 
 def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | None:
-    content = "".join(delta.content for delta in reply.chat_deltas)
-    reasoning = "".join(delta.reasoning_content for delta in reply.chat_deltas)
-    calls = tuple(
-        ToolCallPiece(call.index, call.id, call.name, call.arguments)
-        for delta in reply.chat_deltas
-        for call in delta.tool_calls
-    )
+    content = reasoning = ""
+    calls: tuple[ToolCallPiece, ...] = ()
+    for delta in reply.chat_deltas:
+        content += delta.content
+        reasoning += delta.reasoning_content
+        if delta.tool_calls:
+            calls += tuple(
+                ToolCallPiece(call.index, call.id, call.name, call.arguments)
+                for call in delta.tool_calls
+            )
     if not (content or reasoning or calls or logprobs):
         return None
     return Piece(content, reasoning, calls, logprobs)
@@ -149,7 +191,8 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
 def _done(
     options: pb.PredictOptions,
     last: pb.Reply,
-    trailing: dict[str, Any],
+    thought: int,
+    trailing: Mapping[str, Any],
     prompt_logprobs: tuple[dict[str, Any], ...] | None,
 ) -> Done:
     """The end, as the last Reply and the backend's trailing metadata tell it."""
@@ -157,6 +200,7 @@ def _done(
         last.prompt_tokens,
         last.tokens,
         int(trailing.get("mlx-cached-tokens", 0)),
+        thought,
         last.timing_prompt_processing,
         last.timing_token_generation,
     )
@@ -165,3 +209,8 @@ def _done(
     reason = trailing.get("mlx-finish-reason", "length" if cut else "stop")
     stop = trailing.get("mlx-stop-sequence-bin")
     return Done(reason, usage, None if stop is None else stop.decode(), prompt_logprobs)
+
+
+def _has(options: pb.PredictOptions, key: str, value: str) -> bool:
+    # To look a missing key up would add it: that is how maps of protobuf are.
+    return key in options.Metadata and options.Metadata[key] == value

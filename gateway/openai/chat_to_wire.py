@@ -115,11 +115,15 @@ def _write_template_arguments(
         **config.chat_template_kwargs,
         **(request.chat_template_kwargs or {}),
     }
+    disabled = config.reasoning.disable
     thinking = request.enable_thinking
-    if request.reasoning_effort is not None:
-        options.Metadata["reasoning_effort"] = request.reasoning_effort
-        if request.reasoning_effort == "none":
-            thinking = agreed(("enable_thinking", thinking), ("reasoning_effort", False))
+    effort = request.reasoning_effort or ("" if thinking else config.reasoning_effort)
+    if effort == "none":
+        thinking = agreed(("enable_thinking", thinking), ("reasoning_effort", False))
+    elif thinking is None and "enable_thinking" not in arguments and disabled is not None:
+        thinking = not disabled
+    if effort:
+        options.Metadata["reasoning_effort"] = effort
     if thinking is not None:
         options.Metadata["enable_thinking"] = json.dumps(thinking)
     if arguments:

@@ -29,8 +29,6 @@ _RAW = "it is not told; leave it out"
 
 COMMON: Mapping[str, Refused] = {
     # mlx_lm.server
-    "adapters": Refused(f"{_AT_LOAD}: ask for the model that has them", ("",)),
-    "draft_model": Refused(f"{_AT_LOAD}: ask for the model that has it", ("", "default_model")),
     "presence_context_size": Refused(_CONTEXT),
     "frequency_context_size": Refused(_CONTEXT),
     # llama.cpp server

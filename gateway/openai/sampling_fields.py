@@ -130,3 +130,11 @@ class SamplingFields(Strict):
         le=MOST_ALTERNATIVES,
         description="Log-probabilities with so many alternatives; 0 is off.",
     )
+    adapters: str | None = Field(
+        default=None, description="mlx_lm.server: one of the adapters of the model's file, by name."
+    )
+    draft_model: str | None = Field(
+        default=None,
+        description="mlx_lm.server: one of the draft_models of the model's file; does not change"
+        " the answer.",
+    )

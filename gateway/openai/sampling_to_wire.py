@@ -7,10 +7,12 @@ from typing import TypeVar
 
 from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
+from gateway.models.parameters import Parameters
 from gateway.openai.sampling_fields import MOST_STOPS, SamplingFields
 from wire import backend_pb2 as pb
 
 T = TypeVar("T")
+_WINDOW = 64  # llama.cpp's repeat_last_n
 _DRAW = -1  # the wire's seed that asks for a fresh one
 
 
@@ -21,13 +23,14 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     options.TopP = _share(_first(fields.top_p, defaults.top_p, 1.0))
     options.TopK = _first(fields.top_k, defaults.top_k, 0)
     options.MinP = _first(fields.min_p, defaults.min_p, 0.0)
-    options.TypicalP = _share(_first(fields.typical_p, None, 1.0))
+    options.TypicalP = _share(_first(fields.typical_p, defaults.typical_p, 1.0))
     options.PresencePenalty = _first(fields.presence_penalty, defaults.presence_penalty, 0.0)
     options.FrequencyPenalty = _first(fields.frequency_penalty, defaults.frequency_penalty, 0.0)
-    _write_repetition(options, fields, defaults.repeat_penalty)
-    if fields.logit_bias:
-        options.LogitBias = json.dumps(fields.logit_bias)
-    options.IgnoreEOS = bool(fields.ignore_eos)
+    _write_repetition(options, fields, defaults)
+    bias = _first(fields.logit_bias, defaults.logit_bias, {})
+    if bias:
+        options.LogitBias = json.dumps(bias)
+    options.IgnoreEOS = _first(fields.ignore_eos, defaults.ignore_eos, False)
     options.NDraft = fields.num_draft_tokens or 0
     options.StopPrompts.extend((*_stops(fields), *config.stopwords))
     for name in ("min_tokens", "xtc_probability", "xtc_threshold"):
@@ -78,7 +81,7 @@ def _share(value: float) -> float:
 
 
 def _write_repetition(
-    options: pb.PredictOptions, fields: SamplingFields, default: float | None
+    options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
     penalty = agreed(
         ("repeat_penalty", fields.repeat_penalty),
@@ -88,8 +91,9 @@ def _write_repetition(
         ("repeat_last_n", fields.repeat_last_n),
         ("repetition_context_size", fields.repetition_context_size),
     )
-    options.Penalty = 1.0 if window == 0 else _first(penalty, default, 1.0)
-    options.Repeat = window or 0
+    window = _first(window, defaults.repeat_last_n, _WINDOW)
+    options.Penalty = _first(penalty, defaults.repeat_penalty, 1.0) if window else 1.0
+    options.Repeat = window
 
 
 def _stops(fields: SamplingFields) -> list[str]:

@@ -2,58 +2,57 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from fastapi import APIRouter
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
-from gateway.context import GatewayDep
-from gateway.generation import Piece, generate
-from wire import backend_pb2 as pb
+from gateway.context import Gateway, GatewayDep
+from gateway.generation import Event, generate_all
+from gateway.openai.chat_answer import chat_completion
+from gateway.openai.chat_form import form_of
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.chat_stream import chat_chunks
+from gateway.openai.chat_to_wire import predict_options
+from gateway.openai.field_names import names_of
+from gateway.openai.identity import identity
+from gateway.openai.response_models import ChatCompletion, documented
+from gateway.sse import event_stream
+from gateway.supervisor.supervisor import Lease
 
 router = APIRouter(tags=["chat"])
 
 
-class ChatRequest(BaseModel):
-    """The smallest chat request."""
+@router.post(
+    "/chat/completions",
+    response_model=None,
+    responses=documented(ChatCompletion, "`chat.completion.chunk` objects, then `[DONE]`."),
+)
+async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> Response:
+    """An answer to a conversation, whole or as a stream of server-sent events."""
+    if body.stream:
+        return event_stream(_stream(body, gateway), gateway.settings)
+    async with gateway.supervisor.lease(body.model, body.adapters, body.draft_model) as lease:
+        events = await _events(body, lease, gateway)
+        async with aclosing(events):
+            head = identity("chatcmpl", body.model, lease.config)
+            return JSONResponse(await chat_completion(events, head, form_of(body)))
 
-    model: str
-    messages: list[dict[str, Any]]
-    max_tokens: int = 0
-    temperature: float = 1.0
+
+async def _stream(body: ChatCompletionRequest, gateway: Gateway) -> AsyncGenerator[str, None]:
+    async with gateway.supervisor.lease(body.model, body.adapters, body.draft_model) as lease:
+        events = await _events(body, lease, gateway)
+        async with aclosing(events):
+            head = identity("chatcmpl", body.model, lease.config)
+            async for chunk in chat_chunks(events, head, form_of(body)):
+                yield chunk
 
 
-@router.post("/chat/completions", response_model=None)
-async def chat_completions(body: ChatRequest, gateway: GatewayDep) -> StreamingResponse:
-    """A streamed answer."""
-
-    async def events() -> AsyncIterator[str]:
-        async with gateway.supervisor.lease(body.model) as lease:
-            options = pb.PredictOptions(
-                ModelIdentity=lease.identity,
-                Messages=[
-                    pb.Message(role=turn["role"], content=turn["content"]) for turn in body.messages
-                ],
-                UseTokenizerTemplate=True,
-                Tokens=body.max_tokens,
-                Temperature=body.temperature,
-                Seed=-1,
-            )
-            async for event in generate(lease.stub, options):
-                delta = {"content": event.content} if isinstance(event, Piece) else {}
-                reason = None if isinstance(event, Piece) else event.finish_reason
-                chunk = {
-                    "id": "chatcmpl-1",
-                    "object": "chat.completion.chunk",
-                    "created": int(time.time()),
-                    "model": body.model,
-                    "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
-                }
-                yield f"data: {json.dumps(chunk)}\n\n"
-            yield "data: [DONE]\n\n"
-
-    return StreamingResponse(events(), media_type="text/event-stream")
+async def _events(
+    body: ChatCompletionRequest, lease: Lease, gateway: Gateway
+) -> AsyncGenerator[tuple[int, Event], None]:
+    wanted = await predict_options(body, lease, gateway)
+    return generate_all(
+        lease.stub, wanted, seconds=gateway.settings.request_timeout, names=names_of(body)
+    )

@@ -1,0 +1,103 @@
+"""Answers of `/completions`, whole and as a stream: `text_completion` objects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from gateway.generation import Done, Event, Piece
+from gateway.openai.chunks import ChunkWriter
+from gateway.openai.completion_to_wire import CompletionPlan
+from gateway.openai.identity import Identity
+from gateway.openai.legacy_logprobs import END, LegacyLogprobs
+from gateway.openai.usage import usage_of
+from gateway.sse import DONE
+
+
+async def completion(
+    events: AsyncIterator[tuple[int, Event]], identity: Identity, plan: CompletionPlan
+) -> dict[str, Any]:
+    """The whole object, once the events have ended."""
+    choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
+    ends: dict[int, Done] = {}
+    async for index, event in events:
+        choices[index].add(event)
+        if isinstance(event, Done):
+            ends[index] = event
+    return {
+        "id": identity.id,
+        "object": "text_completion",
+        "created": identity.created,
+        "model": identity.model,
+        "system_fingerprint": identity.system_fingerprint,
+        "choices": [choice.told() for choice in choices],
+        "usage": usage_of([ends[index].usage for index in sorted(ends)], plan.per_prompt),
+    }
+
+
+async def completion_chunks(
+    events: AsyncIterator[tuple[int, Event]], identity: Identity, plan: CompletionPlan
+) -> AsyncGenerator[str, None]:
+    """The events of a stream. A failure is raised: it is no finish reason."""
+    writer = ChunkWriter("text_completion", identity, with_usage=plan.usage)
+    choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
+    ends: dict[int, Done] = {}
+    async for index, event in events:
+        choice = choices[index]
+        choice.add(event)
+        if isinstance(event, Done):
+            ends[index] = event
+        if choice.has_news:
+            yield writer.chunk(choice.told())
+    if plan.usage:
+        usages = [ends[index].usage for index in sorted(ends)]
+        yield writer.usage(usage_of(usages, plan.per_prompt))
+    yield DONE
+
+
+class _Choice:
+    """One answer: what has come of it and has not been told."""
+
+    def __init__(self, index: int, plan: CompletionPlan) -> None:
+        self._index = index
+        self._plan = plan
+        self._text: list[str] = []
+        self._entries: list[dict[str, Any]] = []
+        self._logprobs = LegacyLogprobs()
+        self._reason: str | None = None
+        # The prompt's entries come with the end of the answer, and stand before all of it.
+        self._waits = plan.echo and plan.needs_prompt_entries(index)
+        if plan.echo and not self._waits:
+            self._text.append(plan.text_of(index))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a chunk would say something."""
+        ended = self._reason is not None
+        return ended or (not self._waits and any(self._text))
+
+    def add(self, event: Event) -> None:
+        """Take the next event in."""
+        if isinstance(event, Piece):
+            self._text.append(event.content)
+            self._entries.extend(event.logprobs)
+            return
+        self._reason = event.finish_reason
+        if self._waits:
+            prompt = event.prompt_logprobs or ()
+            self._text.insert(0, "".join(entry["text"] for entry in prompt))
+            self._entries[:0] = prompt
+        if self._plan.echo and event.finish_reason == "stop" and event.stop_sequence is None:
+            self._entries.append(END)
+
+    def told(self) -> dict[str, Any]:
+        """The choice with all that was not told before."""
+        text, self._text = "".join(self._text), []
+        entries, self._entries = self._entries, []
+        wanted = self._plan.logprobs is not None
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": self._logprobs.told(entries) if wanted else None,
+            "finish_reason": self._reason,
+        }

@@ -1,0 +1,148 @@
+"""CompletionRequest → PredictOptions: `n` for each prompt, in the order of their choices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.errors import ApiError
+from gateway.models.config import ModelConfig
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.format_to_wire import constraint_of, write_constraint
+from gateway.openai.sampling_fields import MOST_ALTERNATIVES
+from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
+from gateway.supervisor.supervisor import Lease
+from wire import backend_pb2 as pb
+
+DEFAULT_TOKENS = 16  # OpenAI's default of max_tokens for completions
+MOST_ANSWERS = 4096
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPlan:
+    """What is asked of the backend, and what the answer has to say of it.
+
+    per_prompt: answers to each of the prompts. logprobs: alternatives per token; None where none
+    are told.
+    """
+
+    wanted: list[pb.PredictOptions]
+    prompts: list[Prompt]
+    per_prompt: int
+    echo: bool
+    logprobs: int | None
+    usage: bool
+
+    def text_of(self, choice: int) -> str:
+        """The text of a choice's prompt; "" for one in tokens."""
+        prompt = self.prompts[choice // self.per_prompt]
+        return prompt if isinstance(prompt, str) else ""
+
+    def needs_prompt_entries(self, choice: int) -> bool:
+        """Whether the backend is asked what the tokens of a choice's prompt are."""
+        return "mlx.prompt_logprobs" in self.wanted[choice].Metadata
+
+
+def completion_plan(request: CompletionRequest, lease: Lease) -> CompletionPlan:
+    """The plan of a request. Raises ApiError with `param`."""
+    prompts = _prompts(request)
+    count = _answers_per_prompt(request, len(prompts))
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(
+            400, "stream_options belongs to stream: send stream true", param="stream_options"
+        )
+    logprobs = _logprobs(request)
+    first = _common(request, lease, logprobs)
+    options = request.stream_options
+    return CompletionPlan(
+        wanted=[
+            _one(first, prompt, seed_of(request, lease.config, index), request, logprobs)
+            for prompt in prompts
+            for index in range(count)
+        ],
+        prompts=prompts,
+        per_prompt=count,
+        echo=bool(request.echo),
+        logprobs=logprobs,
+        usage=options is not None and options.include_usage is True,
+    )
+
+
+def _prompts(request: CompletionRequest) -> list[Prompt]:
+    given = request.prompt
+    if isinstance(given, str):
+        return [given]
+    tokens = [entry for entry in given if isinstance(entry, int)]
+    if tokens:
+        return [tokens]
+    return [entry for entry in given if not isinstance(entry, int)]
+
+
+def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
+    count = request.n or 1
+    if request.best_of is not None and request.best_of != count:
+        raise ApiError(
+            400,
+            f"best_of is {request.best_of} and n is {count}: answers are not ranked, so send n and"
+            " choose among them",
+            code="unsupported_parameter",
+            param="best_of",
+        )
+    if count * prompts > MOST_ANSWERS:
+        raise ApiError(
+            400,
+            f"{prompts} prompts with n {count} are {count * prompts} answers: ask for at most"
+            f" {MOST_ANSWERS} at a time",
+            param="n",
+        )
+    return count
+
+
+def _logprobs(request: CompletionRequest) -> int | None:
+    """OpenAI's number of alternatives, where 0 tells the chosen tokens alone."""
+    asked = request.logprobs
+    told = None if asked is False else int(asked) if asked is not None else None
+    if asked is True:
+        told = 0
+    return agreed(("logprobs", told), ("n_probs", request.n_probs or None))
+
+
+def _common(request: CompletionRequest, lease: Lease, logprobs: int | None) -> pb.PredictOptions:
+    config: ModelConfig = lease.config
+    options = pb.PredictOptions(ModelIdentity=lease.identity)
+    write_sampling(options, request, config)
+    write_constraint(options, constraint_of(request))
+    options.Tokens = most_tokens(
+        config.parameters.max_tokens or DEFAULT_TOKENS,
+        ("max_tokens", request.max_tokens),
+        ("n_predict", request.n_predict),
+    )
+    if 0 in (request.max_tokens, request.n_predict):
+        options.Metadata["mlx.prompt_only"] = "true"
+    if logprobs is not None:
+        options.Logprobs = 1
+        options.TopLogprobs = min(logprobs, MOST_ALTERNATIVES)
+        options.Metadata["mlx.stream_logprobs"] = "true"
+    return options
+
+
+def _one(
+    first: pb.PredictOptions,
+    prompt: Prompt,
+    seed: int,
+    request: CompletionRequest,
+    logprobs: int | None,
+) -> pb.PredictOptions:
+    options = pb.PredictOptions()
+    options.CopyFrom(first)
+    options.Seed = seed
+    if isinstance(prompt, str):
+        options.Prompt = prompt
+    else:
+        options.Metadata["mlx.prompt_token_ids"] = json.dumps(list(prompt))
+    # The text of a prompt in tokens is known from the same list.
+    if request.echo and (logprobs is not None or not isinstance(prompt, str)):
+        options.Metadata["mlx.prompt_logprobs"] = "true"
+    return options

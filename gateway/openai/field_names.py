@@ -1,0 +1,36 @@
+"""What a request calls the fields of the wire, where it has a choice of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.format_to_wire import constraint_of
+
+# The first that was sent is the one to name.
+_NAMES = {
+    "Tokens": ("max_completion_tokens", "max_tokens", "n_predict"),
+    "Penalty": ("repeat_penalty", "repetition_penalty"),
+    "Repeat": ("repeat_last_n", "repetition_context_size"),
+    "TopLogprobs": ("top_logprobs", "n_probs", "logprobs"),
+    "Tools": ("tools", "functions"),
+    "ToolChoice": ("tool_choice", "function_call"),
+}
+
+
+def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
+    """Wire field → field of this request, over `gateway.wire_names.CHAT`."""
+    sent = {wire: _first_sent(request, names) for wire, names in _NAMES.items()}
+    names = {wire: name for wire, name in sent.items() if name}
+    constraint = constraint_of(request)
+    if constraint is not None:
+        names["Grammar"] = constraint.field
+    if isinstance(request, CompletionRequest):
+        names["Messages"] = "prompt"
+    return names
+
+
+def _first_sent(request: Any, names: Iterable[str]) -> str:
+    return next((name for name in names if getattr(request, name, None) is not None), "")

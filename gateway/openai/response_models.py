@@ -1,0 +1,143 @@
+"""The answers as OpenAPI documents them. Nothing is built with these: answers are plain objects."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+
+
+class CachedTokens(BaseModel):
+    """How much of the prompt was remembered."""
+
+    cached_tokens: int
+
+
+class ReasoningTokens(BaseModel):
+    """How much of the answer was reasoning."""
+
+    reasoning_tokens: int
+
+
+class UsageObject(BaseModel):
+    """Token counts; `prompt_tokens` counts each prompt once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+class TopLogprob(BaseModel):
+    """A token that could have stood there."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Of the tokens of the answer, in order."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class FunctionOfCall(BaseModel):
+    """What is called, with arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallObject(BaseModel):
+    """A call that the model wants made."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionOfCall
+
+
+class AnswerMessage(BaseModel):
+    """The message; absent members do not apply."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str = Field(default="", description="What the model thought.")
+    tool_calls: list[ToolCallObject] = []
+    function_call: FunctionOfCall = Field(
+        default=FunctionOfCall(name="", arguments=""), description="Legacy: the call."
+    )
+
+
+class ChatChoice(BaseModel):
+    """One of `n` answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    """A whole answer to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageObject
+
+
+class CompletionLogprobs(BaseModel):
+    """The legacy form: four lists of one length. The first token of a prompt has no probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One of `n` answers to one of the prompts: index is prompt · n + answer."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(BaseModel):
+    """Whole answers to prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageObject
+
+
+def documented(model: type[BaseModel], chunks: str) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` of a route that answers with this object or streams chunks."""
+    stream = {"schema": {"type": "string", "description": chunks}}
+    return {
+        200: {
+            "model": model,
+            "description": "The answer, or with `stream` the events of one.",
+            "content": {"text/event-stream": stream},
+        }
+    }

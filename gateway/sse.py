@@ -1,0 +1,121 @@
+"""Server-sent events: the one way in which answers stream to clients.
+
+The status line waits for the first event, so that a refusal keeps its own HTTP status. Where
+nothing has come for a while (a long prompt is being read, a model loaded) the stream begins all
+the same, with comments by the clock that keep proxies and clients from giving up. From then on a
+failure is an event of its own: never a stream that merely ends.
+
+A client that leaves ends the task that runs the response (`gateway.leaving`); the events are
+closed there and then, and the work behind them is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from common.log_lines import traceback_of
+from gateway import logs
+from gateway.errors import SERVER, ApiError
+from gateway.settings import GatewaySettings
+
+KEEPALIVE = b": keepalive\n\n"
+DONE = "data: [DONE]\n\n"
+_HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would collect the events
+}
+_FAULT = ApiError(500, "the gateway failed in the middle of this answer", SERVER, "internal_error")
+
+
+def openai_error(error: ApiError) -> str:
+    """The event that OpenAI's clients raise on; nothing comes after it."""
+    return f"data: {json.dumps(error.body())}\n\n"
+
+
+def event_stream(
+    events: AsyncGenerator[str, None],
+    settings: GatewaySettings,
+    on_error: Callable[[ApiError], str] = openai_error,
+) -> Response:
+    """The response that sends these events, each with the blank line at its end.
+
+    on_error: the event for a failure after the stream has begun; one before is raised as it is.
+    """
+    return _EventStream(events, settings.keepalive_interval, on_error)
+
+
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[str, None],
+        interval: float,
+        on_error: Callable[[ApiError], str],
+    ) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._interval = interval
+        self._on_error = on_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """ASGI. Raises the failure of the events if nothing has been sent."""
+        writer = _Writer(send, self.status_code, self.raw_headers)
+        keeper = asyncio.ensure_future(writer.keep_alive(self._interval))
+        try:
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await writer.write(event.encode())
+        except ApiError as error:
+            if not writer.begun:
+                raise
+            await writer.write(self._on_error(error).encode())
+        except Exception as fault:
+            if not writer.begun:
+                raise
+            logs.error("stream failed", traceback=traceback_of(fault))
+            await writer.write(self._on_error(_FAULT).encode())
+        finally:
+            keeper.cancel()
+        await writer.end()
+
+
+class _Writer:
+    """What has been sent, and when. Two tasks write here: the events and the clock."""
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.begun = False
+        self._send = send
+        self._start = {"type": "http.response.start", "status": status, "headers": headers}
+        self._lock = asyncio.Lock()
+        self._clock = asyncio.get_running_loop().time
+        self._last = self._clock()
+
+    async def write(self, body: bytes, *, more: bool = True) -> None:
+        """Send some bytes, the head of the response before the first."""
+        async with self._lock:
+            if not self.begun:
+                self.begun = True
+                await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            self._last = self._clock()
+
+    async def keep_alive(self, interval: float) -> None:
+        """A comment after every `interval` seconds of silence, for ever; 0: never."""
+        while interval > 0:
+            silence = self._clock() - self._last
+            if silence >= interval:
+                await self.write(KEEPALIVE)
+            else:
+                await asyncio.sleep(interval - silence)
+
+    async def end(self) -> None:
+        """No more is to come."""
+        await self.write(b"", more=False)
