@@ -1,0 +1,42 @@
+"""A translated request on its way through a backend: the events of its one answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from gateway.context import Gateway
+from gateway.errors import ApiError
+from gateway.generation import Done, Event, generate
+from gateway.openai.chat_to_wire import predict_options
+from gateway.translation import Translation
+
+
+async def answer(
+    translation: Translation, gateway: Gateway, *, prompt_only: bool = False
+) -> AsyncGenerator[Event, None]:
+    """The events; the model is held until the last of them. Raises ApiError in the client's terms.
+
+    prompt_only: read the prompt into the prefix cache, count it, and generate nothing.
+    """
+    async with gateway.supervisor.lease(translation.chat.model) as lease:
+        try:
+            options = (await predict_options(translation.chat, lease, gateway))[0]
+            if prompt_only:
+                options.Metadata["mlx.prompt_only"] = "true"
+            seconds = gateway.settings.request_timeout
+            async with aclosing(generate(lease.stub, options, seconds=seconds)) as events:
+                async for event in events:
+                    yield event
+        except ApiError as error:
+            raise translation.named(error) from None
+
+
+async def count_prompt(translation: Translation, gateway: Gateway) -> int:
+    """Tokens of the prompt as the model's chat template renders it. Raises ApiError."""
+    counted = 0
+    async with aclosing(answer(translation, gateway, prompt_only=True)) as events:
+        async for event in events:
+            if isinstance(event, Done):
+                counted = event.usage.prompt_tokens
+    return counted

@@ -1,0 +1,1 @@
+"""Anthropic's messages: their request as a chat request, and an answer in their form."""

@@ -1,0 +1,154 @@
+"""One message of Anthropic's as it comes in: the events of its stream, and the whole of it.
+
+Content blocks follow each other: thinking, text, and one block for each call. What a prompt
+counted is known at the end only, so `message_start` tells 0 tokens and `message_delta` the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from gateway.anthropic.request import MessagesRequest
+from gateway.generation import Done, Event, ToolCallPiece, Usage
+
+# Clients drop thinking without a signature; there is nothing to sign, because it is sent back in
+# clear and read as such.
+SIGNATURE = "unsigned"
+Json = dict[str, Any]
+
+
+class Answer:
+    """The message so far. `take` every event of the generation, in order."""
+
+    def __init__(self, request: MessagesRequest) -> None:
+        self._request = request
+        self._shows_thinking = getattr(request.thinking, "display", None) != "omitted"
+        self._content: list[Json] = []
+        self._open: str | int | None = None  # kind of the open block, or the index of its call
+        self._parts: list[str] = []
+        self._calls = False
+        self._message: Json = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": request.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(Usage()),
+        }
+
+    def start(self) -> Json:
+        """The first event."""
+        return {"type": "message_start", "message": self._message}
+
+    def take(self, event: Event) -> list[Json]:
+        """The events that an event of the generation becomes."""
+        if isinstance(event, Done):
+            return self._end(event)
+        events: list[Json] = []
+        if event.reasoning:
+            events += self._thinking(event.reasoning)
+        if event.content:
+            events += self._text(event.content)
+        for call in event.tool_calls:
+            events += self._call(call)
+        return events
+
+    def message(self) -> Json:
+        """The whole message, after Done."""
+        return self._message
+
+    def _thinking(self, text: str) -> list[Json]:
+        events = self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+        return events + self._grow("thinking_delta", "thinking", text, self._shows_thinking)
+
+    def _text(self, text: str) -> list[Json]:
+        events = self._switch("text", {"type": "text", "text": "", "citations": None})
+        return events + self._grow("text_delta", "text", text)
+
+    def _call(self, call: ToolCallPiece) -> list[Json]:
+        self._calls = True
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        events = self._switch(call.index, block)
+        if call.arguments:
+            events += self._grow("input_json_delta", "partial_json", call.arguments)
+        return events
+
+    def _switch(self, kind: str | int, block: Json) -> list[Json]:
+        """End the open block and begin another, unless it is the open one that goes on."""
+        if self._open == kind:
+            return []
+        events = self._close()
+        self._open = kind
+        self._content.append(block)
+        index = len(self._content) - 1
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        return events
+
+    def _grow(self, kind: str, field: str, text: str, shown: bool = True) -> list[Json]:
+        if not shown:
+            return []
+        self._parts.append(text)
+        delta = {"type": kind, field: text}
+        return [{"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}]
+
+    def _close(self) -> list[Json]:
+        if self._open is None:
+            return []
+        index = len(self._content) - 1
+        events: list[Json] = []
+        # A new object: the one that began the block has left with its event.
+        block = self._content[index].copy()
+        text = "".join(self._parts)
+        if block["type"] == "tool_use":
+            block["input"] = _arguments(text)
+        else:
+            block[block["type"]] = text
+        if block["type"] == "thinking":
+            block["signature"] = SIGNATURE
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            events.append({"type": "content_block_delta", "index": index, "delta": delta})
+        self._content[index] = block
+        self._open, self._parts = None, []
+        return [*events, {"type": "content_block_stop", "index": index}]
+
+    def _end(self, done: Done) -> list[Json]:
+        events = self._close()
+        reason, sequence = _stop(self._request, done, self._calls)
+        usage = _usage(done.usage)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        self._message = self._message | delta | {"content": self._content, "usage": usage}
+        events.append({"type": "message_delta", "delta": delta, "usage": usage})
+        events.append({"type": "message_stop"})
+        return events
+
+
+def _stop(request: MessagesRequest, done: Done, called: bool) -> tuple[str, str | None]:
+    """Why the message ended. The model's own stop strings, of its file, are its end of turn."""
+    if done.finish_reason == "length":
+        full = done.usage.completion_tokens >= request.max_tokens
+        return ("max_tokens" if full else "model_context_window_exceeded"), None
+    if done.stop_sequence is not None and done.stop_sequence in (request.stop_sequences or ()):
+        return "stop_sequence", done.stop_sequence
+    return ("tool_use" if called else "end_turn"), None
+
+
+def _usage(used: Usage) -> Json:
+    """Anthropic counts what came from the cache apart from the rest of the prompt."""
+    return {
+        "input_tokens": used.prompt_tokens - used.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": used.cached_tokens,
+        "output_tokens": used.completion_tokens,
+    }
+
+
+def _arguments(text: str) -> Any:
+    """Arguments as JSON; a text that is none is left to the client, as the model wrote it."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text

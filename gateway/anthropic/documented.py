@@ -1,0 +1,76 @@
+"""What Anthropic's endpoints answer, for the OpenAPI document alone: no answer is built of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from gateway.openapi import EVERYWHERE
+
+
+class ContentBlock(BaseModel):
+    """A block of the answer; which further fields it has depends on its type."""
+
+    type: Literal["text", "thinking", "tool_use"]
+
+
+class Usage(BaseModel):
+    """Tokens of the request: the prompt has those of the first three fields together."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicMessage(BaseModel):
+    """The model's next message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ]
+    stop_sequence: str | None
+    usage: Usage
+
+
+class TokenCount(BaseModel):
+    """Tokens of the rendered prompt."""
+
+    input_tokens: int
+
+
+class AnthropicErrorObject(BaseModel):
+    """Kind and sentence."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """A refusal."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: str
+
+
+_Responses = dict[int | str, dict[str, Any]]
+_ERRORS: _Responses = {
+    int(status): {"model": AnthropicError, "description": meaning}
+    for status, meaning in EVERYWHERE.items()
+}
+MESSAGE_RESPONSES: _Responses = {
+    **_ERRORS,
+    200: {
+        "model": AnthropicMessage,
+        "description": "The message; with `stream`, the events of Anthropic's streams.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+}
+COUNT_RESPONSES: _Responses = {**_ERRORS, 200: {"model": TokenCount, "description": "The count."}}

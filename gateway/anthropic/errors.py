@@ -1,0 +1,42 @@
+"""Refusals in Anthropic's form (API reference, "Errors"), for `/messages` and what is below it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway import exchange
+from gateway.errors import ApiError
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def type_of(status: int) -> str:
+    """Anthropic's name of a kind of error, by HTTP status."""
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+def body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """The error object; the field at fault is named at the beginning of the sentence."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    told = {"type": type_of(error.status), "message": message}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def event(error: ApiError) -> str:
+    """The same as the last event of a stream."""
+    running = exchange.current()
+    told = body(error, running.request_id if running else "")
+    return f"event: error\ndata: {json.dumps(told)}\n\n"

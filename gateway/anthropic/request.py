@@ -1,0 +1,185 @@
+"""The requests of `/messages` and `/messages/count_tokens`, as Anthropic's API defines them.
+
+Every field is honoured by gateway/anthropic/to_chat, listed in gateway/anthropic/neutral with the
+reason why it changes nothing here, or refused with a sentence by its type below.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gateway.anthropic.blocks import CacheControl, Content, SystemContent
+from gateway.anthropic.neutral import NeutralFields, NeutralPromptFields
+from gateway.openai.base import Strict
+from gateway.tagged import one_of, unserved
+
+
+class Turn(Strict):
+    """One message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class Tool(Strict):
+    """A tool that the client runs."""
+
+    name: str = Field(min_length=1, max_length=128)
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Annotated[
+        Literal[False] | None, Field(description="tools are always shown: only false is served")
+    ] = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+def _unknown_tool(kind: str) -> str:
+    return (
+        f"a tool of type {kind} is not served: the gateway runs no tools of its own; describe "
+        "yours with name, description and input_schema"
+    )
+
+
+_Tool = Annotated[
+    Tool, one_of({"custom": Tool}, schema=Tool, unknown=_unknown_tool, default="custom")
+]
+
+
+class ChooseFreely(Strict):
+    """The model decides (auto), or must call one of the tools (any)."""
+
+    type: Literal["auto", "any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class ChooseTool(Strict):
+    """The model must call this tool."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class ChooseNone(Strict):
+    """The model must not call."""
+
+    type: Literal["none"]
+
+
+def _unknown_choice(kind: str) -> str:
+    return f"tool_choice of type {kind} is unknown: send auto, any, tool or none"
+
+
+ToolChoice = Annotated[
+    ChooseFreely | ChooseTool | ChooseNone,
+    one_of(
+        {"auto": ChooseFreely, "any": ChooseFreely, "tool": ChooseTool, "none": ChooseNone},
+        schema=ChooseFreely | ChooseTool | ChooseNone,
+        unknown=_unknown_choice,
+    ),
+]
+
+
+class ThinkingOn(Strict):
+    """Think first; `adaptive` leaves it to the model."""
+
+    type: Literal["enabled"]
+    budget_tokens: int = Field(ge=1)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(Strict):
+    """Think where the model sees fit."""
+
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingOff(Strict):
+    """Answer at once."""
+
+    type: Literal["disabled"]
+
+
+def _unknown_thinking(kind: str) -> str:
+    return f"thinking of type {kind} is not served: send enabled, disabled or adaptive"
+
+
+Thinking = Annotated[
+    ThinkingOn | ThinkingAdaptive | ThinkingOff,
+    one_of(
+        {"enabled": ThinkingOn, "adaptive": ThinkingAdaptive, "disabled": ThinkingOff},
+        schema=ThinkingOn | ThinkingAdaptive | ThinkingOff,
+        unknown=_unknown_thinking,
+    ),
+]
+
+
+class OutputFormat(Strict):
+    """The schema that the answer must match."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """How much effort, and in which form."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class KeepThinking(Strict):
+    """Thinking of earlier turns stays as the client sends it."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Strict):
+    """Nothing is edited: only what asks for that is served."""
+
+    edits: list[KeepThinking] | None = None
+
+
+class CountTokensRequest(NeutralPromptFields):
+    """What makes up the prompt."""
+
+    model: str = Field(min_length=1)
+    messages: list[Turn] = Field(min_length=1)
+    system: SystemContent | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountTokensRequest, NeutralFields):
+    """One message to generate; `max_tokens` 0 reads the prompt into the prefix cache."""
+
+    max_tokens: int = Field(ge=0, le=2**31 - 1)
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    container: Annotated[None, unserved("code containers are not served: leave container out")] = (
+        None
+    )
+    mcp_servers: Annotated[
+        None, unserved("the gateway runs no tools of its own: leave mcp_servers out")
+    ] = None
+    context_management: ContextManagement | None = None
+    inference_geo: Annotated[
+        None, unserved("inference runs where the gateway runs: leave inference_geo out")
+    ] = None
+    diagnostics: Annotated[
+        None, unserved("cache misses are not explained: leave diagnostics out")
+    ] = None

@@ -1,0 +1,201 @@
+"""An Anthropic request as the chat request that means the same.
+
+Everything that is said of sampling, tools, images and forms is then decided in one place, by
+gateway/openai. Rules of Anthropic's that chat requests have no field for:
+
+- A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
+- `input_examples` of a tool become `examples` of its schema, which chat templates show.
+- `thinking: adaptive`, or none at all, leaves it to the model and its settings.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.anthropic.blocks import (
+    Base64Source,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from gateway.anthropic.request import (
+    ChooseNone,
+    ChooseTool,
+    CountTokensRequest,
+    MessagesRequest,
+    OutputConfig,
+    Tool,
+    Turn,
+)
+from gateway.conversation import Conversation, Part
+from gateway.errors import ApiError
+from gateway.translation import Translation, translate
+
+Json = dict[str, Any]
+
+
+# What the chat request calls what Anthropic calls otherwise.
+_NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "enable_thinking": "thinking",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+
+
+def chat_request(request: CountTokensRequest) -> Translation:
+    """The chat request. Raises ApiError where Anthropic's form has no meaning here."""
+    conversation = _conversation(request)
+    fields: Json = {"model": request.model, "messages": conversation.messages}
+    places = _NAMES | conversation.places
+    if request.tools:
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+        fields |= _choice(request)
+        for index in range(len(request.tools)):
+            places[f"tools[{index}]"] = f"tools[{index}]"
+            places[f"tools[{index}].function.name"] = f"tools[{index}].name"
+            places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
+    elif request.tool_choice is not None and request.tool_choice.type in ("any", "tool"):
+        raise ApiError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
+    if request.thinking is not None and request.thinking.type != "adaptive":
+        fields["enable_thinking"] = request.thinking.type == "enabled"
+    if request.output_config is not None:
+        fields |= _output(request.output_config)
+    if isinstance(request, MessagesRequest):
+        # Nothing is generated for 0, whatever the bound is.
+        fields["max_tokens"] = max(request.max_tokens, 1)
+        fields["stop"] = request.stop_sequences or None
+        for name in ("temperature", "top_p", "top_k"):
+            fields[name] = getattr(request, name)
+    return translate(fields, places)
+
+
+def _conversation(request: CountTokensRequest) -> Conversation:
+    """The system prompt and every turn."""
+    told = Conversation()
+    turns = request.messages
+    leading = next((at for at, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    system = [block.text for block in request.system or ()]
+    for index in range(leading):
+        system += _texts(turns[index], index)
+    if system:
+        told.system(system, "system" if request.system else "messages[0]")
+    for index in range(leading, len(turns)):
+        place = f"messages[{index}]"
+        if turns[index].role == "system":
+            told.system(_texts(turns[index], index), place)
+        elif turns[index].role == "assistant":
+            told.add(_assistant(turns[index], index), place)
+        else:
+            _user(told, turns[index], place)
+    told.close()
+    if turns[-1].role != "user":
+        last = f"messages[{len(turns) - 1}]"
+        raise ApiError(
+            400,
+            f"{last}: answers cannot be begun for the model; end messages with a user turn, and "
+            "ask for the form of the answer with output_config.format or in words",
+            param=last,
+        )
+    return told
+
+
+def _user(told: Conversation, turn: Turn, place: str) -> None:
+    """Tool results are turns of their own; what stands between them stays together."""
+    parts: list[Part] = []
+    for at, block in enumerate(turn.content):
+        origin = f"{place}.content[{at}]"
+        if isinstance(block, TextBlock | ImageBlock):
+            parts.append((_part(block), origin))
+        elif isinstance(block, ToolResultBlock):
+            if parts:
+                told.user(parts, place)
+                parts = []
+            inner = [(_part(one), f"{origin}.content[{i}]") for i, one in enumerate(block.content)]
+            failed = "Error: " if block.is_error else ""
+            told.result(block.tool_use_id, inner, origin, failed)
+        else:
+            raise _misplaced(block.type, "a user", origin)
+    if parts or not turn.content:
+        told.user(parts, place)
+
+
+def _assistant(turn: Turn, index: int) -> Json:
+    text, reasoning, calls = "", "", []
+    for at, block in enumerate(turn.content):
+        if isinstance(block, TextBlock):
+            text += block.text
+        elif isinstance(block, ThinkingBlock):
+            reasoning += block.thinking
+        elif isinstance(block, ToolUseBlock):
+            arguments = json.dumps(block.input, ensure_ascii=False)
+            function = {"name": block.name, "arguments": arguments}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, ImageBlock | ToolResultBlock):
+            raise _misplaced(block.type, "an assistant", f"messages[{index}].content[{at}]")
+    message: Json = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _part(block: TextBlock | ImageBlock) -> Json:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    source = block.source
+    inline = isinstance(source, Base64Source)
+    url = f"data:{source.media_type};base64,{source.data}" if inline else source.url
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _texts(turn: Turn, index: int) -> list[str]:
+    texts = []
+    for at, block in enumerate(turn.content):
+        if not isinstance(block, TextBlock):
+            raise _misplaced(block.type, "a system", f"messages[{index}].content[{at}]")
+        texts.append(block.text)
+    return texts
+
+
+def _misplaced(kind: str, role: str, place: str) -> ApiError:
+    return ApiError(400, f"{place}: {kind} cannot stand in {role} message", param=place)
+
+
+def _tool(tool: Tool) -> Json:
+    parameters = tool.input_schema
+    if tool.input_examples:
+        parameters = parameters | {"examples": tool.input_examples}
+    function: Json = {"name": tool.name, "parameters": parameters}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(request: CountTokensRequest) -> Json:
+    choice = request.tool_choice
+    if choice is None:
+        return {}
+    if isinstance(choice, ChooseNone):
+        return {"tool_choice": "none"}
+    chosen: Json = {"tool_choice": "required" if choice.type == "any" else "auto"}
+    if isinstance(choice, ChooseTool):
+        chosen["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    if choice.disable_parallel_tool_use:
+        chosen["parallel_tool_calls"] = False
+    return chosen
+
+
+def _output(wanted: OutputConfig) -> Json:
+    fields: Json = {"reasoning_effort": wanted.effort}
+    if wanted.format is not None:
+        form = {"name": "answer", "schema": wanted.format.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": form}
+    return fields

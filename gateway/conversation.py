@@ -1,0 +1,62 @@
+"""The messages of a chat request as a translation puts them together from another API's turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Json = dict[str, Any]
+Part = tuple[Json, str]  # a part of a chat message's content, and where it came from
+
+
+class Conversation:
+    """Chat messages so far, and for each the path of the client's body that it came from.
+
+    Images of a tool's result are shown with the user turn that follows it, because chat requests
+    know images of users only.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self.places: dict[str, str] = {}
+        self._images: list[Part] = []
+
+    def system(self, texts: Sequence[str], place: str) -> None:
+        """One system turn of several texts; many chat templates know one, at the beginning."""
+        self.add({"role": "system", "content": "\n\n".join(texts)}, place)
+
+    def user(self, parts: Sequence[Part], place: str) -> None:
+        """A turn of text and image parts."""
+        self.turn("user", [*self._take_images(), *parts], place)
+
+    def turn(self, role: str, parts: Sequence[Part], place: str) -> None:
+        """A turn of parts, under whatever role."""
+        path = f"messages[{len(self.messages)}]"
+        for at, (_, origin) in enumerate(parts):
+            self.places[f"{path}.content[{at}]"] = origin
+        content: str | list[Json] = [part for part, _ in parts]
+        self.add({"role": role, "content": content or ""}, place)
+
+    def result(self, call_id: str, parts: Sequence[Part], place: str, before: str = "") -> None:
+        """What a call came to; `before` is put before its text."""
+        texts = [part["text"] for part, _ in parts if part["type"] == "text"]
+        images = self._take_images()
+        message = {"role": "tool", "tool_call_id": call_id, "content": before + "\n".join(texts)}
+        self.add(message, place)
+        self._images = images + [(part, at) for part, at in parts if part["type"] != "text"]
+
+    def add(self, message: Json, place: str) -> None:
+        """A message as it is."""
+        self.close()
+        self.places[f"messages[{len(self.messages)}]"] = place
+        self.messages.append(message)
+
+    def close(self) -> None:
+        """Nothing follows, or nothing of the user: show what images are left."""
+        images = self._take_images()
+        if images:
+            self.turn("user", images, images[0][1])
+
+    def _take_images(self) -> list[Part]:
+        images, self._images = self._images, []
+        return images

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: their request as a chat request, and an answer as items and events."""

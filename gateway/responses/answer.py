@@ -1,0 +1,221 @@
+"""One response as it comes in: the events of its stream, and the response object.
+
+Items follow each other: reasoning, message, and one for each call. Every event has the next
+sequence number; an item is announced, grows by deltas, and is told whole when it is done.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from gateway.errors import ApiError
+from gateway.generation import Done, Event, ToolCallPiece, Usage
+from gateway.models.parameters import Parameters
+from gateway.responses.echo import echo_of
+from gateway.responses.request import ResponsesRequest
+
+Json = dict[str, Any]
+_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+
+
+class Answer:
+    """The response so far. `take` every event of the generation, in order."""
+
+    def __init__(self, request: ResponsesRequest, defaults: Parameters) -> None:
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._echo = echo_of(request, defaults)
+        self._created = int(time.time())
+        self._output: list[Json] = []
+        self._open: str | int | None = None  # kind of the open item, or the index of its call
+        self._parts: list[str] = []
+        self._logprobs: list[Json] = []
+        self._number = 0
+        self._last: Json = self._response("in_progress")
+
+    @property
+    def response(self) -> Json:
+        """The response object as it stands; whole after Done."""
+        return self._last
+
+    @property
+    def started(self) -> bool:
+        """Whether an event has been told."""
+        return self._number > 0
+
+    def start(self) -> list[Json]:
+        """The first events."""
+        return [
+            self._event("response.created", response=self._last),
+            self._event("response.in_progress", response=self._last),
+        ]
+
+    def take(self, event: Event) -> list[Json]:
+        """The events that an event of the generation becomes."""
+        if isinstance(event, Done):
+            return self._end(event)
+        events: list[Json] = []
+        if event.reasoning:
+            events += self._reasoning(event.reasoning)
+        if event.content:
+            events += self._text(event.content, [_logprob(entry) for entry in event.logprobs])
+        for call in event.tool_calls:
+            events += self._call(call)
+        return events
+
+    def fail(self, error: ApiError) -> list[Json]:
+        """The last events of a response that broke."""
+        events = [] if self.started else self.start()
+        self._drop_open("incomplete")
+        told = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        self._last = self._response("failed", error=told)
+        return [*events, self._event("response.failed", response=self._last)]
+
+    def _reasoning(self, text: str) -> list[Json]:
+        events: list[Json] = []
+        if self._open != "reasoning":
+            events += self._add("reasoning", "rs", {"summary": [], "content": []})
+            events.append(self._part("added", {"type": "reasoning_text", "text": ""}))
+        self._parts.append(text)
+        events.append(self._of_item("response.reasoning_text.delta", content_index=0, delta=text))
+        return events
+
+    def _text(self, text: str, logprobs: list[Json]) -> list[Json]:
+        events: list[Json] = []
+        if self._open != "message":
+            events += self._add("message", "msg", {"role": "assistant", "content": []})
+            events.append(self._part("added", _output_text("", [])))
+        self._parts.append(text)
+        self._logprobs += logprobs
+        events.append(
+            self._of_item(
+                "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
+            )
+        )
+        return events
+
+    def _call(self, call: ToolCallPiece) -> list[Json]:
+        events: list[Json] = []
+        if self._open != call.index:
+            fields = {"call_id": call.id, "name": call.name, "arguments": ""}
+            events += self._add("function_call", "fc", fields)
+            self._open = call.index
+        if call.arguments:
+            self._parts.append(call.arguments)
+            name = "response.function_call_arguments.delta"
+            events.append(self._of_item(name, delta=call.arguments))
+        return events
+
+    def _add(self, kind: str, prefix: str, fields: Json) -> list[Json]:
+        """End the open item and announce another."""
+        events = self._close("completed")
+        item = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress"}
+        self._output.append(item | fields)
+        self._open = kind
+        events.append(self._item("added"))
+        return events
+
+    def _close(self, status: str) -> list[Json]:
+        """Tell the open item whole."""
+        if self._open is None:
+            return []
+        item = self._drop_open(status)
+        if item["type"] == "function_call":
+            name = "response.function_call_arguments.done"
+            done = [self._of_item(name, name=item["name"], arguments=item["arguments"])]
+        else:
+            part = item["content"][0]
+            fields: Json = {"content_index": 0, "text": part["text"]}
+            if item["type"] == "message":
+                fields["logprobs"] = part["logprobs"]
+            name = f"response.{part['type']}.done"
+            done = [self._of_item(name, **fields), self._part("done", part)]
+        return [*done, self._item("done")]
+
+    def _drop_open(self, status: str) -> Json:
+        """Put together what the open item has become, if one is open."""
+        if self._open is None:
+            return {}
+        # A new object: the one that was announced has left with its event.
+        item = self._output[-1] | {"status": status}
+        text = "".join(self._parts)
+        if item["type"] == "function_call":
+            item["arguments"] = text
+        elif item["type"] == "reasoning":
+            item["content"] = [{"type": "reasoning_text", "text": text}]
+        else:
+            item["content"] = [_output_text(text, self._logprobs)]
+        self._output[-1] = item
+        self._open, self._parts, self._logprobs = None, [], []
+        return item
+
+    def _end(self, done: Done) -> list[Json]:
+        cut = done.finish_reason == "length"
+        status = "incomplete" if cut else "completed"
+        events = self._close(status)
+        self._last = self._response(
+            status,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            completed_at=None if cut else int(time.time()),
+            usage=_usage(done.usage),
+        )
+        events.append(self._event(f"response.{status}", response=self._last))
+        return events
+
+    def _response(self, status: str, **fields: Any) -> Json:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": list(self._output),
+            "usage": None,
+            **self._echo,
+            **fields,
+        }
+
+    def _item(self, verb: str) -> Json:
+        index = len(self._output) - 1
+        name = f"response.output_item.{verb}"
+        return self._event(name, output_index=index, item=self._output[index])
+
+    def _part(self, verb: str, part: Json) -> Json:
+        return self._of_item(f"response.content_part.{verb}", content_index=0, part=part)
+
+    def _of_item(self, kind: str, **fields: Any) -> Json:
+        index = len(self._output) - 1
+        item_id = self._output[index]["id"]
+        return self._event(kind, item_id=item_id, output_index=index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event
+
+
+def _output_text(text: str, logprobs: list[Json]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprob(entry: Json) -> Json:
+    """The entry as Responses know it: without the token's id."""
+    told = {name: entry[name] for name in ("token", "bytes", "logprob")}
+    others = entry.get("top_logprobs") or ()
+    told["top_logprobs"] = [
+        {name: other[name] for name in ("token", "bytes", "logprob")} for other in others
+    ]
+    return told
+
+
+def _usage(used: Usage) -> Json:
+    return {
+        "input_tokens": used.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": used.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+    }

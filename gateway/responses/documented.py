@@ -1,0 +1,89 @@
+"""What `/responses` answers, for the OpenAPI document alone: answers are not built of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class OutputItem(BaseModel):
+    """An item; which further fields it has depends on its type."""
+
+    id: str
+    type: Literal["reasoning", "message", "function_call", "function_call_output"]
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class InputTokenDetails(BaseModel):
+    """What of the prompt came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputTokenDetails(BaseModel):
+    """What of the answer was reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    """Tokens of the request."""
+
+    input_tokens: int
+    input_tokens_details: InputTokenDetails
+    output_tokens: int
+    output_tokens_details: OutputTokenDetails
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    """A response, with the fields of its request besides."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage
+
+
+class InputTokens(BaseModel):
+    """Tokens of the rendered prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class DeletedResponse(BaseModel):
+    """It is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(BaseModel):
+    """A page of items."""
+
+    object: Literal["list"]
+    data: list[OutputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+_Responses = dict[int | str, dict[str, Any]]
+RESPONSE_RESPONSES: _Responses = {
+    200: {
+        "model": ResponseObject,
+        "description": "The response; with `stream`, the events of OpenAI's streams.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+STORED_RESPONSES: _Responses = {200: {"model": ResponseObject, "description": "The response."}}
+COUNT_RESPONSES: _Responses = {200: {"model": InputTokens, "description": "The count."}}
+DELETED_RESPONSES: _Responses = {200: {"model": DeletedResponse, "description": "Forgotten."}}
+ITEMS_RESPONSES: _Responses = {200: {"model": InputItems, "description": "The items."}}

@@ -1,0 +1,70 @@
+"""What a response object says of its request: the fields as they were understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.models.parameters import Parameters
+from gateway.responses.request import FunctionTool, ResponsesRequest
+
+Json = dict[str, Any]
+
+
+def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
+    """The fields of the request in a response object, the model file's defaults filled in."""
+    text = request.text
+    reasoning = request.reasoning
+    form = text.format if text is not None and text.format is not None else None
+    return {
+        "model": request.model,
+        "instructions": request.instructions,
+        "previous_response_id": request.previous_response_id,
+        "tools": [_tool(tool) for tool in request.tools or ()],
+        "tool_choice": _plain(request.tool_choice) or "auto",
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "text": {
+            "format": _plain(form) or {"type": "text"},
+            "verbosity": (text.verbosity if text is not None else None) or "medium",
+        },
+        "reasoning": {
+            "effort": reasoning.effort if reasoning is not None else None,
+            "summary": None,
+        },
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "temperature": _first(request.temperature, defaults.temperature, 1.0),
+        "top_p": _first(request.top_p, defaults.top_p, 1.0),
+        "presence_penalty": _first(request.presence_penalty, defaults.presence_penalty, 0.0),
+        "frequency_penalty": _first(request.frequency_penalty, defaults.frequency_penalty, 0.0),
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": "disabled",
+        "background": False,
+        "store": request.store is not False,
+        "service_tier": "default",
+        "metadata": request.metadata or {},
+        "user": request.user,
+        "safety_identifier": request.safety_identifier,
+        "prompt_cache_key": request.prompt_cache_key,
+    }
+
+
+def _first(given: float | None, default: float | None, otherwise: float) -> float:
+    if given is not None:
+        return given
+    return otherwise if default is None else default
+
+
+def _tool(tool: FunctionTool) -> Json:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": bool(tool.strict),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return value.model_dump(by_alias=True, exclude_none=True)

@@ -1,0 +1,29 @@
+"""The items of a request as they are stored and listed: whole, each with an id."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.responses.items import FunctionCall, FunctionCallOutput, Message, Reasoning
+
+Json = dict[str, Any]
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+
+
+def as_stored(
+    items: Sequence[Message | FunctionCall | FunctionCallOutput | Reasoning],
+) -> tuple[Json, ...]:
+    """The items as JSON."""
+    return tuple(_stored(item.model_dump(exclude_none=True)) for item in items)
+
+
+def _stored(item: Json) -> Json:
+    fresh = f"{_PREFIXES[item['type']]}_{uuid.uuid4().hex}"
+    return {"id": fresh, "status": "completed", **item}

@@ -1,0 +1,169 @@
+"""The items of a Responses conversation: messages, calls, results of calls, and reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from gateway.openai.base import Strict
+from gateway.tagged import one_of, text_as, unserved
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Strict):
+    """Text that the client says."""
+
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class OutputText(Strict):
+    """Text that the model said earlier; annotations and log-probabilities are not looked at."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Refusal(Strict):
+    """A refusal of an earlier answer, which is text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class InputImage(Strict):
+    """An image by data URI, or by address where the gateway is allowed to fetch it."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: Annotated[None, unserved("no files are kept: send image_url")] = None
+
+
+_Part = InputText | OutputText | Refusal | InputImage
+
+
+def _unknown_part(kind: str) -> str:
+    return f"content of type {kind} is not served: send input_text, input_image or output_text"
+
+
+Part = Annotated[
+    _Part,
+    one_of(
+        {
+            "input_text": InputText,
+            "output_text": OutputText,
+            "refusal": Refusal,
+            "input_image": InputImage,
+        },
+        schema=_Part,
+        unknown=_unknown_part,
+    ),
+]
+
+
+def _input_text(text: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": text}
+
+
+_Content = Annotated[list[Part], text_as(_input_text, str | list[_Part])]
+
+
+class Message(Strict):
+    """What one side said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Content
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCall(Strict):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+    caller: Annotated[None, unserved("programs that call tools are not served: send null")] = None
+    namespace: Annotated[None, unserved("tool namespaces are not served: send null")] = None
+
+
+class FunctionCallOutput(Strict):
+    """What a call came to."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Content
+    id: str | None = None
+    status: Status | None = None
+    name: str | None = None
+
+
+class ReasoningText(Strict):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(Strict):
+    """A summary of what a model thought."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class Reasoning(Strict):
+    """Reasoning of an earlier answer: its content, else its summary, is shown to the model."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[SummaryText] = Field(default_factory=list)
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
+_Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+
+
+def _unknown_item(kind: str) -> str:
+    if kind == "item_reference":
+        return "items are not kept one by one: send the item itself, or previous_response_id"
+    return (
+        f"an item of type {kind} is not served: send message, function_call, "
+        "function_call_output or reasoning"
+    )
+
+
+Item = Annotated[
+    _Item,
+    one_of(
+        {
+            "message": Message,
+            "function_call": FunctionCall,
+            "function_call_output": FunctionCallOutput,
+            "reasoning": Reasoning,
+        },
+        schema=_Item,
+        unknown=_unknown_item,
+        default="message",
+    ),
+]
+
+
+def _user_message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": text}
+
+
+Input = Annotated[list[Item], text_as(_user_message, str | list[_Item])]
+ITEMS: TypeAdapter[list[_Item]] = TypeAdapter(list[Item])

@@ -1,0 +1,73 @@
+"""Responses that can be gone on with, or asked for again: in memory, and bounded.
+
+A stored response holds its whole conversation, so that it can be continued when those before it
+are gone. The ones that were used least recently make room; nothing outlives the process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import ApiError
+
+Json = dict[str, Any]
+MOST = 1000  # responses
+MOST_BYTES = 256 << 20  # of all conversations together, as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A response, the items it was given, and those of the responses before it."""
+
+    response: Json
+    earlier: tuple[Json, ...]
+    given: tuple[Json, ...]
+
+    def conversation(self) -> tuple[Json, ...]:
+        """Every item up to and with this response's own."""
+        return (*self.earlier, *self.given, *self.response["output"])
+
+
+class Store:
+    """The stored responses of one gateway."""
+
+    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[str, tuple[Stored, int]] = OrderedDict()
+        self._bytes = 0
+
+    def put(self, stored: Stored) -> None:
+        """Keep it, and let go of what there is no room for."""
+        size = len(json.dumps([stored.response, *stored.earlier, *stored.given]))
+        self._kept[stored.response["id"]] = (stored, size)
+        self._bytes += size
+        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self._bytes -= freed
+
+    def get(self, name: str, param: str) -> Stored:
+        """Raises ApiError 404 about `param` if it is not, or no longer, there."""
+        if name not in self._kept:
+            raise _missing(name, param)
+        self._kept.move_to_end(name)
+        return self._kept[name][0]
+
+    def delete(self, name: str) -> None:
+        """Raises ApiError 404 if it is not there."""
+        if name not in self._kept:
+            raise _missing(name, "response_id")
+        self._bytes -= self._kept.pop(name)[1]
+
+
+def _missing(name: str, param: str) -> ApiError:
+    return ApiError(
+        400 if param == "previous_response_id" else 404,
+        f"there is no stored response {name[:64]!r}: responses are kept in memory, the latest of "
+        "them; send the whole conversation as input instead",
+        code="previous_response_not_found" if param == "previous_response_id" else "not_found",
+        param=param,
+    )

@@ -1,0 +1,191 @@
+"""A Responses request as the chat request that means the same.
+
+Items of the model that follow each other are one assistant message, as chat templates know it:
+reasoning, then text, then calls. An item that comes out of that order begins another message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.conversation import Conversation, Part
+from gateway.errors import ApiError
+from gateway.responses.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputImage,
+    InputText,
+    Message,
+    OutputText,
+    Reasoning,
+    Refusal,
+)
+from gateway.responses.request import (
+    ChooseAmong,
+    ChooseFunction,
+    FunctionTool,
+    JsonSchemaFormat,
+    PromptRequest,
+    ResponsesRequest,
+)
+from gateway.translation import Translation, translate
+
+Json = dict[str, Any]
+AnyPart = InputText | OutputText | Refusal | InputImage
+AnyItem = Message | FunctionCall | FunctionCallOutput | Reasoning
+LOGPROBS = "message.output_text.logprobs"
+# What the chat request calls what Responses calls otherwise.
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+    "messages": "input",
+}
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def chat_request(request: PromptRequest, earlier: Sequence[AnyItem]) -> Translation:
+    """The chat request, with the items of previous responses before the new ones.
+
+    Raises ApiError where something has no meaning here.
+    """
+    conversation = _conversation(request, earlier)
+    fields: Json = {"model": request.model, "messages": conversation.messages}
+    places = _NAMES | conversation.places
+    if request.tools:
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+        for index in range(len(request.tools)):
+            places[f"tools[{index}]"] = f"tools[{index}]"
+            places[f"tools[{index}].function.parameters"] = f"tools[{index}].parameters"
+    if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
+        fields["tool_choice"] = _choice(request.tool_choice)
+    if request.tools and request.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.reasoning is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.text is not None and request.text.format is not None:
+        fields["response_format"] = _format(request.text.format)
+    if isinstance(request, ResponsesRequest):
+        fields["max_tokens"] = request.max_output_tokens
+        fields |= {name: getattr(request, name) for name in _SAMPLING}
+        if wants_logprobs(request):
+            fields["logprobs"] = True
+            fields["top_logprobs"] = request.top_logprobs
+    return translate(fields, places)
+
+
+def wants_logprobs(request: ResponsesRequest) -> bool:
+    """Alternatives ask for log-probabilities as well."""
+    return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
+
+
+def _conversation(request: PromptRequest, earlier: Sequence[AnyItem]) -> Conversation:
+    """The instructions, what was said before, and the input."""
+    told = Conversation()
+    items: list[tuple[AnyItem, str]] = [(item, "previous_response_id") for item in earlier]
+    items += [(item, f"input[{index}]") for index, item in enumerate(request.input)]
+    system = [] if request.instructions is None else [request.instructions]
+    leading = 0
+    for item, place in items:
+        if not isinstance(item, Message) or item.role not in ("system", "developer"):
+            break
+        system.append(_text(item.content, place))
+        leading += 1
+    if system:
+        told.system(system, items[0][1] if request.instructions is None else "instructions")
+    for item, place in items[leading:]:
+        _add(told, item, place)
+    told.close()
+    return told
+
+
+def _add(told: Conversation, item: AnyItem, place: str) -> None:
+    if isinstance(item, FunctionCallOutput):
+        told.result(item.call_id, _parts(item.output, f"{place}.output"), place)
+    elif isinstance(item, Message) and item.role == "user":
+        told.user(_parts(item.content, f"{place}.content"), place)
+    elif isinstance(item, Message) and item.role != "assistant":
+        told.system([_text(item.content, place)], place)
+    elif not (isinstance(item, Reasoning) and not _thought(item)):
+        _assistant(told, item, place)
+
+
+def _assistant(told: Conversation, item: Reasoning | FunctionCall | Message, place: str) -> None:
+    """Go on with the assistant's message, or begin another where the order asks for it."""
+    last = told.messages[-1] if told.messages else {}
+    going_on = last.get("role") == "assistant"
+    if isinstance(item, Reasoning):
+        going_on = False
+    elif isinstance(item, Message):
+        going_on = going_on and not last["content"] and "tool_calls" not in last
+    if not going_on:
+        last = {"role": "assistant", "content": ""}
+        told.add(last, place)
+    if isinstance(item, Reasoning):
+        last["reasoning_content"] = _thought(item)
+    elif isinstance(item, Message):
+        last["content"] = _text(item.content, place)
+    else:
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        last.setdefault("tool_calls", []).append(call)
+
+
+def _thought(item: Reasoning) -> str:
+    return "".join(part.text for part in item.content or item.summary)
+
+
+def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
+    parts: list[Part] = []
+    for at, part in enumerate(content):
+        if isinstance(part, InputImage):
+            image: Json = {"url": part.image_url}
+            if part.detail is not None:
+                image["detail"] = part.detail
+            told: Json = {"type": "image_url", "image_url": image}
+        else:
+            text = part.refusal if isinstance(part, Refusal) else part.text
+            told = {"type": "text", "text": text}
+        parts.append((told, f"{place}[{at}]"))
+    return parts
+
+
+def _text(content: Sequence[AnyPart], place: str) -> str:
+    texts = []
+    for at, part in enumerate(content):
+        if isinstance(part, InputImage):
+            where = f"{place}.content[{at}]"
+            raise ApiError(400, f"{where}: images belong to user messages", param=where)
+        texts.append(part.refusal if isinstance(part, Refusal) else part.text)
+    return "".join(texts)
+
+
+def _tool(tool: FunctionTool) -> Json:
+    function = tool.model_dump(exclude_none=True, exclude={"type", "defer_loading"})
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: str | ChooseFunction | ChooseAmong) -> str | Json:
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, ChooseFunction):
+        return {"type": "function", "function": {"name": choice.name}}
+    tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+
+
+def _format(wanted: Any) -> Json:
+    if not isinstance(wanted, JsonSchemaFormat):
+        return {"type": wanted.type}
+    schema = wanted.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,59 @@
+"""`/messages` and `/messages/count_tokens`: Anthropic's API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from gateway.answering import answer, count_prompt
+from gateway.anthropic import errors
+from gateway.anthropic.answer import Answer, Json
+from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
+from gateway.anthropic.request import CountTokensRequest, MessagesRequest
+from gateway.anthropic.to_chat import chat_request
+from gateway.context import Gateway, GatewayDep
+from gateway.sse import event_stream
+from gateway.translation import Translation
+
+router = APIRouter(tags=["anthropic"])
+
+
+@router.post("/messages", response_model=None, responses=MESSAGE_RESPONSES)
+async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
+    """The next message of a conversation, whole or as a stream of server-sent events."""
+    translation = chat_request(body)
+    if body.stream:
+        return event_stream(_stream(body, translation, gateway), gateway.settings, errors.event)
+    told = Answer(body)
+    async with aclosing(answer(translation, gateway, prompt_only=body.max_tokens == 0)) as events:
+        async for event in events:
+            told.take(event)
+    return JSONResponse(told.message())
+
+
+@router.post("/messages/count_tokens", response_model=None, responses=COUNT_RESPONSES)
+async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Response:
+    """How many tokens the prompt has, as the model's chat template renders it."""
+    return JSONResponse({"input_tokens": await count_prompt(chat_request(body), gateway)})
+
+
+async def _stream(
+    body: MessagesRequest, translation: Translation, gateway: Gateway
+) -> AsyncGenerator[str, None]:
+    told = Answer(body)
+    begun = False
+    async with aclosing(answer(translation, gateway, prompt_only=body.max_tokens == 0)) as events:
+        async for event in events:
+            if not begun:
+                begun = True
+                yield _written(told.start())
+            for each in told.take(event):
+                yield _written(each)
+
+
+def _written(event: Json) -> str:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"

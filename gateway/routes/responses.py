@@ -1,0 +1,167 @@
+"""`/responses`: OpenAI's Responses, and what was stored of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from gateway.answering import answer, count_prompt
+from gateway.context import Gateway, GatewayDep
+from gateway.errors import ApiError
+from gateway.generation import Done
+from gateway.responses.answer import Answer
+from gateway.responses.documented import (
+    COUNT_RESPONSES,
+    DELETED_RESPONSES,
+    ITEMS_RESPONSES,
+    RESPONSE_RESPONSES,
+    STORED_RESPONSES,
+)
+from gateway.responses.given import as_stored
+from gateway.responses.items import ITEMS
+from gateway.responses.request import PromptRequest, ResponsesRequest
+from gateway.responses.store import Store, Stored
+from gateway.responses.to_chat import chat_request
+from gateway.sse import event_stream
+from gateway.translation import Translation
+
+router = APIRouter(tags=["responses"])
+Json = dict[str, Any]
+
+
+def _store(request: Request) -> Store:
+    state = request.app.state
+    if not hasattr(state, "responses"):
+        state.responses = Store()
+    found = state.responses
+    assert isinstance(found, Store)
+    return found
+
+
+StoreDep = Annotated[Store, Depends(_store)]
+
+
+@router.post("/responses", response_model=None, responses=RESPONSE_RESPONSES)
+async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
+    """An answer as a list of items, whole or as a stream of server-sent events."""
+    earlier = _earlier(body, store)
+    translation = chat_request(body, ITEMS.validate_python(list(earlier)))
+    told = Answer(body, gateway.supervisor.resolve(body.model).parameters)
+    turn = _Turn(body, earlier, told, store)
+    if body.stream:
+        return event_stream(turn.stream(translation, gateway), gateway.settings, turn.failed)
+    await turn.finish(translation, gateway)
+    return JSONResponse(told.response)
+
+
+@router.post("/responses/input_tokens", response_model=None, responses=COUNT_RESPONSES)
+async def count_input_tokens(
+    body: PromptRequest, gateway: GatewayDep, store: StoreDep
+) -> JSONResponse:
+    """How many tokens the prompt has, as the model's chat template renders it."""
+    earlier = ITEMS.validate_python(list(_earlier(body, store)))
+    counted = await count_prompt(chat_request(body, earlier), gateway)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
+
+
+@router.get("/responses/{response_id}", response_model=None, responses=STORED_RESPONSES)
+async def get_response(
+    response_id: str,
+    store: StoreDep,
+    stream: Annotated[bool, Query(description="Only false: streams are not replayed.")] = False,
+) -> JSONResponse:
+    """A stored response."""
+    if stream:
+        raise ApiError(400, "stream is true: streams are not replayed; send false", param="stream")
+    return JSONResponse(store.get(response_id, "response_id").response)
+
+
+@router.delete("/responses/{response_id}", response_model=None, responses=DELETED_RESPONSES)
+async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
+    """Forget a stored response; those that went on with it stay."""
+    store.delete(response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/responses/{response_id}/input_items", response_model=None, responses=ITEMS_RESPONSES)
+async def list_input_items(
+    response_id: str,
+    store: StoreDep,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(description="The id after which the page begins.")] = None,
+) -> JSONResponse:
+    """The items that a stored response was given, those of earlier responses included."""
+    stored = store.get(response_id, "response_id")
+    items = [*stored.earlier, *stored.given]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [at for at, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise ApiError(400, "after names no item of this response", param="after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > limit,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One response on its way: what it answers, and where it is kept."""
+
+    body: ResponsesRequest
+    earlier: tuple[Json, ...]
+    told: Answer
+    store: Store
+
+    async def finish(self, translation: Translation, gateway: Gateway) -> None:
+        """Take in the whole answer."""
+        async with aclosing(answer(translation, gateway)) as events:
+            async for event in events:
+                self.told.take(event)
+        self._keep()
+
+    async def stream(self, translation: Translation, gateway: Gateway) -> AsyncGenerator[str, None]:
+        """The events of the stream."""
+        async with aclosing(answer(translation, gateway)) as events:
+            async for event in events:
+                if not self.told.started:
+                    for each in self.told.start():
+                        yield _written(each)
+                told = self.told.take(event)
+                if isinstance(event, Done):
+                    self._keep()
+                for each in told:
+                    yield _written(each)
+
+    def failed(self, error: ApiError) -> str:
+        """The last events of a stream that broke."""
+        return "".join(_written(event) for event in self.told.fail(error))
+
+    def _keep(self) -> None:
+        if self.body.store is not False:
+            given = as_stored(self.body.input)
+            self.store.put(Stored(self.told.response, self.earlier, given))
+
+
+def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:
+    previous = body.previous_response_id
+    return store.get(previous, "previous_response_id").conversation() if previous else ()
+
+
+def _written(event: Json) -> str:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"

@@ -1,0 +1,57 @@
+"""Requests of other APIs as chat requests, with errors that name what the client itself sent.
+
+A translation keeps beside the chat request where each of its parts came from: chat path → path of
+the client's own body. The longest path that begins an error's `param` names the place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway import refusals
+from gateway.errors import ApiError
+from gateway.openai.chat_request import ChatCompletionRequest
+
+_STEP = re.compile(r"[.\[]|$")
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A chat request, and where its parts came from."""
+
+    chat: ChatCompletionRequest
+    places: Mapping[str, str]
+
+    def named(self, error: ApiError) -> ApiError:
+        """The error in the client's own terms."""
+        return named(error, self.places)
+
+
+def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
+    """The chat request of these fields; null counts as absent. Raises ApiError."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return Translation(ChatCompletionRequest.model_validate(given), places)
+    except ValidationError as failure:
+        raise named(refusals.invalid(failure.errors()[0]), places) from None
+    except ApiError as error:
+        raise named(error, places) from None
+
+
+def named(error: ApiError, places: Mapping[str, str]) -> ApiError:
+    """The error with the client's own name of the field, in `param` and in the sentence."""
+    param = error.param or ""
+    for end in reversed([match.start() for match in _STEP.finditer(param)]):
+        if param[:end] in places:
+            return _renamed(error, param, places[param[:end]])
+    return error
+
+
+def _renamed(error: ApiError, old: str, new: str) -> ApiError:
+    sentence = re.sub(rf"(?<![\w.]){re.escape(old)}", lambda _: new, error.message)
+    return replace(error, param=new, message=sentence)
