@@ -19,16 +19,37 @@ from gateway.context import Gateway
 from gateway.limits import BodyMiddleware
 from gateway.metrics import Metrics
 from gateway.origins import OriginMiddleware
-from gateway.routes import chat, health, metrics, models, page, status
+from gateway.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    page,
+    rerank,
+    responses,
+    score,
+    status,
+    tokenize,
+)
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 
 ROUTERS = (
     chat.router,
+    completions.router,
+    embeddings.router,
     health.router,
+    messages.router,
     metrics.router,
     models.router,
+    rerank.router,
+    responses.router,
+    score.router,
+    tokenize.router,
 )
 
 

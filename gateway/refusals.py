@@ -11,7 +11,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from gateway import exchange
+from gateway.anthropic import errors as anthropic_errors
 from gateway.errors import ApiError
+from gateway.problems import likeliest
 
 Form = Callable[[ApiError, str], dict[str, Any]]
 _NO_PLACE = ("body", "query", "path", "header", "cookie")
@@ -23,7 +25,10 @@ def openai_form(error: ApiError, _request_id: str) -> dict[str, Any]:
 
 
 # By path without /v1. An endpoint of another API has its own form here.
-FORMS: dict[str, Form] = {}
+FORMS: dict[str, Form] = {
+    "/messages": anthropic_errors.body,
+    "/messages/count_tokens": anthropic_errors.body,
+}
 
 
 def response_of(error: ApiError, path: str) -> JSONResponse:
@@ -48,7 +53,7 @@ def _refusal(request: Request, error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        return invalid(error.errors()[0])
+        return invalid(likeliest(error.errors()))
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return ApiError(

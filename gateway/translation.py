@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from gateway import refusals
 from gateway.errors import ApiError
 from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.problems import likeliest
 
 _STEP = re.compile(r"[.\[]|$")
 
@@ -38,7 +39,7 @@ def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translati
     try:
         return Translation(ChatCompletionRequest.model_validate(given), places)
     except ValidationError as failure:
-        raise named(refusals.invalid(failure.errors()[0]), places) from None
+        raise named(refusals.invalid(likeliest(failure.errors())), places) from None
     except ApiError as error:
         raise named(error, places) from None
 

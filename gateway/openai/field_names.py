@@ -29,7 +29,21 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
         names["Grammar"] = constraint.field
     if isinstance(request, CompletionRequest):
         names["Messages"] = "prompt"
+    else:
+        names |= _media(request)
     return names
+
+
+def _media(request: ChatCompletionRequest) -> dict[str, str]:
+    """Where the first image and the first sound are."""
+    found: dict[str, str] = {}
+    for index, message in enumerate(request.messages):
+        parts = message.content if isinstance(message.content, list) else ()
+        for place, part in enumerate(parts):
+            wire = {"image_url": "Images", "input_audio": "Audios"}.get(part.type)
+            if wire:
+                found.setdefault(wire, f"messages[{index}].content[{place}].{part.type}")
+    return found
 
 
 def _first_sent(request: Any, names: Iterable[str]) -> str:

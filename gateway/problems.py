@@ -1,0 +1,69 @@
+"""Which of the problems that pydantic found is the one to tell, and where it is.
+
+For a union pydantic reports what is wrong with every alternative, and writes the alternative's
+name into the place. A client knows neither: it is told of the alternative that went furthest, by a
+path that exists in its own body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Problem = Mapping[str, Any]
+Place = tuple[str | int, ...]
+
+# How pydantic names alternatives of a union: types, classes, validators and dictionary keys.
+_ALTERNATIVE = re.compile(
+    r"(str|int|float|bool|none|constrained-\w+|\[key\]|[A-Z]\w*|(list|dict|literal|nullable"
+    r"|function-\w+|tagged-union|json-or-python|model|lax-or-strict|definition-ref)\[.*)",
+    re.DOTALL,
+)
+_EXPECTED = "Input should be "
+_WORDS = {
+    "model_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "list_type": "Input should be a list",
+    "string_type": "Input should be a string",
+    "int_type": "Input should be an integer",
+    "float_type": "Input should be a number",
+    "bool_type": "Input should be true or false",
+}
+
+
+def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
+    """The problem to tell, its `loc` without names of alternatives.
+
+    Among those at one place the types that would have been right are told together.
+    """
+    cleaned = [
+        {
+            **problem,
+            "loc": place_of(problem["loc"]),
+            "msg": _WORDS.get(problem["type"], problem["msg"]),
+        }
+        for problem in problems
+    ]
+    deepest = max(cleaned, key=lambda problem: _rank(problem, cleaned[0]["loc"]))
+    words = [p["msg"] for p in cleaned if p["loc"] == deepest["loc"]]
+    if len(words) > 1 and all(word.startswith(_EXPECTED) for word in words):
+        kinds = dict.fromkeys(word.removeprefix(_EXPECTED) for word in words)
+        deepest["msg"] = _EXPECTED + " or ".join(kinds)
+    return deepest
+
+
+def place_of(place: Place) -> Place:
+    """A place without the alternatives that pydantic went through."""
+    fixed = 2 if place[:1] == ("body",) else 1  # the field's own name, which may look like a type
+    return tuple(
+        step
+        for index, step in enumerate(place)
+        if isinstance(step, int) or index < fixed or not _ALTERNATIVE.fullmatch(step)
+    )
+
+
+def _rank(problem: Problem, first: Place) -> int:
+    """Depth, among the problems of the field that the first one is in."""
+    same = problem["loc"][:2] == first[:2]
+    return len(problem["loc"]) if same else -1
