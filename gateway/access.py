@@ -20,6 +20,7 @@ from gateway.metrics import Metrics
 from gateway.refusals import response_of
 from gateway.traffic import Traffic
 
+_BY_THE_CLOCK = frozenset({"/health", "/ready", "/metrics", "/api/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -91,6 +92,11 @@ class AccessMiddleware:
         by_the_clock = is_open(seen.path) or seen.path.endswith(("/metrics", "/api/status"))
         tell = logs.debug if by_the_clock else logs.info
         tell("request", **fields)
+
+
+def _is_by_the_clock(path: str) -> bool:
+    """What probes, Prometheus and the page ask for again and again."""
+    return path.removeprefix("/v1") in _BY_THE_CLOCK
 
 
 def _request_id(headers: Headers) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -21,6 +22,7 @@ class Gateway:
     supervisor: Supervisor
     traffic: Traffic
     metrics: Metrics
+    started: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
 
 def _gateway(request: Request) -> Gateway:

@@ -35,11 +35,6 @@ class Exchange:
         """Since the request began."""
         return time.monotonic() - self.started
 
-    def count_tokens(self, prompt: int, completion: int) -> None:
-        """Add one answer's tokens: a request may have several answers."""
-        self.prompt_tokens += prompt
-        self.completion_tokens += completion
-
 
 _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
@@ -52,3 +47,18 @@ def begin(exchange: Exchange) -> None:
 def current() -> Exchange | None:
     """The request that this task works for, if any."""
     return _current.get()
+
+
+def note_model(name: str) -> None:
+    """The model that the running request asks for; a client's text, so it is cut short."""
+    running = current()
+    if running is not None:
+        running.model = name[:200]
+
+
+def count_tokens(prompt: int, completion: int) -> None:
+    """Add the tokens of an answer to the running request, which may have several."""
+    running = current()
+    if running is not None:
+        running.prompt_tokens += prompt
+        running.completion_tokens += completion

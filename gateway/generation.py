@@ -88,8 +88,7 @@ async def generate(
     Where parallel calls are off the answer ends where a second call begins: backends promise one
     call only where calls are enforced.
     """
-    running = exchange.current()
-    if running is not None:
+    if (running := exchange.current()) is not None:
         options.CorrelationId = running.request_id
     single = _has(options, "mlx.parallel_tool_calls", "false")
     call = stub.PredictStream(options, timeout=seconds or None)
@@ -117,8 +116,7 @@ async def generate(
     finally:
         call.cancel()
     done = _done(options, last, thought, dict(trailing), prompt_logprobs)
-    if running is not None:
-        running.count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
+    exchange.count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
     yield done
 
 

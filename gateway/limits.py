@@ -41,7 +41,8 @@ class BodyMiddleware:
         try:
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
-                _note_model(parse(Headers(scope=scope).get("content-type"), body))
+                parsed = parse(Headers(scope=scope).get("content-type"), body)
+                exchange.note_model(str(parsed.get("model", "")))
         except ApiError as refusal:
             await response_of(refusal, scope["path"])(scope, receive, send)
             return
@@ -149,12 +150,6 @@ def _kind_of(value: object) -> str:
     if isinstance(value, str):
         return "a text"
     return "null" if value is None else "a number, true or false"
-
-
-def _note_model(parsed: dict[str, Any]) -> None:
-    running = exchange.current()
-    if running is not None and isinstance(model := parsed.get("model"), str):
-        running.model = model[:200]
 
 
 def _not_json(why: str) -> NoReturn:

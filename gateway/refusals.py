@@ -89,6 +89,8 @@ def invalid(problem: Mapping[str, Any]) -> ApiError:
             400, f"{param} is missing: send it", code="missing_required_parameter", param=param
         )
     words = str(problem["msg"]).removeprefix("Value error, ")
+    if words.startswith("Input "):  # pydantic's own sentences, about a field that they do not name
+        return ApiError(400, f"{param or 'the body'}{words.removeprefix('Input')}", param=param)
     return ApiError(400, f"{param}: {words}" if param else words, param=param)
 
 

@@ -1,0 +1,90 @@
+"""What Prometheus is told of each model: its state and memory, and its backend's own counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import grpc
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.generation import Stub
+from gateway.supervisor.status import ModelStatus, State
+from gateway.supervisor.supervisor import Supervisor
+from wire import backend_pb2 as pb
+
+_LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not hold the scrape up
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNow:
+    """One model and, where its backend answers, what that counts since its start."""
+
+    status: ModelStatus
+    counts: pb.MetricsResponse | None
+
+
+async def look(supervisor: Supervisor) -> list[ModelNow]:
+    """Every model now. It loads none, and keeps none loaded."""
+    statuses = supervisor.status()
+    counts = await asyncio.gather(*(_counts(supervisor.peek(each.name)) for each in statuses))
+    return [ModelNow(*pair) for pair in zip(statuses, counts, strict=True)]
+
+
+async def _counts(stub: Stub | None) -> pb.MetricsResponse | None:
+    if stub is None:
+        return None
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        found: pb.MetricsResponse = await stub.GetMetrics(pb.MetricsRequest(), timeout=_LOOK_LIMIT)
+        return found
+    return None
+
+
+def text(models: Sequence[ModelNow]) -> bytes:
+    """The text format of Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(_Models(models))
+    return generate_latest(registry)
+
+
+class _Models(Collector):
+    def __init__(self, models: Sequence[ModelNow]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        state = GaugeMetricFamily("gateway_model_state", "1 in the state that it is in.", None, _BY)
+        memory = _gauge("memory_bytes", "Memory that its backend told of last.")
+        leases = _gauge("leases", "Requests that hold it now, or wait for it.")
+        restarts = _counter("restarts", "Starts of its backend after a crash.")
+        speed = _gauge(
+            "tokens_per_second", "Of its last stretch of decoding, all answers together."
+        )
+        written = _counter("generated_tokens", "Tokens that its backend wrote since its start.")
+        read = _counter("prompt_tokens", "Prompt tokens that its backend computed since its start.")
+        for model in self._models:
+            name = [model.status.name]
+            for each in State:
+                state.add_metric([*name, str(each)], float(model.status.state is each))
+            memory.add_metric(name, model.status.memory_bytes)
+            leases.add_metric(name, model.status.leases)
+            restarts.add_metric(name, model.status.restarts)
+            if model.counts is not None:
+                speed.add_metric(name, model.counts.tokens_per_second)
+                written.add_metric(name, model.counts.tokens_generated)
+                read.add_metric(name, model.counts.prompt_tokens_processed)
+        return (state, memory, leases, restarts, speed, written, read)
+
+
+_BY = ("model", "state")
+
+
+def _gauge(name: str, meaning: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"gateway_model_{name}", meaning, None, ("model",))
+
+
+def _counter(name: str, meaning: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"gateway_model_{name}", meaning, None, ("model",))

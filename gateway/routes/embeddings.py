@@ -1,0 +1,149 @@
+"""`/embeddings`, as OpenAI has it."""
+
+from __future__ import annotations
+
+import base64
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, PlainValidator
+
+from gateway import exchange
+from gateway.calls import ask_all
+from gateway.context import GatewayDep
+from gateway.errors import ApiError
+from gateway.openai.base import Strict
+from wire import backend_pb2 as pb
+
+router = APIRouter(tags=["embeddings"])
+Text = str | list[int]  # in words, or in token ids
+_MOST_INPUTS = 2048  # OpenAI's
+_TOKENS = 1 << 31
+
+
+def read_input(value: Any) -> list[Text]:
+    """The inputs of a request: a text, texts, token ids, or lists of them. Raises ValueError."""
+    inputs = [value] if isinstance(value, str) or _is_tokens(value) else value
+    if not isinstance(inputs, list) or not inputs:
+        raise ValueError("send a text, a list of texts, token ids, or a list of lists of ids")
+    if len(inputs) > _MOST_INPUTS:
+        raise ValueError(f"it has {len(inputs)} entries: send at most {_MOST_INPUTS}")
+    for place, entry in enumerate(inputs):
+        if not (isinstance(entry, str) or _is_tokens(entry)):
+            raise ValueError(f"entry {place} is neither text nor a list of token ids")
+        if not entry:
+            raise ValueError(f"entry {place} is empty")
+    return inputs
+
+
+def _is_tokens(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(token) is int and 0 <= token < _TOKENS for token in value)
+    )
+
+
+Input = Annotated[
+    list[Text],
+    PlainValidator(
+        read_input, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+    ),
+]
+
+
+class EmbeddingRequest(Strict):
+    """One or more inputs."""
+
+    model: str
+    input: Input
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: little-endian 32-bit floats."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="Keep the first so many values, scaled to length 1 again."
+    )
+    user: str | None = Field(None, description="Neutral: a label for a provider's own records.")
+
+
+class Embedding(BaseModel):
+    """The vector of one input."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    """The vectors in the order of the inputs."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+@router.post("/embeddings")
+async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> EmbeddingResponse:
+    """The vectors of texts, each a call of its own that the backend may batch."""
+    async with gateway.supervisor.lease(body.model) as lease:
+        requests = [_request(lease.identity, text) for text in body.input]
+        replies = await ask_all(lease.stub.Embedding, requests, gateway.settings.request_timeout)
+    vectors = [_cut(_vector(reply), body.dimensions) for reply in replies]
+    tokens = sum(reply.prompt_tokens for reply in replies)
+    exchange.count_tokens(tokens, 0)
+    return EmbeddingResponse(
+        data=[
+            Embedding(index=place, embedding=_encoded(vector, body.encoding_format))
+            for place, vector in enumerate(vectors)
+        ],
+        model=body.model,
+        usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
+    )
+
+
+def _request(identity: str, text: Text) -> pb.PredictOptions:
+    if isinstance(text, str):
+        return pb.PredictOptions(ModelIdentity=identity, Embeddings=text)
+    return pb.PredictOptions(ModelIdentity=identity, EmbeddingTokens=text)
+
+
+def _vector(reply: pb.EmbeddingResult) -> Sequence[float]:
+    if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
+        raise ApiError(
+            400,
+            "this model gives a vector for every token, and no single one for a text",
+            code="unsupported",
+            param="model",
+        )
+    return reply.embeddings
+
+
+def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    if dimensions > len(vector):
+        raise ApiError(
+            400,
+            f"dimensions is {dimensions}: this model's vectors have {len(vector)}",
+            param="dimensions",
+        )
+    kept = vector[:dimensions]
+    length = math.sqrt(math.fsum(value * value for value in kept))
+    return [value / length for value in kept] if length else kept
+
+
+def _encoded(vector: Sequence[float], form: str) -> list[float] | str:
+    if form == "float":
+        return list(vector)
+    return base64.b64encode(array("f", vector).tobytes()).decode()

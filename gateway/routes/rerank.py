@@ -1,0 +1,96 @@
+"""`/rerank`, in the form that Jina, Cohere, vLLM and LocalAI share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, BeforeValidator, Field
+
+from gateway import exchange
+from gateway.calls import ask
+from gateway.context import GatewayDep
+from gateway.openai.base import Strict
+from wire import backend_pb2 as pb
+
+router = APIRouter(tags=["rerank"])
+_MOST_DOCUMENTS = 10_000
+
+
+class Document(Strict):
+    """A document as an object."""
+
+    text: str
+
+
+def _as_object(value: Any) -> Any:
+    return {"text": value} if isinstance(value, str) else value
+
+
+AnyDocument = Annotated[
+    Document, BeforeValidator(_as_object, json_schema_input_type=str | Document)
+]
+
+
+class RerankRequest(Strict):
+    """A query, and the documents to put in order."""
+
+    model: str
+    query: str = Field(min_length=1)
+    documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
+    top_n: int | None = Field(None, ge=1, description="Only the best so many; all by default.")
+    return_documents: bool = Field(True, description="Whether results carry their text.")
+
+
+class Ranked(BaseModel):
+    """A document's place in the request, and how well it answers the query."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankUsage(BaseModel):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResponse(BaseModel):
+    """The results, best first."""
+
+    object: Literal["list"] = "list"
+    model: str
+    results: list[Ranked]
+    usage: RerankUsage
+
+
+@router.post("/rerank", response_model_exclude_none=True)
+async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
+    """The documents in the order of their relevance to the query."""
+    texts = [document.text for document in body.documents]
+    async with gateway.supervisor.lease(body.model) as lease:
+        request = pb.RerankRequest(
+            ModelIdentity=lease.identity,
+            query=body.query,
+            documents=texts,
+            top_n=min(body.top_n or len(texts), len(texts)),
+        )
+        reply = await ask(lease.stub.Rerank, request, gateway.settings.request_timeout)
+    exchange.count_tokens(reply.usage.prompt_tokens, 0)
+    best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
+    return RerankResponse(
+        model=body.model,
+        results=[
+            Ranked(
+                index=result.index,
+                relevance_score=result.relevance_score,
+                document=Document(text=texts[result.index]) if body.return_documents else None,
+            )
+            for result in best
+        ],
+        usage=RerankUsage(
+            prompt_tokens=reply.usage.prompt_tokens, total_tokens=reply.usage.total_tokens
+        ),
+    )

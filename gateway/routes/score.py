@@ -1,0 +1,88 @@
+"""`/score`: how likely a language model finds each of some continuations of a prompt."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from gateway.calls import ask
+from gateway.context import GatewayDep
+from gateway.openai.base import Strict
+from wire import backend_pb2 as pb
+
+router = APIRouter(tags=["score"])
+_MOST_CANDIDATES = 1024
+
+
+class ScoreRequest(Strict):
+    """A prompt and the candidates that may follow it, both as they stand."""
+
+    model: str
+    prompt: str
+    candidates: list[str] = Field(min_length=1, max_length=_MOST_CANDIDATES)
+    length_normalize: bool = Field(
+        False, description="Also tell the logarithm per token, to compare long with short ones."
+    )
+    include_token_logprobs: bool = Field(False, description="Also tell it token by token.")
+
+
+class ScoredToken(BaseModel):
+    """One token of a candidate."""
+
+    token: str
+    log_prob: float
+
+
+class Score(BaseModel):
+    """One candidate."""
+
+    object: Literal["score"] = "score"
+    index: int
+    log_prob: float  # natural logarithm, sum over the candidate's tokens
+    length_normalized_log_prob: float | None = None
+    num_tokens: int
+    tokens: list[ScoredToken] | None = None
+
+
+class ScoreResponse(BaseModel):
+    """The scores in the order of the candidates."""
+
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Score]
+
+
+@router.post("/score", response_model_exclude_none=True)
+async def score(body: ScoreRequest, gateway: GatewayDep) -> ScoreResponse:
+    """The log-probability of each candidate after the prompt."""
+    async with gateway.supervisor.lease(body.model) as lease:
+        request = pb.ScoreRequest(
+            ModelIdentity=lease.identity,
+            prompt=body.prompt,
+            candidates=body.candidates,
+            length_normalize=body.length_normalize,
+            include_token_logprobs=body.include_token_logprobs,
+        )
+        reply = await ask(lease.stub.Score, request, gateway.settings.request_timeout)
+    return ScoreResponse(
+        model=body.model,
+        data=[_score(body, place, found) for place, found in enumerate(reply.candidates)],
+    )
+
+
+def _score(body: ScoreRequest, place: int, found: pb.CandidateScore) -> Score:
+    return Score(
+        index=place,
+        log_prob=found.log_prob,
+        length_normalized_log_prob=(
+            found.length_normalized_log_prob if body.length_normalize else None
+        ),
+        num_tokens=found.num_tokens,
+        tokens=(
+            [ScoredToken(token=each.token, log_prob=each.log_prob) for each in found.tokens]
+            if body.include_token_logprobs
+            else None
+        ),
+    )

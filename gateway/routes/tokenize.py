@@ -1,0 +1,142 @@
+"""`/tokenize` and `/detokenize`, in the forms of llama.cpp and of vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from gateway.calls import ask, ask_all
+from gateway.context import Gateway, GatewayDep
+from gateway.errors import ApiError
+from gateway.openai.base import Strict
+from gateway.routes.models import context_size
+from gateway.supervisor.supervisor import Lease
+from wire import backend_pb2 as pb
+
+router = APIRouter(tags=["tokenizer"])
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+_MOST_PIECES = 4096  # tokens; each different one is looked up by itself
+
+
+class TokenizeRequest(Strict):
+    """A text: `content` as llama.cpp names it, or `prompt` as vLLM does."""
+
+    model: str | None = Field(None, description="May be left out where there is one model.")
+    content: str | None = Field(None, description="llama.cpp: the text.")
+    prompt: str | None = Field(None, description="vLLM: the text.")
+    add_special: Literal[False] | None = Field(
+        None, description="llama.cpp: only false. The text is tokenized as it stands."
+    )
+    add_special_tokens: Literal[False] | None = Field(None, description="vLLM: only false.")
+    parse_special: Literal[True] | None = Field(
+        None, description="llama.cpp: only true. Text such as <|im_end|> is that token."
+    )
+    with_pieces: bool | None = Field(
+        None, description="llama.cpp: tokens as {id, piece}; bytes of half a character are �."
+    )
+    return_token_strs: bool | None = Field(None, description="vLLM: the pieces in token_strs.")
+
+
+class TokenPiece(BaseModel):
+    """A token and its text."""
+
+    id: int
+    piece: str
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens of a text."""
+
+    tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int | None  # the context, where the model's file sets it
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Strict):
+    """Token ids."""
+
+    model: str | None = Field(None, description="May be left out where there is one model.")
+    tokens: list[TokenId]
+
+
+class DetokenizeResponse(BaseModel):
+    """Their text, under llama.cpp's name and vLLM's."""
+
+    content: str
+    prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeResponse:
+    """The token ids of a text. Nothing is added to it, no beginning-of-sequence token either."""
+    text = _text(body)
+    seconds = gateway.settings.request_timeout
+    async with gateway.supervisor.lease(name_or_only(body.model, gateway)) as lease:
+        request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
+        found = list((await ask(lease.stub.TokenizeString, request, seconds)).tokens)
+        pieces: list[str] | None = None
+        if body.with_pieces or body.return_token_strs:
+            pieces = await _pieces(lease, found, seconds)
+    tokens: list[int] | list[TokenPiece] = found
+    if body.with_pieces:
+        tokens = [
+            TokenPiece(id=token, piece=piece)
+            for token, piece in zip(found, pieces or (), strict=True)
+        ]
+    return TokenizeResponse(
+        tokens=tokens,
+        count=len(found),
+        max_model_len=context_size(lease.config),
+        token_strs=pieces if body.return_token_strs else None,
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> DetokenizeResponse:
+    """The text of token ids."""
+    seconds = gateway.settings.request_timeout
+    async with gateway.supervisor.lease(name_or_only(body.model, gateway)) as lease:
+        request = pb.DetokenizeRequest(tokens=body.tokens)
+        text = (await ask(lease.stub.Detokenize, request, seconds)).content
+    return DetokenizeResponse(content=text, prompt=text)
+
+
+def name_or_only(name: str | None, gateway: Gateway) -> str:
+    """The model asked for, or the only one there is. Raises ApiError."""
+    if name is not None:
+        return name
+    models = gateway.supervisor.models
+    if len(models) == 1:
+        return models[0].name
+    raise ApiError(
+        400,
+        f"model is missing, and there are {len(models)}: GET /v1/models lists them",
+        code="missing_required_parameter",
+        param="model",
+    )
+
+
+def _text(body: TokenizeRequest) -> str:
+    if body.content is not None and body.prompt is not None:
+        raise ApiError(400, "content and prompt are both given: send one of them", param="prompt")
+    text = body.prompt if body.content is None else body.content
+    if text is None:
+        raise ApiError(400, "content is missing: send it, or prompt", param="content")
+    return text
+
+
+async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:
+    if len(tokens) > _MOST_PIECES:
+        raise ApiError(
+            400,
+            f"the text has {len(tokens)} tokens: pieces are told of at most {_MOST_PIECES}",
+            param="with_pieces",
+        )
+    different = list(dict.fromkeys(tokens))
+    requests = [pb.DetokenizeRequest(tokens=[token]) for token in different]
+    replies = await ask_all(lease.stub.Detokenize, requests, seconds)
+    piece_of = {token: reply.content for token, reply in zip(different, replies, strict=True)}
+    return [piece_of[token] for token in tokens]
