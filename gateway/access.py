@@ -60,6 +60,7 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = seen.request_id
+                headers["request-id"] = seen.request_id  # where Anthropic's clients look
                 headers["x-content-type-options"] = "nosniff"
                 seen.status = message["status"]
                 seen.streams = headers.get("content-type", "").startswith("text/event-stream")

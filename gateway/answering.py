@@ -9,6 +9,7 @@ from gateway.context import Gateway
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, generate
 from gateway.openai.chat_to_wire import predict_options
+from gateway.openai.field_names import names_of
 from gateway.translation import Translation
 
 
@@ -25,7 +26,9 @@ async def answer(
             if prompt_only:
                 options.Metadata["mlx.prompt_only"] = "true"
             seconds = gateway.settings.request_timeout
-            async with aclosing(generate(lease.stub, options, seconds=seconds)) as events:
+            names = names_of(translation.chat)
+            replies = generate(lease.stub, options, seconds=seconds, names=names)
+            async with aclosing(replies) as events:
                 async for event in events:
                     yield event
         except ApiError as error:

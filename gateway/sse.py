@@ -42,12 +42,14 @@ def event_stream(
     events: AsyncGenerator[str, None],
     settings: GatewaySettings,
     on_error: Callable[[ApiError], str] = openai_error,
+    keepalive: bytes = KEEPALIVE,
 ) -> Response:
     """The response that sends these events, each with the blank line at its end.
 
     on_error: the event for a failure after the stream has begun; one before is raised as it is.
+    keepalive: what is sent by the clock while nothing comes.
     """
-    return _EventStream(events, settings.keepalive_interval, on_error)
+    return _EventStream(events, settings.keepalive_interval, on_error, keepalive)
 
 
 class _EventStream(Response):
@@ -58,17 +60,19 @@ class _EventStream(Response):
         events: AsyncGenerator[str, None],
         interval: float,
         on_error: Callable[[ApiError], str],
+        keepalive: bytes,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._interval = interval
         self._on_error = on_error
+        self._keepalive = keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """ASGI. Raises the failure of the events if nothing has been sent."""
         writer = _Writer(send, self.status_code, self.raw_headers)
-        keeper = asyncio.ensure_future(writer.keep_alive(self._interval))
+        keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._keepalive))
         try:
             async with aclosing(self._events) as events:
                 async for event in events:
@@ -107,12 +111,12 @@ class _Writer:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
             self._last = self._clock()
 
-    async def keep_alive(self, interval: float) -> None:
-        """A comment after every `interval` seconds of silence, for ever; 0: never."""
+    async def keep_alive(self, interval: float, told: bytes) -> None:
+        """`told` after every `interval` seconds of silence, for ever; 0: never."""
         while interval > 0:
             silence = self._clock() - self._last
             if silence >= interval:
-                await self.write(KEEPALIVE)
+                await self.write(told)
             else:
                 await asyncio.sleep(interval - silence)
 

@@ -16,6 +16,8 @@ from gateway.generation import Done, Event, ToolCallPiece, Usage
 # Clients drop thinking without a signature; there is nothing to sign, because it is sent back in
 # clear and read as such.
 SIGNATURE = "unsigned"
+# What Anthropic's streams say while nothing else comes; it may stand anywhere.
+PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 Json = dict[str, Any]
 
 
@@ -143,6 +145,7 @@ def _usage(used: Usage) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": used.cached_tokens,
         "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
     }
 
 

@@ -22,6 +22,7 @@ class Usage(BaseModel):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: dict[str, int]
 
 
 class AnthropicMessage(BaseModel):

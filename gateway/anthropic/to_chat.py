@@ -149,8 +149,11 @@ def _part(block: TextBlock | ImageBlock) -> Json:
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
     source = block.source
-    inline = isinstance(source, Base64Source)
-    url = f"data:{source.media_type};base64,{source.data}" if inline else source.url
+    url = (
+        f"data:{source.media_type};base64,{source.data}"
+        if isinstance(source, Base64Source)
+        else source.url
+    )
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.answering import answer, count_prompt
 from gateway.anthropic import errors
-from gateway.anthropic.answer import Answer, Json
+from gateway.anthropic.answer import PING, Answer, Json
 from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
@@ -27,7 +27,8 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     """The next message of a conversation, whole or as a stream of server-sent events."""
     translation = chat_request(body)
     if body.stream:
-        return event_stream(_stream(body, translation, gateway), gateway.settings, errors.event)
+        stream = _stream(body, translation, gateway)
+        return event_stream(stream, gateway.settings, errors.event, PING.encode())
     told = Answer(body)
     async with aclosing(answer(translation, gateway, prompt_only=body.max_tokens == 0)) as events:
         async for event in events:
@@ -51,6 +52,7 @@ async def _stream(
             if not begun:
                 begun = True
                 yield _written(told.start())
+                yield PING
             for each in told.take(event):
                 yield _written(each)
 
