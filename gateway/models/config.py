@@ -45,7 +45,7 @@ class ModelConfig(Strict):
     disabled: bool = Field(default=False, description="Leave the file out.")
     backend: str = Field(
         default="",
-        description="Path of a `run.sh` to start; empty or `mlx`: the one of this checkout.",
+        description="Absolute path of a `run.sh` to start; empty or `mlx`: the one of this checkout.",
     )
     address: str = Field(
         default="",
@@ -138,8 +138,9 @@ class ModelConfig(Strict):
             raise ValueError("backend and address are both given: keep one of them")
         if self.address and not _ADDRESS.fullmatch(self.address):
             raise ValueError(f"address is {self.address!r}: write it as host:port")
-        if self.backend not in OWN_BACKENDS and "/" not in self.backend:
+        if self.backend not in OWN_BACKENDS and not self.backend.startswith("/"):
             raise ValueError(
-                f"backend is {self.backend!r}: leave it out for MLX, or give the path of a run.sh"
+                f"backend is {self.backend!r}: leave it out for MLX, or give the absolute path of"
+                " a run.sh"
             )
         return self

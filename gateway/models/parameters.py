@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gateway.models.foreign import without_foreign
 
@@ -58,6 +58,14 @@ class Parameters(Strict):
     tokenizer: str = Field(default="", description="Passed to LoadModel; refused by this backend.")
     rope_freq_base: float = Field(default=0, description="Passed to LoadModel.")
     rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _token_ids(cls, given: Any) -> Any:
+        """YAML reads an id as a number, and JSON, which the backend is sent, has text only."""
+        if not isinstance(given, dict):
+            return given
+        return {str(key) if type(key) is int else key: value for key, value in given.items()}
 
     @model_validator(mode="before")
     @classmethod

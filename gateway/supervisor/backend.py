@@ -14,10 +14,12 @@ from gateway.supervisor.warden import Warden
 from wire import backend_pb2 as pb
 
 _START_LIMIT = 60.0  # seconds from the spawn to the first good Health
+_REACH_LIMIT = 5.0  # the same for a backend that should be running already
 _PROBE_LIMIT = 2.0  # of one Health while it starts
 _PROBE_PAUSE = 0.05
 _FREE_LIMIT = 5.0
 _STOP_GRACE = 15.0  # what hosts give (contract 1.6.3)
+_DEAF_GRACE = 1.0  # for one that has never answered
 
 
 class Backend:
@@ -45,19 +47,18 @@ class Backend:
         try:
             await backend._until_healthy()
         except BaseException:
-            await backend.stop(free=False)
+            await backend.stop(free=False, grace=_DEAF_GRACE)
             raise
         return backend
 
     async def _until_healthy(self) -> None:
+        limit = _START_LIMIT if self.process else _REACH_LIMIT
         try:
-            async with asyncio.timeout(_START_LIMIT):
+            async with asyncio.timeout(limit):
                 while not await self.connection.healthy(_PROBE_LIMIT):
                     await self.gone(_PROBE_PAUSE)
         except TimeoutError:
-            raise LoadFailed(
-                f"the backend does not answer Health in {_START_LIMIT:.0f} s"
-            ) from None
+            raise LoadFailed(f"the backend does not answer Health within {limit:.0f} s") from None
 
     async def gone(self, seconds: float) -> None:
         """Wait, and raise LoadFailed as soon as the process ends within that time."""
@@ -94,12 +95,12 @@ class Backend:
     def last_line(self) -> str:
         return self.process.last_line if self.process else ""
 
-    async def stop(self, free: bool) -> None:
+    async def stop(self, free: bool, grace: float = _STOP_GRACE) -> None:
         """Free, if asked to; then the process, then the connection."""
         if free:
             await self.connection.free(_FREE_LIMIT)
         if self.process is not None:
-            await self.process.stop(_STOP_GRACE)
+            await self.process.stop(grace)
         await self.connection.close()
 
     async def end(self) -> str:

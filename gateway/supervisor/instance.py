@@ -80,6 +80,12 @@ class ModelInstance:
         """Whether it has a backend, or gets one."""
         return self.state in (State.STARTING, State.LOADING, State.READY)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is lost by forgetting it: no process, and no fresh failure."""
+        failed = policy.remembered(self.failures, self.last_used, time.monotonic())
+        return self.state is State.STOPPED and not (self.working or self._leaving or failed)
+
     def status(self) -> ModelStatus:
         process = self.backend.process if self.backend else None
         loading = self.state in (State.STARTING, State.LOADING)

@@ -16,7 +16,7 @@ GOOD_RUN = 60.0  # seconds after which a crash is a new story, not the next one 
 class Loaded:
     """A model that has a backend, or gets one now. `memory` in bytes, 0 where it is not known."""
 
-    name: str
+    id: int  # whatever tells one from the other
     memory: int
     busy: bool  # leased, or being loaded
     pinned: bool
@@ -109,3 +109,8 @@ def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Fa
     count = 1 if ran >= GOOD_RUN else before.count + 1
     pause = 0.0 if count == 1 else min(LONGEST_PAUSE, 2.0 ** min(count - 2, 10))
     return Failures(count, now + pause, sentence)
+
+
+def remembered(failures: Failures, last_used: float, now: float) -> bool:
+    """Whether the next failure would still be one in a row with these."""
+    return failures.count > 0 and now < max(failures.retry_at, last_used) + GOOD_RUN

@@ -45,7 +45,6 @@ class BackendProcess:
         self._name = name
         self._warden = warden
         self._bound = asyncio.Event()
-        warden.watch(self.pid)
         self._reader = asyncio.ensure_future(self._read())
         self.exited = asyncio.ensure_future(self._until_gone())
 
@@ -79,6 +78,11 @@ class BackendProcess:
                 signal_group((await creating).pid, signal.SIGKILL)
             raise
         except OSError as problem:
+            raise LoadFailed(f"no process could be started: {problem.strerror}") from None
+        try:
+            warden.watch(child.pid)
+        except OSError as problem:
+            signal_group(child.pid, signal.SIGKILL)
             raise LoadFailed(f"no process could be started: {problem.strerror}") from None
         self = cls(child, name, warden)
         self.port = port
@@ -165,8 +169,11 @@ def _free_port() -> int:
 
 
 def backend_environ(environ: Mapping[str, str], extra: dict[str, str]) -> dict[str, str]:
-    """The gateway's environment without what its own start script preloaded, and `extra`."""
+    """The gateway's environment without what its own start script set for it, and `extra`."""
     found = dict(environ)
+    if found.get("PYTHONPATH") == str(OWN_RUN.parent):
+        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+            found.pop(name, None)
     for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
         before = found.pop(f"MLX_BACKEND_{name}_BEFORE", None)
         if before:

@@ -7,7 +7,10 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a model is. FAILED is tried again by the next request, BACKING_OFF not before time."""
+    """Where a model is. FAILED is tried again by the next request, BACKING_OFF not before time.
+
+    BROKEN has a file that cannot be used.
+    """
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -16,6 +19,7 @@ class State(StrEnum):
     STOPPING = "stopping"
     FAILED = "failed"
     BACKING_OFF = "backing off"
+    BROKEN = "broken"
 
 
 @dataclass(frozen=True, slots=True)

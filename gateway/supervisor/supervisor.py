@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,10 +21,10 @@ from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.settings import GatewaySettings
 from gateway.supervisor import failures, policy
+from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.load_request import load_request, weight_bytes
 from gateway.supervisor.status import ModelStatus, State
-from gateway.supervisor.unlisted import unlisted
 from gateway.supervisor.warden import Warden
 
 _TICK = 1.0  # seconds between two looks at what is idle or too large
@@ -44,11 +45,9 @@ class Supervisor:
 
     def __init__(self, settings: GatewaySettings, folder: ModelFolder) -> None:
         self._settings = settings
-        self._folder = folder
-        self._by_name = {
-            name: model for model in folder.models for name in (model.name, *model.aliases)
-        }
+        self._catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
         self._instances: dict[Key, ModelInstance] = {}
+        self._outdated: list[ModelInstance] = []  # of files that have changed since
         self._limits = policy.Limits(settings.max_loaded_models, settings.max_memory_bytes)
         self._warden = Warden()
         self._background: list[asyncio.Future[None]] = []
@@ -59,28 +58,30 @@ class Supervisor:
     @property
     def models(self) -> list[ModelConfig]:
         """Every model that can be asked for by a name of its own, in the order of the folder."""
-        return list(self._folder.models)
+        return self._catalogue.models
 
     def resolve(self, name: str) -> ModelConfig:
         """The model of this name or alias.
 
         Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used.
         """
-        if name in self._by_name:
-            return self._by_name[name]
-        if name in self._folder.broken:
-            raise failures.broken_file(self._folder.broken[name])
-        if self._settings.allow_unlisted_models:
-            config = unlisted(name, self._settings.models_dir)
-            if config is not None:
-                return config
-        raise failures.not_found(name)
+        return self._catalogue.resolve(name)
 
     def status(self) -> list[ModelStatus]:
         """Every model of the folder, and what else is loaded."""
-        listed = {Key(model.name): ModelStatus(model.name, State.STOPPED) for model in self.models}
-        known = {key: instance.status() for key, instance in self._instances.items()}
-        return list((listed | known).values())
+        told = {Key(model.name): ModelStatus(model.name, State.STOPPED) for model in self.models}
+        told |= {key: instance.status() for key, instance in self._instances.items()}
+        broken = self._catalogue.broken.items()
+        return [
+            *told.values(),
+            *(instance.status() for instance in self._outdated),
+            *(ModelStatus(name, State.BROKEN, error=sentence) for name, sentence in broken),
+        ]
+
+    @property
+    def preloading(self) -> bool:
+        """Whether a model that is to be loaded at the start is still on its way."""
+        return any(not task.done() for task in self._background[1:])
 
     def peek(self, name: str) -> Stub | None:
         """A model's backend if it is ready now: for a look, which keeps nothing loaded."""
@@ -90,25 +91,38 @@ class Supervisor:
         return instance.backend.connection.stub
 
     async def start(self) -> None:
-        """Begin to watch, and to load what is to be preloaded."""
+        """Begin to watch, and to load what is to be preloaded. SIGHUP reads the folder again."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         self._background = [asyncio.ensure_future(self._keep_within_limits())]
         preload = [model.name for model in self.models if model.preload]
         if preload:
             self._background.append(asyncio.ensure_future(self._preload(preload)))
 
+    def reload(self) -> None:
+        """Read the models folder again; what has changed is unloaded once nobody uses it."""
+        self._catalogue.reload()
+        for key, instance in list(self._instances.items()):
+            try:
+                config = self.resolve(key.name)
+            except ApiError:
+                config = None
+            if config != instance.config:
+                self._outdated.append(self._instances.pop(key))
+
     async def stop(self) -> None:
         """Refuse new requests, wait for running ones up to drain_timeout, end every process."""
         self._stopping = True
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         for task in self._background:
             task.cancel()
-        loading = [i for i in self._instances.values() if i.state is not State.READY]
+        loading = [i for i in self._all() if i.state is not State.READY]
         await asyncio.gather(*(instance.shut() for instance in loading))
         try:
             async with asyncio.timeout(self._settings.drain_timeout):
                 await self._unused.wait()
         except TimeoutError:
             _log.warning("requests still run after %s s", self._settings.drain_timeout)
-        await asyncio.gather(*(instance.shut() for instance in self._instances.values()))
+        await asyncio.gather(*(instance.shut() for instance in self._all()))
         self._warden.close()
 
     @asynccontextmanager
@@ -162,6 +176,9 @@ class Supervisor:
             self._instances[key] = ModelInstance(key, config, request, timeout, self._warden)
         return self._instances[key]
 
+    def _all(self) -> list[ModelInstance]:
+        return [*self._instances.values(), *self._outdated]
+
     def _hold(self, instance: ModelInstance) -> None:
         instance.leases += 1
         self._unused.clear()
@@ -169,7 +186,7 @@ class Supervisor:
     def _release(self, instance: ModelInstance) -> None:
         instance.leases -= 1
         instance.last_used = time.monotonic()
-        if not any(other.leases for other in self._instances.values()):
+        if not any(other.leases for other in self._all()):
             self._unused.set()
 
     async def _until_usable(self, instance: ModelInstance) -> None:
@@ -197,20 +214,20 @@ class Supervisor:
         if leaving is None:
             raise failures.no_room(name)
         self._unload(leaving, f"room for {instance.key}")
-        ends = [i.work for i in self._instances.values() if i.state is State.STOPPING and i.work]
+        ends = [i.work for i in self._all() if i.state is State.STOPPING and i.work]
         instance.begin_load(after=ends)
 
     def _loaded(self) -> list[policy.Loaded]:
         return [
             policy.Loaded(
-                str(key),
+                id(instance),
                 instance.memory or self._expected(instance),
                 instance.leases > 0 or instance.state is not State.READY,
                 instance.config.pinned,
                 instance.last_used,
                 self._idle_after(instance.config),
             )
-            for key, instance in self._instances.items()
+            for instance in self._all()
             if instance.occupied
         ]
 
@@ -223,16 +240,28 @@ class Supervisor:
         return self._settings.idle_unload if config.idle_unload is None else config.idle_unload
 
     def _unload(self, leaving: Sequence[policy.Loaded], reason: str) -> None:
-        names = {model.name for model in leaving}
-        for key, instance in self._instances.items():
-            if str(key) in names:
+        ids = {model.id for model in leaving}
+        for instance in self._all():
+            if id(instance) in ids:
                 instance.begin_unload(reason)
 
     async def _keep_within_limits(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
+            self._forget()
             self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
             self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
+
+    def _forget(self) -> None:
+        """Let go of what no file describes any more, and of unlisted models that rest."""
+        for instance in self._outdated:
+            if instance.state is State.READY and not instance.leases:
+                instance.begin_unload("its file has changed")
+        self._outdated = [i for i in self._outdated if i.leases or not i.at_rest]
+        names = {model.name for model in self.models}
+        for key, instance in list(self._instances.items()):
+            if key.name not in names and not instance.leases and instance.at_rest:
+                del self._instances[key]
 
     async def _preload(self, names: Sequence[str]) -> None:
         for name in names:

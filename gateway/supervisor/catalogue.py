@@ -1,0 +1,56 @@
+"""Which models can be asked for, by which names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from gateway.models.config import ModelConfig
+from gateway.models.reading import ModelFolder, read_folder
+from gateway.supervisor import failures
+from gateway.supervisor.unlisted import unlisted
+
+_log = logging.getLogger("gateway.supervisor")
+
+
+class Catalogue:
+    """The models of the folder, and those beside it where the owner allows them."""
+
+    def __init__(self, folder: ModelFolder, models_dir: Path, allow_unlisted: bool) -> None:
+        self._folder = folder
+        self._models_dir = models_dir
+        self._allow_unlisted = allow_unlisted
+
+    @property
+    def models(self) -> list[ModelConfig]:
+        """In the order of the files."""
+        return list(self._folder.models)
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """For each name of a file that cannot be used, the sentence that says why."""
+        return dict(self._folder.broken)
+
+    def resolve(self, name: str) -> ModelConfig:
+        """The model of this name or alias.
+
+        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used.
+        """
+        for model in self._folder.models:
+            if name == model.name or name in model.aliases:
+                return model
+        if name in self._folder.broken:
+            raise failures.broken_file(self._folder.broken[name])
+        found = unlisted(name, self._models_dir) if self._allow_unlisted else None
+        if found is None:
+            raise failures.not_found(name)
+        return found
+
+    def reload(self) -> None:
+        """Read the folder again; it stays as it was if it is gone."""
+        try:
+            self._folder = read_folder(self._models_dir)
+        except OSError as problem:
+            _log.error("the models folder could not be read again: %s", problem)
+        else:
+            _log.info("read %d models, %d broken", len(self.models), len(self.broken))

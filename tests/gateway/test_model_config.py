@@ -1,0 +1,205 @@
+"""Model files: what is taken over, what is refused, and that no file takes the others down."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.models.config import ModelConfig
+from gateway.models.foreign import NEUTRAL, REFUSED
+from gateway.models.reading import ModelFolder, read_folder
+from gateway.models.table import document
+from gateway.supervisor.load_request import load_request, weight_bytes
+
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+
+# As LocalAI's importer and its users write them.
+LOCALAI = """
+name: qwen
+description: imported
+usage: see the gallery
+backend: mlx
+known_usecases: [chat]
+context_size: 4096
+f16: true
+mmap: true
+gpu_layers: 99
+mirostat: 0
+parameters:
+  model: mlx-community/Qwen3-0.6B-4bit
+  temperature: 1
+  top_p: 0.95
+  top_k: 20
+  batch: 512
+  logit_bias: {50256: -100}
+function:
+  grammar: {disable: true}
+template:
+  use_tokenizer_template: true
+  chat: ""
+options:
+- tool_parser:hermes
+- reasoning_parser:qwen3
+reasoning: {disable: true}
+stopwords: ["<|im_end|>"]
+cache_type_k: q8_0
+cache_type_v: q8_0
+lora_adapters: [loras/one, loras/two]
+lora_scales: [0.5]
+n_draft: 4
+"""
+
+
+def folder_of(folder: Path, **files: str) -> ModelFolder:
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return read_folder(folder)
+
+
+def sentence_of(folder: Path, text: str) -> str:
+    """Why a file is refused."""
+    found = folder_of(folder, m=text)
+    assert found.models == []
+    return next(iter(found.broken.values()))
+
+
+def test_a_file_of_localai_is_taken_over(tmp_path: Path) -> None:
+    found = folder_of(tmp_path, qwen=LOCALAI)
+    assert found.broken == {}
+    config = found.models[0]
+    assert config.parameters.logit_bias == {"50256": -100}
+    assert config.reasoning.disable is True
+    request = load_request(config, tmp_path)
+    assert request.Model == "mlx-community/Qwen3-0.6B-4bit"
+    assert request.ModelPath == str(tmp_path)
+    assert request.ContextSize == 4096
+    assert list(request.Options) == [
+        "n_draft:4",
+        "tool_parser:hermes",
+        "reasoning_parser:qwen3",
+    ]
+    assert request.CacheTypeKey == request.CacheTypeValue == "q8_0"
+    assert list(request.LoraAdapters) == ["loras/one", "loras/two"]
+    assert list(request.LoraScales) == [0.5]
+
+
+def test_a_choice_of_a_request_is_loaded_beside_what_the_file_says(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    text = "parameters: {model: m}\nlora_adapters: [a]\nadapters: {b: loras/b}\ndraft_model: small"
+    config = folder_of(tmp_path, m=text + "\nengine_args: {parallel: 2}").models[0]
+    plain = load_request(config, tmp_path)
+    chosen = load_request(config, tmp_path, adapter="b", draft="owner/draft")
+    assert list(plain.LoraAdapters) == ["a"]
+    assert list(chosen.LoraAdapters) == ["a", "loras/b"]
+    assert plain.DraftModel == str(tmp_path / "small")
+    assert chosen.DraftModel == "owner/draft"
+    assert plain.EngineArgs == '{"parallel": 2}'
+
+
+def test_memory_is_what_the_file_says_or_the_size_of_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "one.safetensors").write_bytes(b"x" * 700)
+    (tmp_path / "m" / "two.safetensors").write_bytes(b"x" * 300)
+    local, hub, told = folder_of(
+        tmp_path,
+        a="parameters: {model: m}",
+        b="parameters: {model: owner/name}",
+        c="parameters: {model: m}\nmemory_mib: 2",
+    ).models
+    assert weight_bytes(local, tmp_path) == 1000
+    assert weight_bytes(hub, tmp_path) == 0
+    assert weight_bytes(told, tmp_path) == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("parameters: {model: m, temprature: 1}", "did you mean 'temperature'?"),
+        ("parameters: {model: m}\ncontext-sise: 1", "did you mean 'context_size'?"),
+        ("parameters: {model: m}\nreasoning: {dissable: true}", "did you mean 'disable'?"),
+        ("parameters: {}", "parameters.model is missing"),
+        ("name: x", "parameters is missing"),
+        ("parameters: {model: m}\ncontext_size: big", "context_size is 'big'"),
+        ("parameters: {model: m, top_p: 2}", "parameters.top_p is 2"),
+        ("parameters: {model: m, temperature: .nan}", "parameters.temperature is nan"),
+        ("parameters: {model: m}\ntemplate: {chat: '{{.Input}}'}", "template.chat is not applied"),
+        ("parameters: {model: m}\nsystem_prompt: hi", "system_prompt is not applied"),
+        ("parameters: {model: m}\nbackend: llama-cpp", "backend is 'llama-cpp'"),
+        ("parameters: {model: m}\naddress: nowhere", "address is 'nowhere'"),
+        ("parameters: {model: m}\naddress: a:1\nbackend: /b", "backend and address"),
+        ("parameters: {model: m}\naliases: [m]", "aliases holds 'm'"),
+        ("parameters: {model: m}\nparameters: {model: n}", "line 2, column 1: the key"),
+        ("parameters: {model: m", "line 1, column"),
+        ("? [a]\n: b", "line 1, column"),
+        ("- a", "a model file is a map"),
+        ("", "a model file is a map"),
+        ("name: 3\nparameters: {model: m}", "name is 3"),
+        ("!!python/object/apply:os.getpid []", "could not determine a constructor"),
+    ],
+)
+def test_a_bad_file_is_told_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    told = sentence_of(tmp_path, text)
+    assert told.startswith("m.yaml: ")
+    assert sentence in told
+    assert "\n" not in told
+
+
+def test_a_bad_file_leaves_the_others_alone(tmp_path: Path) -> None:
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "notes.txt").write_text("no model")
+    (tmp_path / "folder.yaml").mkdir()
+    found = folder_of(
+        tmp_path,
+        a="name: one\nparameters: {model: m}\naliases: [uno]",
+        b="name: uno\nparameters: {model: m}",
+        c="name: two\nparameters: {model: m}\naliases: [one]",
+        d="name: asleep\ndisabled: true\nparameters: {model: m}",
+        e="name: bad\nparameters: [",
+        f="name: worse\nparameters: {}",
+    )
+    assert [model.name for model in found.models] == ["one"]
+    assert found.broken == {
+        "bytes": "bytes.yaml: is not UTF-8 text",
+        "two": "c.yaml: the alias 'one' is taken by a.yaml",
+        "e": found.broken["e"],
+        "worse": "f.yaml: parameters.model is missing",
+    }
+
+
+def test_no_folder_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match="does not exist"):
+        read_folder(tmp_path / "nowhere")
+
+
+_WORDS = st.sampled_from(
+    [*ModelConfig.model_fields, *NEUTRAL, *REFUSED, "model", "disable", "chat", "<<"]
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_VALUES)
+def test_whatever_a_file_holds_it_is_a_model_or_a_sentence(value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = folder_of(Path(folder), m=yaml.safe_dump(value))
+    assert len(found.models) + len(found.broken) <= 1
+    for sentence in found.broken.values():
+        assert sentence.startswith("m.yaml: ")
+
+
+def test_the_tables_of_the_docs_are_those_of_the_code() -> None:
+    assert DOCS.read_text() == document()
+
+
+def test_no_key_is_in_two_tables() -> None:
+    assert not (NEUTRAL.keys() & REFUSED.keys())
+    assert not (ModelConfig.model_fields.keys() & (NEUTRAL.keys() | REFUSED.keys()))
