@@ -45,7 +45,7 @@ class ModelConfig(Strict):
     disabled: bool = Field(default=False, description="Leave the file out.")
     backend: str = Field(
         default="",
-        description="Absolute path of a `run.sh` to start; empty or `mlx`: the one of this checkout.",
+        description="Absolute path of a `run.sh` to start; empty or `mlx`: our own.",
     )
     address: str = Field(
         default="",

@@ -1,0 +1,173 @@
+"""The supervisor's decisions: whom to unload, when to try again, which names are no paths."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.supervisor import policy
+from gateway.supervisor.failures import cause_of, end_of, without_folders
+from gateway.supervisor.policy import Failures, Limits, Loaded
+from gateway.supervisor.unlisted import unlisted
+
+_MODELS = st.lists(
+    st.builds(
+        Loaded,
+        id=st.just(0),
+        memory=st.integers(0, 9),
+        busy=st.booleans(),
+        pinned=st.booleans(),
+        last_used=st.integers(0, 20).map(float),
+        idle_after=st.sampled_from([0.0, 5.0]),
+    ),
+    max_size=6,
+).map(
+    lambda models: [
+        Loaded(place, m.memory, m.busy, m.pinned, m.last_used, m.idle_after)
+        for place, m in enumerate(models)
+    ]
+)
+_LIMITS = st.builds(Limits, models=st.integers(0, 4), memory=st.integers(0, 20))
+
+
+def _fits(stay: list[Loaded], coming: int, limits: Limits) -> bool:
+    return limits.hold(len(stay) + 1, sum(model.memory for model in stay) + coming)
+
+
+@given(_MODELS, st.integers(0, 9), _LIMITS)
+def test_room_is_made_by_the_idle_alone_and_by_no_more_than_it_takes(
+    loaded: list[Loaded], coming: int, limits: Limits
+) -> None:
+    leaving = policy.make_room(loaded, coming, limits)
+    free = [model for model in loaded if not model.busy and not model.pinned]
+    if leaving is None:
+        assert not _fits([model for model in loaded if model not in free], coming, limits)
+        return
+    assert all(model in free for model in leaving)
+    assert _fits([model for model in loaded if model not in leaving], coming, limits)
+    for spared in leaving:
+        stay = [model for model in loaded if model not in leaving or model is spared]
+        assert not _fits(stay, coming, limits)
+
+
+@given(_MODELS)
+def test_the_longest_unused_goes_first(loaded: list[Loaded]) -> None:
+    free = [model for model in loaded if not model.busy and not model.pinned]
+    leaving = policy.make_room(loaded, 0, Limits(models=len(loaded)))
+    if not loaded:
+        assert leaving == []
+    elif not free:
+        assert leaving is None
+    else:
+        assert leaving is not None
+        assert [model.last_used for model in leaving] == [min(m.last_used for m in free)]
+
+
+@given(_MODELS, _LIMITS)
+def test_the_last_used_stays_whatever_it_takes(loaded: list[Loaded], limits: Limits) -> None:
+    leaving = policy.over_limits(loaded, limits)
+    assert all(not model.busy and not model.pinned for model in leaving)
+    assert not loaded or len(leaving) < len(loaded)
+    for model in leaving:
+        assert model.last_used <= max(other.last_used for other in loaded)
+    if limits == Limits():
+        assert leaving == []
+
+
+@given(_MODELS, st.integers(0, 40).map(float))
+def test_idle_are_those_that_have_a_time_and_are_past_it(loaded: list[Loaded], now: float) -> None:
+    for model in loaded:
+        past = model.idle_after > 0 and now >= model.last_used + model.idle_after
+        unused = not model.busy and not model.pinned
+        assert (model in policy.idle(loaded, now)) == (past and unused)
+
+
+def test_the_pauses_after_failures_in_a_row() -> None:
+    failures, pauses = Failures(), []
+    for _ in range(8):
+        failures = policy.after_failure(failures, "why", 0.0, now=100.0)
+        pauses.append(failures.retry_at - 100.0)
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert failures.sentence == "why"
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_a_good_run_makes_a_crash_the_first(count: int, ran: float, now: float) -> None:
+    after = policy.after_failure(Failures(count), "", ran, now)
+    assert after.count == (1 if ran >= policy.GOOD_RUN else count + 1)
+    assert 0 <= after.retry_at - now <= policy.LONGEST_PAUSE + 1e-3
+    assert policy.remembered(after, now, now)
+    assert not policy.remembered(after, now, now + policy.LONGEST_PAUSE + policy.GOOD_RUN + 1)
+
+
+_PARTS = st.sampled_from(["..", ".", "", "a", "model", "outside", "~", "\0", "a\n", "%2e", "C:"])
+
+
+@given(st.lists(_PARTS, max_size=4).map("/".join) | st.text(max_size=12))
+def test_no_name_of_a_request_leaves_the_models_folder(name: str) -> None:
+    models = Path(__file__).parent / "models_of_nobody"
+    config = unlisted(name, models)
+    if config is not None:
+        owner, slash, repository = name.partition("/")
+        assert slash
+        assert owner[0].isalnum()
+        assert repository[0].isalnum()
+        assert ".." not in name
+        assert (models / name).resolve().is_relative_to(models)
+
+
+def test_a_folder_of_the_models_folder_may_be_asked_for_without_a_file(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for folder in (models / "here", tmp_path / "outside"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({}))
+    found = unlisted("here", models)
+    assert found is not None
+    assert found.parameters.model == "here"
+    for name in ("nowhere", "../outside", "..", ".", "", "/etc", str(tmp_path / "outside")):
+        assert unlisted(name, models) is None
+
+
+def test_a_client_reads_no_path_of_the_server() -> None:
+    told = without_folders('no config.json in /srv/models/x/y: see "/etc/a/b" or http://a/b/c')
+    assert told == 'no config.json in …/y: see "…/b" or http://a/b/c'
+    assert (
+        without_folders("run.sh: run /opt/it/install.sh first") == "run.sh: run …/install.sh first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "sentence"),
+    [
+        (1, 'level=error event=exit cause="no \\"room\\""', '1: no "room"'),
+        (1, "level=error event=exit cause=misuse", "1: misuse"),
+        (127, "sh: exec: /x: not found", "127: sh: exec: /x: not found"),
+        (3, "", "3"),
+    ],
+)
+def test_an_end_is_told_by_the_last_line(code: int, line: str, sentence: str) -> None:
+    assert end_of(code, line) == f"the backend ended with exit code {sentence}"
+
+
+def test_an_end_by_a_signal_is_told_by_its_name() -> None:
+    assert end_of(-9, "level=info event=call") == "the backend was ended by SIGKILL"
+    assert end_of(-250, "") == "the backend was ended by signal 250"
+
+
+@given(st.text())
+def test_any_line_has_a_cause(line: str) -> None:
+    assert isinstance(cause_of(line), str)
+
+
+@given(st.permutations(range(4)))
+def test_the_order_of_the_list_decides_nothing(order: list[int]) -> None:
+    models = [Loaded(place, place + 1, False, False, float(place), 0.0) for place in range(4)]
+    mixed = [models[place] for place in order]
+    for count, memory in itertools.product(range(5), range(12)):
+        limits = Limits(count, memory)
+        assert policy.make_room(mixed, 1, limits) == policy.make_room(models, 1, limits)
