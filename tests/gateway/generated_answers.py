@@ -1,0 +1,36 @@
+"""Answers as a backend may give them: reasoning, text and calls in pieces, then the end."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+
+_TEXT = st.text(min_size=1, max_size=8)
+_ENTRY = {"id": 1, "token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}
+
+
+def _call(index: int, arguments: list[str]) -> list[Event]:
+    first = ToolCallPiece(index, f"call_{index}", "look", arguments[0])
+    rest = [ToolCallPiece(index, arguments=part) for part in arguments[1:]]
+    return [Piece(tool_calls=(part,)) for part in (first, *rest)]
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Event]:
+    """The events of one answer, in the order that backends keep."""
+    events: list[Event] = [Piece(reasoning=text) for text in draw(st.lists(_TEXT, max_size=3))]
+    events += [
+        Piece(content=text, logprobs=(_ENTRY,)) for text in draw(st.lists(_TEXT, max_size=3))
+    ]
+    if draw(st.booleans()):
+        # Backends may send the end of one thing and the beginning of the next together.
+        events.append(Piece(content=draw(_TEXT), reasoning=draw(_TEXT)))
+    for index in range(draw(st.integers(0, 3))):
+        events += _call(index, draw(st.sampled_from([["{}"], ['{"a"', ":1", "}"], ['{"b": "c"}']])))
+    prompt = draw(st.integers(1, 50))
+    completion = draw(st.integers(0, 9))
+    usage = Usage(prompt, completion, draw(st.integers(0, prompt)), draw(st.integers(0, 3)))
+    if draw(st.booleans()):
+        return [*events, Done("length", usage)]
+    return [*events, Done("stop", usage, draw(st.sampled_from((None, "END", "other"))))]

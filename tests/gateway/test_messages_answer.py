@@ -1,0 +1,102 @@
+"""Anthropic's events and messages, made of answers that no model has to give."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from gateway.anthropic.answer import Answer
+from gateway.anthropic.request import MessagesRequest
+from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from tests.gateway.generated_answers import answers
+
+Json = dict[str, Any]
+
+
+def request(**fields: Any) -> MessagesRequest:
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    return MessagesRequest.model_validate(body | fields)
+
+
+def rebuilt(events: list[Json]) -> Json:
+    """The message, put together as Anthropic's clients do."""
+    message: Json = json.loads(json.dumps(events[0]["message"]))
+    open_: list[int] = []
+    for event in events[1:]:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"])
+            assert open_ == []
+            open_ = [event["index"]]
+            message["content"].append(json.loads(json.dumps(event["content_block"])) | {"json": ""})
+        elif event["type"] == "content_block_delta":
+            assert open_ == [event["index"]]
+            block, delta = message["content"][-1], event["delta"]
+            field, text = next(item for item in delta.items() if item[0] != "type")
+            where = "json" if field == "partial_json" else field
+            block[where] += text
+        elif event["type"] == "content_block_stop":
+            assert open_ == [event["index"]]
+            open_ = []
+            block = message["content"][-1]
+            arguments = block.pop("json")
+            if block["type"] == "tool_use":
+                block["input"] = json.loads(arguments or "{}")
+        elif event["type"] == "message_delta":
+            message |= event["delta"] | {"usage": event["usage"]}
+    assert open_ == []
+    assert [event["type"] for event in events].count("message_stop") == 1
+    assert events[-1]["type"] == "message_stop"
+    return message
+
+
+@given(answers())
+def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
+    told = Answer(request(stop_sequences=["END"]))
+    # What has left must not change afterwards: it is written as soon as it is told.
+    written = [json.dumps(told.start())]
+    for event in events:
+        written += [json.dumps(each) for each in told.take(event)]
+    assert rebuilt([json.loads(each) for each in written]) == told.message()
+    end = events[-1]
+    assert isinstance(end, Done)
+    usage = told.message()["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == end.usage.prompt_tokens
+    content = told.message()["content"]
+    for kind, field in (("thinking", "reasoning"), ("text", "content")):
+        said = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
+        assert "".join(block[kind] for block in content if block["type"] == kind) == said
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "sequence"),
+    [
+        (Done("stop", Usage()), "end_turn", None),
+        (Done("stop", Usage(), "END"), "stop_sequence", "END"),
+        (Done("stop", Usage(), "the model file's own"), "end_turn", None),
+        (Done("length", Usage(completion_tokens=5)), "max_tokens", None),
+        (Done("length", Usage(completion_tokens=4)), "model_context_window_exceeded", None),
+    ],
+)
+def test_why_it_ended(end: Done, reason: str, sequence: str | None) -> None:
+    told = Answer(request(stop_sequences=["END"]))
+    told.take(end)
+    assert (told.message()["stop_reason"], told.message()["stop_sequence"]) == (reason, sequence)
+
+
+def test_a_call_ends_a_turn_as_tool_use() -> None:
+    told = Answer(request())
+    told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
+    told.take(Done("stop", Usage()))
+    assert told.message()["stop_reason"] == "tool_use"
+
+
+def test_omitted_thinking_leaves_an_empty_block() -> None:
+    thinking = {"type": "adaptive", "display": "omitted"}
+    told = Answer(request(thinking=thinking))
+    events = told.take(Piece(reasoning="secret", content="open"))
+    events += told.take(Done("stop", Usage()))
+    assert "secret" not in json.dumps([events, told.message()])
+    assert [block["type"] for block in told.message()["content"]] == ["thinking", "text"]

@@ -1,0 +1,192 @@
+"""What Anthropic's requests mean as chat requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.anthropic.request import MessagesRequest
+from gateway.anthropic.to_chat import chat_request
+from gateway.errors import ApiError
+from gateway.translation import Translation
+
+Json = dict[str, Any]
+PNG = {"type": "base64", "media_type": "image/png", "data": "QUJD"}
+LOOK = {"name": "look", "input_schema": {"type": "object"}}
+
+
+def translated(*turns: Json, **fields: Any) -> Translation:
+    body = {"model": "m", "max_tokens": 5, "messages": list(turns)}
+    return chat_request(MessagesRequest.model_validate(body | fields))
+
+
+def messages(*turns: Json, **fields: Any) -> list[Json]:
+    told = translated(*turns, **fields).chat.messages
+    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in told]
+
+
+def user(content: Any) -> Json:
+    return {"role": "user", "content": content}
+
+
+def text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+def test_system_texts_are_one_turn_at_the_beginning() -> None:
+    told = messages({"role": "system", "content": "b"}, user("hi"), system=[text("a"), text("A")])
+    assert told[0] == {"role": "system", "content": "a\n\nA\n\nb"}
+    assert told[1]["role"] == "user"
+
+
+def test_an_assistants_blocks_are_one_message() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "Let me see.", "citations": None},
+        {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "a cat", "is_error": True}
+    told = messages(
+        user("hi"), {"role": "assistant", "content": blocks}, user([result, text("So?")])
+    )
+    function = {"name": "look", "arguments": '{"at": "é"}'}
+    assert told[1] == {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "hm",
+        "tool_calls": [{"id": "t1", "function": function}],
+    }
+    assert told[2] == {"role": "tool", "tool_call_id": "t1", "content": "Error: a cat"}
+    assert told[3]["content"] == [text("So?")]
+
+
+def test_images_of_results_are_shown_by_the_user_turn_behind_them() -> None:
+    calls: list[Json] = [
+        {"type": "tool_use", "id": name, "name": "look", "input": {}} for name in ("t1", "t2")
+    ]
+    image = {"type": "image", "source": PNG}
+    results = [
+        {"type": "tool_result", "tool_use_id": "t1", "content": [text("one"), image]},
+        {"type": "tool_result", "tool_use_id": "t2", "content": "two"},
+    ]
+    turns = (user("hi"), {"role": "assistant", "content": calls})
+    for said, shown in (([], 1), ([text("So?")], 2)):
+        told = translated(*turns, user([*results, *said]))
+        roles = [message.role for message in told.chat.messages]
+        assert roles == ["user", "assistant", "tool", "tool", "user"]
+        content = told.chat.messages[-1].content
+        assert isinstance(content, list)
+        assert len(content) == shown
+        assert content[0].type == "image_url"
+        error = ApiError(
+            400, "messages[4].content[0].image_url is bad", param="messages[4].content[0]"
+        )
+        assert told.named(error).param == "messages[2].content[0].content[1]"
+
+
+def test_an_image_is_a_data_uri_and_an_error_names_its_block() -> None:
+    image = {"type": "image", "source": PNG}
+    told = translated(user("hi"), user([text("see"), image]), system="s")
+    part = told.chat.model_dump()["messages"][2]["content"][1]
+    assert part["image_url"]["url"] == "data:image/png;base64,QUJD"
+    param = "messages[2].content[1].image_url"
+    error = told.named(ApiError(400, f"{param} is too large", param=param))
+    assert error.param == "messages[1].content[1]"
+    assert error.message == "messages[1].content[1] is too large"
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted", "parallel"),
+    [
+        ({"type": "auto"}, "auto", None),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", None),
+    ],
+)
+def test_tool_choices(choice: Json, wanted: str, parallel: bool | None) -> None:
+    told = translated(user("hi"), tools=[LOOK], tool_choice=choice).chat
+    assert (told.tool_choice, told.parallel_tool_calls) == (wanted, parallel)
+
+
+def test_a_named_tool_and_its_examples() -> None:
+    tool = LOOK | {"input_examples": [{"at": "sky"}], "strict": True, "description": "Look."}
+    choice = {"type": "tool", "name": "look"}
+    told = translated(user("hi"), tools=[tool], tool_choice=choice).chat
+    assert told.tool_choice.function.name == "look"  # type: ignore[union-attr]
+    assert told.tools is not None
+    function = told.tools[0].function
+    assert function.parameters == {"type": "object", "examples": [{"at": "sky"}]}
+    assert (function.strict, function.description) == (True, "Look.")
+
+
+def test_sampling_thinking_and_form() -> None:
+    schema = {"type": "object"}
+    told = translated(
+        user("hi"),
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        stop_sequences=["END"],
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}},
+    ).chat
+    assert (told.temperature, told.top_p, told.top_k, told.max_tokens) == (0.5, 0.9, 7, 5)
+    assert told.stop == ["END"]
+    assert told.enable_thinking is True
+    assert told.reasoning_effort == "low"
+    assert told.response_format is not None
+    assert told.response_format.json_schema is not None
+    assert told.response_format.json_schema.schema_ == schema
+    assert translated(user("hi"), thinking={"type": "disabled"}).chat.enable_thinking is False
+    assert translated(user("hi"), thinking={"type": "adaptive"}).chat.enable_thinking is None
+
+
+@pytest.mark.parametrize(
+    ("turns", "fields", "param"),
+    [
+        ([user("hi"), {"role": "assistant", "content": "The"}], {}, "messages[1]"),
+        (
+            [user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])],
+            {},
+            "messages[0].content[0]",
+        ),
+        (
+            [{"role": "assistant", "content": [{"type": "image", "source": PNG}]}, user("hi")],
+            {},
+            "messages[0].content[0]",
+        ),
+        ([user("hi")], {"tool_choice": {"type": "any"}}, "tool_choice"),
+        ([user("hi")], {"tools": [LOOK | {"name": "x" * 128}] * 1025}, "tools"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(turns: list[Json], fields: Json, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        translated(*turns, **fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"max_tokens": "5"}, ("max_tokens",)),
+        ({"messages": [{"role": "tool", "content": "x"}]}, ("messages", 0, "role")),
+        ({"messages": [user([{"type": "text"}])]}, ("messages", 0, "content", 0, "text")),
+        ({"messages": [user([{"type": "pdf"}])]}, ("messages", 0, "content", 0, "type")),
+        (
+            {"messages": [user([{"type": "image", "source": {"type": "file", "file_id": "a"}}])]},
+            ("messages", 0, "content", 0, "source", "type"),
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "s"}]}, ("tools", 0, "type")),
+        ({"thinking": {"type": "between_tools"}}, ("thinking", "type")),
+        ({"container": "c"}, ("container",)),
+        ({"speed": "fast"}, ("speed",)),
+    ],
+)
+def test_errors_are_at_a_path_of_the_body(fields: Json, place: tuple[str | int, ...]) -> None:
+    body = {"model": "m", "max_tokens": 5, "messages": [user("hi")]} | fields
+    with pytest.raises(ValidationError) as caught:
+        MessagesRequest.model_validate(body)
+    assert caught.value.errors()[0]["loc"] == place
