@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
 from gateway import logs
 from gateway.app import create_app
 from gateway.arguments import BadArgument, settings_from
+from gateway.models.config import ModelConfig
 from gateway.models.reading import read_folder
-from gateway.server import Server, bind, url_of
+from gateway.server import CannotListen, Server, bind, url_of
+from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 
@@ -21,17 +24,30 @@ def main() -> int:
     logs.configure(os.environ.get(LEVEL, ""))
     try:
         settings = settings_from(sys.argv[1:], os.environ)
-        models = read_folder(settings.models_dir)
         listener = bind(settings.host, settings.port)
-    except BadArgument as error:
+    except (BadArgument, CannotListen) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
+    folder = read_folder(settings.models_dir)
     traffic = Traffic()
-    app = create_app(settings, Supervisor(settings, models), traffic)
-    url = url_of(listener)
-    print(f"gateway: listening on {url}", file=sys.stderr, flush=True)
+    app = create_app(settings, Supervisor(settings, folder), traffic)
+    for line in greeting(url_of(listener), settings, folder.models):
+        print(f"gateway: {line}", file=sys.stderr, flush=True)
     Server(app, settings, traffic).run(sockets=[listener])
     return 0
+
+
+def greeting(url: str, settings: GatewaySettings, models: list[ModelConfig]) -> list[str]:
+    """Where it can be reached, and a command that shows that it works."""
+    lines = [f"listening on {url}"]
+    if not models:
+        return [*lines, "there is no model yet: put a YAML file into the models folder"]
+    key = " -H 'Authorization: Bearer '$KEY" if settings.api_keys else ""
+    question = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello!"}]}
+    # A name may hold an apostrophe; JSON writes it in a way that the shell leaves alone.
+    body = json.dumps(question).replace("'", "\\u0027")
+    curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    return [*lines, f"try: {curl}"]
 
 
 if __name__ == "__main__":

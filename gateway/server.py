@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from gateway.traffic import Traffic
 
 # After the drain nothing should run any more; what still does is cut off.
 _LAST_SECONDS = 1
+_BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
@@ -69,18 +71,28 @@ def _leave_at_once() -> None:
     os._exit(1)
 
 
+class CannotListen(Exception):
+    """An address that cannot be had; the text says which and why."""
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address (port 0: a free one). Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    """A listening socket (port 0: a free one). Raises CannotListen."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError:
+        raise CannotListen(f"--host {host} is no address of this machine") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError:
+        listener.listen(_BACKLOG)  # whoever reads the address may connect at once
+    except OSError as error:
         listener.close()
-        raise
+        if error.errno == errno.EADDRINUSE:
+            raise CannotListen(f"port {port} is in use: give another --port, or 0") from None
+        raise CannotListen(f"{host} port {port} cannot be had: {error.strerror}") from None
     return listener
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.errors import ApiError
+from gateway.images import audio, media
 from gateway.openai.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
@@ -114,19 +115,14 @@ async def _part(
     try:
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            found.images.append(_image(url, settings))
+            found.images.append(await media(url, settings))
         elif part.input_audio is not None:
-            found.audios.append(part.input_audio.data)
+            sound = part.input_audio
+            found.audios.append(audio(sound.data, sound.format, settings))
     except ApiError as error:
         error.param = f"{place}.{part.type}"
         raise
     return ""
-
-
-def _image(url: str, settings: GatewaySettings) -> str:
-    if not url.startswith("data:") or settings.max_image_bytes < len(url):
-        raise ApiError(400, "send the image as a data URI")
-    return url
 
 
 def _calls(message: ChatMessage, index: int) -> list[ToolCall]:

@@ -95,8 +95,8 @@ class GatewayProcess:
             return False
 
     def backends(self) -> list[psutil.Process]:
-        """The backend processes that run now."""
-        return [process for process in self.processes() if process.pid != self.child.pid]
+        """The processes of our own backend that run now."""
+        return [process for process in self.processes() if "backend" in process.cmdline()]
 
     def terminate(self) -> int:
         """SIGTERM, and the exit code."""

@@ -1,0 +1,105 @@
+"""Images and sounds of a request → what the wire carries: data URIs that were looked at.
+
+A path must never reach a backend, which reads files by path, and some paths are valid base64. So
+everything is decoded, known by its first bytes, and encoded again. Fetching by URL is in
+`gateway.remote_images`, and off unless the owner of the gateway turns it on.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from gateway.errors import ApiError
+from gateway.remote_images import PUBLIC, Fetcher
+from gateway.settings import GatewaySettings
+
+Signature = tuple[str, Callable[[bytes], bool]]
+_IMAGES: Sequence[Signature] = (
+    ("image/png", lambda head: head.startswith(b"\x89PNG\r\n\x1a\n")),
+    ("image/jpeg", lambda head: head.startswith(b"\xff\xd8\xff")),
+    ("image/gif", lambda head: head.startswith((b"GIF87a", b"GIF89a"))),
+    ("image/webp", lambda head: head[:4] == b"RIFF" and head[8:12] == b"WEBP"),
+    ("image/bmp", lambda head: head.startswith(b"BM")),
+)
+_SOUNDS: Sequence[Signature] = (
+    ("audio/wav", lambda head: head[:4] == b"RIFF" and head[8:12] == b"WAVE"),
+    ("audio/mpeg", lambda head: head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1] >= 0xE0)),
+)
+_FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
+_HEAD = 16  # bytes that are enough to know a format by
+
+
+async def media(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) -> str:
+    """The image of an image_url part (data URI, bare base64 or http URL) as a data URI.
+
+    Raises ApiError 400 or 413 without `param`: only the caller knows where the part is.
+    """
+    scheme = url[:8].lower()
+    if scheme.startswith(("http://", "https://")):
+        if not settings.allow_remote_images:
+            _refuse(
+                "images are not fetched from URLs here: send a data URI, or start the gateway with"
+                " --allow-remote-images"
+            )
+        content = await fetcher.fetch(url, settings.max_image_bytes)
+    else:
+        content = _decoded(url, settings.max_image_bytes, "the image")
+    kind = _kind(content, _IMAGES)
+    if kind is None:
+        _refuse("this is no image that is known: send PNG, JPEG, GIF, WebP or BMP")
+    return _data_uri(kind, content)
+
+
+def audio(data: str, form: str, settings: GatewaySettings) -> str:
+    """The sound of an input_audio part (base64; `form` is wav or mp3) as a data URI.
+
+    Raises ApiError 400 or 413 without `param`.
+    """
+    content = _decoded(data, settings.max_image_bytes, "the sound")
+    kind = _kind(content, _SOUNDS)
+    if kind is None or kind != _FORMATS.get(form, kind):
+        _refuse(f"this is no {form[:10]} sound: send base64 of a WAV or MP3 file, and its format")
+    return _data_uri(kind, content)
+
+
+def _decoded(text: str, largest: int, what: str) -> bytes:
+    """The bytes of a base64 data URI, or of base64 alone."""
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            _refuse(f"{what} is no base64 data URI: send data:image/png;base64,…")
+    # Line breaks are common in base64 that a mail program or a shell wrote.
+    compact = "".join(text.split())
+    if len(compact) // 4 * 3 > largest + 2:
+        _too_large(largest, what)
+    try:
+        content = base64.b64decode(compact, validate=True)
+    except (binascii.Error, ValueError):
+        _refuse(f"{what} is not valid base64: send a data URI")
+    if not content:
+        _refuse(f"{what} is empty")
+    if len(content) > largest:
+        _too_large(largest, what)
+    return content
+
+
+def _kind(content: bytes, known: Sequence[Signature]) -> str | None:
+    head = content[:_HEAD].ljust(_HEAD, b"\0")
+    return next((kind for kind, matches in known if matches(head)), None)
+
+
+def _data_uri(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise ApiError(400, sentence, code="invalid_image")
+
+
+def _too_large(largest: int, what: str) -> NoReturn:
+    raise ApiError(
+        413, f"{what} is larger than {largest} bytes: send a smaller one", code="request_too_large"
+    )
