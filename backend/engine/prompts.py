@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateError
 
+from backend.engine.control_tokens import ControlTokens
 from backend.engine.errors import InvalidRequest
+from backend.engine.quoted_text import QuotedText
 from backend.engine.request import ChatPrompt, Prompt, RawPrompt, TokenPrompt
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,13 @@ class PromptBuilder:
         self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
         bos = tokenizer.bos_token_id
         self._adds_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._control = ControlTokens(
+            tokenizer.added_tokens_decoder
+            if backend is None
+            else backend.get_added_tokens_decoder()
+        )
+        self._quoted = QuotedText(self._control, backend, self.tokenize)
         self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
 
     def build(self, prompt: Prompt) -> BuiltPrompt:
@@ -69,8 +78,14 @@ class PromptBuilder:
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
             # A template writes its own BOS; adding the tokenizer's would double it.
-            text = self.render(prompt)
-            tokens = self._encode(text, special=False)
+            quoted = self._control.quote(prompt.messages)
+            marked = self.render(replace(prompt, messages=quoted.messages))
+            self._require_short(marked)
+            text = marked.replace(quoted.mark, "") if quoted.mark else marked
+            if text == marked:
+                tokens = self._encode(text, special=False)
+            else:
+                tokens = self._quoted.tokenize(marked, quoted.mark)
         if not tokens:
             raise InvalidRequest("the prompt is empty: it has no token")
         if len(tokens) >= self._context_size:
@@ -159,12 +174,15 @@ class PromptBuilder:
             )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
+        self._require_short(text)
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
+
+    def _require_short(self, text: str) -> None:
         # No token is longer than the longest piece of the vocabulary, so a text far beyond the
         # context is known to be too long without the minutes that tokenising it would take.
         at_least = len(text) // self._longest_piece
         if at_least >= self._context_size:
             raise self._too_long(f"at least {at_least} tokens")
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
 
     def _too_long(self, length: str) -> InvalidRequest:
         return InvalidRequest(
