@@ -164,6 +164,22 @@ class Settings:
         False, "Whether Python files that come with the checkpoint may be run."
     )
     revision: str = _text("", "Branch, tag or commit of a hub repository; empty means main.")
+    allow_media_paths: bool = _flag(
+        False,
+        "Whether an image or a sound of a request may be an absolute path of a file here; only for"
+        " hosts that stage files.",
+    )
+    max_image_pixels: int = _number(
+        33_554_432,
+        1,
+        89_478_485,
+        "Most pixels of an image, before it is decoded; all images of a request may have four times"
+        " as many.",
+    )
+    max_audio_seconds: int = _number(
+        600, 1, 7200, "Most seconds of all sounds of a request together."
+    )
+    max_media_mib: int = _number(64, 1, 1024, "Most MiB of an image or sound, as its file is.")
     type: str = _text(
         "",
         "Kind of model: text also serves the text part of a vision-language checkpoint alone.",

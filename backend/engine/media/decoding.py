@@ -1,0 +1,80 @@
+"""The media of a request, decoded within its limits: the one door to this room.
+
+Runs on a prompt thread and touches no MLX. An item that cannot be taken ends the request with a
+sentence that names it; none is ever dropped, for an answer about a picture that nobody saw is
+worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.media.item_bytes import item_bytes
+from backend.engine.media.items import BadItem, Media, Picture, Sound, refusal
+from backend.engine.media.limits import PICTURES_IN_ALL, MediaLimits
+from backend.engine.media.picture import decode_picture
+from backend.engine.media.sound import decode_sound
+
+_Item = TypeVar("_Item", Picture, Sound)
+_VIDEO = (
+    "is a video, and videos are not decoded here: send single frames of it as images, in the order"
+    " of time"
+)
+
+
+def decode(
+    images: Sequence[str], audios: Sequence[str], videos: Sequence[str], limits: MediaLimits
+) -> Media:
+    """Every item of a request, decoded. Raises InvalidRequest, which names the item."""
+    _require_count("Images", "LimitImagePerPrompt", len(images), limits.images)
+    _require_count("Audios", "LimitAudioPerPrompt", len(audios), limits.audios)
+    _require_count("Videos", "LimitVideoPerPrompt", len(videos), limits.videos)
+    if videos:
+        raise refusal("Videos[0]", _VIDEO)
+    return Media(_pictures(images, limits), _sounds(audios, limits))
+
+
+def _pictures(images: Sequence[str], limits: MediaLimits) -> tuple[Picture, ...]:
+    pictures: list[Picture] = []
+    left = limits.image_pixels * PICTURES_IN_ALL
+    for index, text in enumerate(images):
+        most = min(limits.image_pixels, left)
+
+        def read(content: bytes, most: int = most) -> Picture:
+            return decode_picture(content, most, limits.image_pixels)
+
+        picture = _item(f"Images[{index}]", text, read, limits)
+        left -= picture.width * picture.height
+        pictures.append(picture)
+    return tuple(pictures)
+
+
+def _sounds(audios: Sequence[str], limits: MediaLimits) -> tuple[Sound, ...]:
+    sounds: list[Sound] = []
+    left = float(limits.audio_seconds)
+    for index, text in enumerate(audios):
+
+        def read(content: bytes, left: float = left) -> Sound:
+            return decode_sound(content, left, limits.audio_seconds)
+
+        sound = _item(f"Audios[{index}]", text, read, limits)
+        left -= len(sound.samples) / sound.rate
+        sounds.append(sound)
+    return tuple(sounds)
+
+
+def _item(name: str, text: str, read: Callable[[bytes], _Item], limits: MediaLimits) -> _Item:
+    try:
+        return read(item_bytes(text, limits.item_bytes, allow_paths=limits.allow_paths))
+    except BadItem as bad:
+        raise refusal(name, str(bad)) from None
+
+
+def _require_count(field: str, limit: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequest(
+            f"{field} has {count} items, and a prompt may have {most}: send fewer, or load the"
+            f" model with a larger {limit}"
+        )

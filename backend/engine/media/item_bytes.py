@@ -1,0 +1,104 @@
+"""From an item's text on the wire to the bytes of a file.
+
+A host sends bare base64, a client's data URI, or, where files are staged beside the backend, an
+absolute path. Nothing is ever fetched. A bare base64 of a JPEG begins with a slash, as a path
+does: so what is base64 of some known file is taken as that, and only the rest may be a path.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import re
+import stat
+from urllib.parse import unquote_to_bytes
+
+from backend.engine.media.items import BadItem
+from backend.engine.media.kinds import kind_of
+
+_BLANK = str.maketrans("", "", " \t\r\n\v\f")
+_TO_STANDARD = str.maketrans("-_", "+/")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
+_LONGEST_PATH = 4096
+_HEADER = 64  # base64 digits that are enough to know a file by
+
+
+def item_bytes(text: str, most: int, *, allow_paths: bool) -> bytes:
+    """The bytes of an item, at most `most`. Raises BadItem."""
+    start = text[:_LONGEST_PATH].lstrip()
+    if not start:
+        raise BadItem("is empty: send base64 or a data URI")
+    if start[:5].lower() == "data:":
+        return _of_data_uri(text, most)
+    if scheme := _SCHEME.match(start):
+        raise BadItem(
+            f"is a URL of the scheme {scheme[1].lower()!r}, and this backend fetches nothing:"
+            " send the content in base64"
+        )
+    if start[0] == "/" and not _begins_a_known_file(start):
+        return _of_path(text.strip(), most, allow_paths)
+    return _of_base64(text, most)
+
+
+def _begins_a_known_file(start: str) -> bool:
+    digits = start.translate(_BLANK)[:_HEADER]
+    if not _BASE64.fullmatch(digits):
+        return False
+    return kind_of(binascii.a2b_base64(digits[: len(digits) // 4 * 4])) is not None
+
+
+def _of_data_uri(text: str, most: int) -> bytes:
+    """The type that the URI names is not believed: hosts write image/png over everything."""
+    label, comma, payload = text.partition(",")
+    if not comma:
+        raise BadItem("is a data URI without a comma before its data")
+    if not label.rstrip().lower().endswith(";base64"):
+        _require_size(len(payload) - 2 * payload.count("%"), most)
+        return unquote_to_bytes(payload)
+    if "%" in payload:
+        payload = unquote_to_bytes(payload).decode("latin-1")
+    return _of_base64(payload, most)
+
+
+def _of_base64(text: str, most: int) -> bytes:
+    digits = text.translate(_BLANK).translate(_TO_STANDARD)
+    found = _BASE64.match(digits)
+    if found is None or found.end() < len(digits):
+        place = found.end() if found else 0
+        what = f"its character {place + 1} is {digits[place]!r}" if digits else "it has no data"
+        raise BadItem(f"is neither base64 nor a data URI: {what}")
+    bare = digits.rstrip("=")
+    _require_size(len(bare) * 3 // 4, most)
+    if len(bare) % 4 == 1:
+        raise BadItem(f"is not base64: {len(bare)} digits are one too many or too few")
+    return binascii.a2b_base64(bare + "=" * (-len(bare) % 4))
+
+
+def _of_path(path: str, most: int, allow_paths: bool) -> bytes:
+    if not allow_paths:
+        raise BadItem(
+            "is a path or no base64: send the content in base64 or as a data URI; paths are taken"
+            " only from models with the option allow_media_paths"
+        )
+    try:
+        # Opening a pipe or a terminal must not wait for its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise BadItem("is a path that leads to no regular file")
+            _require_size(found.st_size, most)
+            content = file.read(most + 1)
+    except (OSError, ValueError):
+        raise BadItem("is a path that leads to no readable file") from None
+    _require_size(len(content), most)
+    return content
+
+
+def _require_size(size: int, most: int) -> None:
+    if size > most:
+        raise BadItem(
+            f"has {size} bytes, and at most {most} are taken: send a smaller file, or load the"
+            " model with a larger max_media_mib"
+        )

@@ -1,0 +1,65 @@
+"""What a media item is decoded to, and the word that every refusal of one begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backend.engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SOUND_RATE = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One image as the eye should see it: upright, RGB, on white where it was transparent.
+
+    digest: SHA-256 of size and pixels, so the same picture from another file has the same one.
+    """
+
+    pixels: Image
+    digest: bytes
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """One recording: float32 samples of shape (n,), one channel at `rate` (16,000) per second."""
+
+    samples: Any
+    rate: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One video as the pictures taken from it, evenly over its length in seconds."""
+
+    frames: tuple[Picture, ...]
+    seconds: float
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """Everything that a request brought beside its text, in the order in which it came."""
+
+    pictures: tuple[Picture, ...] = ()
+    sounds: tuple[Sound, ...] = ()
+    clips: tuple[Clip, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.pictures or self.sounds or self.clips)
+
+
+class BadItem(Exception):
+    """Why one item cannot be taken: the rest of a sentence whose subject is the item."""
+
+
+def refusal(name: str, why: str) -> InvalidRequest:
+    """The client's sentence. `name` is the item's, such as `Images[2]`."""
+    return InvalidRequest(f"{name} {why}")

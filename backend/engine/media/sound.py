@@ -1,0 +1,122 @@
+"""One sound file to samples: one channel, 16 kHz, float32, within bounds.
+
+The container is known by its bytes. Samples are read in blocks and mixed down at once, so that a
+small file of hours of silence costs no more than the seconds that are allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from io import BytesIO
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from backend.engine.media.items import SOUND_RATE, BadItem, Sound
+from backend.engine.media.kinds import kind_of
+
+FORMATS = ("WAV", "FLAC", "OGG", "MP3")
+RATES = range(4_000, 192_001)
+MAX_CHANNELS = 8
+_BLOCK = 1 << 16
+
+
+def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
+    """The sound in a file.
+
+    most: seconds that it may have. allowed: seconds that all sounds of a request may have
+    together. Raises BadItem.
+    """
+    name = _format_of(content)
+    mixed, rate = _read(content, name, most, allowed)
+    samples = _resampled(mixed, rate)
+    if not np.isfinite(samples).all():
+        raise BadItem("has samples that are not finite numbers, or too large to be added up")
+    digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
+    digest.update(samples.tobytes())
+    return Sound(samples, SOUND_RATE, digest.digest())
+
+
+def _format_of(content: bytes) -> str:
+    kind = kind_of(content)
+    choice = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    if kind is None:
+        raise BadItem(f"is no sound file that is known here: send {choice}")
+    if kind.name not in FORMATS:
+        raise BadItem(f"is in the format {kind.name}, which is not decoded here: send {choice}")
+    return kind.name
+
+
+class _File(BytesIO):
+    """Bytes for libsndfile, whose seeks in a broken file may lead before its beginning.
+
+    An exception has no way out through its callbacks: it would be printed on stderr.
+    """
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        try:
+            return super().seek(offset, whence)
+        except (ValueError, OverflowError):
+            return super().seek(0, 2)
+
+
+def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
+    """All channels mixed to one, and samples per second."""
+    import soundfile
+
+    blocks: list[Any] = []
+    try:
+        with soundfile.SoundFile(_File(content)) as file:
+            rate: int = file.samplerate
+            declared: int = file.frames
+            _require_shape(rate, file.channels)
+            left = int(most * rate)
+            while True:
+                block = file.read(min(_BLOCK, left + 1), dtype="float32", always_2d=True)
+                if not len(block):
+                    break
+                left -= len(block)
+                if left < 0:
+                    raise BadItem(
+                        f"is longer than {most:.0f} seconds, and the sounds of a request may have"
+                        f" {allowed} together: send less, or load the model with a larger"
+                        " max_audio_seconds"
+                    )
+                blocks.append(block.mean(axis=1, dtype=np.float32))
+    except BadItem:
+        raise
+    except Exception as fault:
+        raise BadItem(f"is a {name} sound that cannot be decoded: {_why(fault)}") from None
+    found = sum(map(len, blocks))
+    if not found:
+        raise BadItem(f"is a {name} sound without a sample")
+    if name == "FLAC" and found < declared:
+        raise BadItem(f"is a FLAC sound that is cut off: {found} of {declared} samples are there")
+    return np.concatenate(blocks), rate
+
+
+def _require_shape(rate: int, channels: int) -> None:
+    if rate not in RATES:
+        raise BadItem(
+            f"has {rate} samples per second: send {RATES.start} to {RATES.stop - 1} of them"
+        )
+    if channels > MAX_CHANNELS:
+        raise BadItem(f"has {channels} channels, and at most {MAX_CHANNELS} are mixed: send fewer")
+
+
+def _resampled(mixed: Any, rate: int) -> Any:
+    if rate == SOUND_RATE:
+        return mixed
+    from scipy.signal import resample_poly
+
+    common = gcd(rate, SOUND_RATE)
+    with np.errstate(all="ignore"):
+        samples = resample_poly(mixed, SOUND_RATE // common, rate // common)
+    return np.ascontiguousarray(samples, dtype=np.float32)
+
+
+def _why(fault: Exception) -> str:
+    """libsndfile's reason without the file object that soundfile writes before it."""
+    text = " ".join(str(getattr(fault, "error_string", "") or "").split()).rstrip(".")
+    return text if 0 < len(text) < 120 else "its data is broken"
