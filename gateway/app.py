@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from fastapi_offline import FastAPIOffline
 
 from gateway import openapi, refusals
 from gateway.access import AccessMiddleware
@@ -64,13 +65,16 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
         finally:
             await supervisor.stop()
 
-    app = FastAPI(
+    app = FastAPIOffline(  # /docs with its scripts from here: nothing is fetched from elsewhere
+        "/docs",
+        None,
+        static_url="/docs/static",
+        favicon_url="/page/icon.svg",
         title="mlx-backend gateway",
         version="1",
         summary="OpenAI's API, and those of llama.cpp, MLC-LLM and Anthropic, for local models",
         lifespan=lifespan,
         generate_unique_id_function=openapi.operation_id,
-        redoc_url=None,
         redirect_slashes=False,
     )
     gateway = Gateway(settings, supervisor, traffic, Metrics())
