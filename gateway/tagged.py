@@ -8,7 +8,7 @@ member in turn. Here the kind is looked up first, so that an error's place is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -60,15 +60,11 @@ def text_as(block: Callable[[str], dict[str, Any]], schema: Any) -> BeforeValida
     return BeforeValidator(expand, json_schema_input_type=schema)
 
 
-def unserved(reason: str, schema: Any = None) -> BeforeValidator:
-    """A field that is known, and refused with a reason unless it is null.
-
-    `schema` is the type that the field may have: other values that ask for nothing.
-    """
-    passing = get_args(schema)
+def unserved(reason: str, *passing: object) -> BeforeValidator:
+    """A field that is known, and refused with a reason unless it is null or one of `passing`."""
 
     def check(value: Any) -> Any:
-        if value is None or any(value is off or value == off for off in passing):
+        if value is None or any(type(value) is type(off) and value == off for off in passing):
             return value
         raise _sentence(reason)
 

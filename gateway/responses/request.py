@@ -30,7 +30,7 @@ class FunctionTool(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: Annotated[
-        Off, unserved("tools are always shown: leave defer_loading out", Off)
+        Off, unserved("tools are always shown: leave defer_loading out", False)
     ] = None
 
 
@@ -145,7 +145,6 @@ Includable = Literal[
 ]
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
-_Truncation = Literal["disabled"]
 
 
 class PromptRequest(Strict):
@@ -165,8 +164,8 @@ class PromptRequest(Strict):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: Annotated[
-        _Truncation | None,
-        unserved("prompts are not shortened: send disabled, and less input", _Truncation),
+        Literal["disabled"] | None,
+        unserved("prompts are not shortened: send disabled, and less input", "disabled"),
     ] = None
     conversation: Annotated[
         None, unserved("conversations are not kept: use previous_response_id")
@@ -194,7 +193,7 @@ class ResponsesRequest(PromptRequest, NeutralFields):
         None, max_length=16, description="Given back with the response."
     )
     background: Annotated[
-        Off, unserved("responses are given while the client waits: send false, and stream", Off)
+        Off, unserved("responses are given while the client waits: send false, and stream", False)
     ] = None
     prompt: Annotated[
         None, unserved("prompt templates are not kept: send instructions and input")

@@ -41,8 +41,10 @@ class Store:
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
-        """Keep it, and let go of what there is no room for."""
+        """Keep it, and let go of what there is no room for; one that can never fit is not kept."""
         size = len(json.dumps([stored.response, *stored.earlier, *stored.given]))
+        if size > self._most_bytes:
+            return
         self._kept[stored.response["id"]] = (stored, size)
         self._bytes += size
         while len(self._kept) > self._most or self._bytes > self._most_bytes:

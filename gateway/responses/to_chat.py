@@ -43,6 +43,7 @@ _NAMES = {
     "logprobs": "include",
     "messages": "input",
 }
+_EARLIER = "previous_response_id"
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -62,6 +63,9 @@ def chat_request(request: PromptRequest, earlier: Sequence[AnyItem]) -> Translat
     conversation = _conversation(request, earlier)
     fields: Json = {"model": request.model, "messages": conversation.messages}
     places = _NAMES | conversation.places
+    for path, place in conversation.places.items():
+        if place.startswith(_EARLIER):
+            places[path] = _EARLIER  # the parts of stored items are nobody's fields
     if request.tools:
         fields["tools"] = [_tool(tool) for tool in request.tools]
         for index in range(len(request.tools)):
@@ -92,7 +96,7 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 def _conversation(request: PromptRequest, earlier: Sequence[AnyItem]) -> Conversation:
     """The instructions, what was said before, and the input."""
     told = Conversation()
-    items: list[tuple[AnyItem, str]] = [(item, "previous_response_id") for item in earlier]
+    items: list[tuple[AnyItem, str]] = [(item, _EARLIER) for item in earlier]
     items += [(item, f"input[{index}]") for index, item in enumerate(request.input)]
     system = [] if request.instructions is None else [request.instructions]
     leading = 0

@@ -1,0 +1,137 @@
+"""Response objects and their events, made of answers that no model has to give."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+
+from gateway.errors import ApiError
+from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from gateway.models.parameters import Parameters
+from gateway.responses.answer import Answer
+from gateway.responses.request import ResponsesRequest
+from tests.gateway.generated_answers import answers
+
+Json = dict[str, Any]
+
+
+def answer(**fields: Any) -> Answer:
+    body = {"model": "m", "input": "hi"} | fields
+    return Answer(ResponsesRequest.model_validate(body), Parameters(model="x", temperature=0.25))
+
+
+class Client:
+    """Puts a response together from events, as OpenAI's clients do."""
+
+    def __init__(self) -> None:
+        self.items: list[Json] = []
+        self.deltas: list[str] = []
+        self.finished: set[int] = set()
+
+    def read(self, event: Json) -> None:
+        kind = event["type"]
+        if kind == "response.output_item.added":
+            assert event["output_index"] == len(self.items)
+            assert len(self.finished) == len(self.items)
+            assert event["item"]["status"] == "in_progress"
+            self.items.append(event["item"])
+            self.deltas = []
+        elif kind.startswith("response.") and kind.endswith(".delta"):
+            assert event["item_id"] == self.items[-1]["id"]
+            self.deltas.append(event["delta"])
+        elif kind == "response.content_part.added":
+            self.items[-1]["content"].append(event["part"])
+        elif kind in ("response.output_text.done", "response.reasoning_text.done"):
+            assert event["text"] == "".join(self.deltas)
+        elif kind == "response.content_part.done":
+            self.items[-1]["content"][event["content_index"]] = event["part"]
+            assert event["part"]["text"] == "".join(self.deltas)
+        elif kind == "response.function_call_arguments.done":
+            assert event["arguments"] == "".join(self.deltas)
+            self.items[-1]["arguments"] = event["arguments"]
+        elif kind == "response.output_item.done":
+            index = event["output_index"]
+            assert event["item"] == self.items[index] | {"status": event["item"]["status"]}
+            self.items[index] = event["item"]
+            self.finished.add(index)
+
+
+@given(answers())
+def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
+    told = answer()
+    # What has left must not change afterwards: it is written as soon as it is told.
+    written = [json.dumps(each) for each in told.start()]
+    for event in events:
+        written += [json.dumps(each) for each in told.take(event)]
+    read = [json.loads(each) for each in written]
+    assert [event["sequence_number"] for event in read] == list(range(len(read)))
+    assert [event["type"] for event in read[:2]] == ["response.created", "response.in_progress"]
+    client = Client()
+    for event in read:
+        client.read(event)
+    last = read[-1]["response"]
+    assert last == told.response
+    assert client.items == last["output"]
+    assert len(client.finished) == len(client.items)
+    end = events[-1]
+    assert isinstance(end, Done)
+    cut = end.finish_reason == "length"
+    assert last["status"] == ("incomplete" if cut else "completed")
+    assert read[-1]["type"] == f"response.{last['status']}"
+    assert (last["incomplete_details"] is not None) == cut
+    assert last["usage"]["total_tokens"] == end.usage.prompt_tokens + end.usage.completion_tokens
+    pieces = [event for event in events if isinstance(event, Piece)]
+    texts = [item["content"][0] for item in last["output"] if item["type"] == "message"]
+    assert "".join(part["text"] for part in texts) == "".join(piece.content for piece in pieces)
+    count = sum(len(piece.logprobs) for piece in pieces)
+    assert sum(len(part["logprobs"]) for part in texts) == count
+
+
+def test_an_item_that_was_cut_off_says_so() -> None:
+    told = answer()
+    told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
+    told.take(Piece(tool_calls=(ToolCallPiece(1, "b", "look", '{"a'),)))
+    told.take(Done("length", Usage(3, 4)))
+    statuses = [item["status"] for item in told.response["output"]]
+    assert statuses == ["completed", "incomplete"]
+
+
+def test_a_break_in_the_middle_is_a_failed_response() -> None:
+    told = answer()
+    told.start()
+    told.take(Piece(content="half a"))
+    (last,) = told.fail(ApiError(503, "the backend of this model has gone away"))
+    assert last["type"] == "response.failed"
+    response = last["response"]
+    assert (response["status"], response["usage"]) == ("failed", None)
+    assert response["error"]["code"] == "server_error"
+    assert "gone away" in response["error"]["message"]
+    assert response["output"][0]["content"][0]["text"] == "half a"
+    assert response["output"][0]["status"] == "incomplete"
+
+
+def test_a_break_before_the_first_token_is_a_response_all_the_same() -> None:
+    kinds = [event["type"] for event in answer().fail(ApiError(429, "full"))]
+    assert kinds == ["response.created", "response.in_progress", "response.failed"]
+
+
+def test_a_response_says_what_was_asked_of_it() -> None:
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    told = answer(
+        tools=[tool],
+        tool_choice={"type": "function", "name": "look"},
+        text={"format": schema},
+        metadata={"a": "b"},
+        top_p=0.5,
+        instructions="Be brief.",
+        store=False,
+    ).response
+    assert told["tools"] == [tool | {"description": None, "strict": False}]
+    assert told["tool_choice"] == {"type": "function", "name": "look"}
+    assert told["text"]["format"] == schema
+    assert (told["metadata"], told["top_p"], told["instructions"]) == ({"a": "b"}, 0.5, "Be brief.")
+    assert told["store"] is False
+    assert told["temperature"] == 0.25

@@ -1,0 +1,69 @@
+"""What is kept of responses, and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.responses.store import Store, Stored
+
+Json = dict[str, Any]
+
+
+def stored(name: str, earlier: tuple[Json, ...] = (), text: str = "") -> Stored:
+    said = {"type": "message", "id": f"msg_{name}", "text": text}
+    return Stored({"id": name, "output": [said]}, earlier, ({"id": f"in_{name}"},))
+
+
+def kept(store: Store, *names: str) -> list[bool]:
+    return [_is_kept(store, name) for name in names]
+
+
+def _is_kept(store: Store, name: str) -> bool:
+    try:
+        store.get(name, "response_id")
+    except ApiError:
+        return False
+    return True
+
+
+def test_a_conversation_goes_on_when_what_came_before_is_gone() -> None:
+    store = Store()
+    store.put(stored("a"))
+    first = store.get("a", "previous_response_id").conversation()
+    store.put(stored("b", first))
+    store.delete("a")
+    names = [item["id"] for item in store.get("b", "response_id").conversation()]
+    assert names == ["in_a", "msg_a", "in_b", "msg_b"]
+
+
+def test_the_one_that_was_used_least_recently_makes_room() -> None:
+    store = Store(most=2)
+    store.put(stored("a"))
+    store.put(stored("b"))
+    store.get("a", "response_id")
+    store.put(stored("c"))
+    assert kept(store, "a", "b", "c") == [True, False, True]
+
+
+def test_bytes_are_bounded_and_given_back() -> None:
+    store = Store(most_bytes=3000)
+    for name in "abc":
+        store.put(stored(name, text="x" * 1000))
+    assert kept(store, "a", "b", "c") == [False, True, True]
+    store.delete("b")
+    store.put(stored("d", text="x" * 1000))
+    assert kept(store, "c", "d") == [True, True]
+    store.put(stored("huge", text="x" * 4000))
+    assert kept(store, "c", "d", "huge") == [True, True, False]
+
+
+def test_a_missing_one_is_told_by_the_field_that_asked() -> None:
+    with pytest.raises(ApiError) as caught:
+        Store().get("resp_x", "previous_response_id")
+    assert (caught.value.status, caught.value.param) == (400, "previous_response_id")
+    with pytest.raises(ApiError) as caught:
+        Store().delete("resp_x")
+    assert caught.value.status == 404

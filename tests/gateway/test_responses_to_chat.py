@@ -1,0 +1,194 @@
+"""What Responses requests mean as chat requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.errors import ApiError
+from gateway.responses.items import ITEMS
+from gateway.responses.request import ResponsesRequest
+from gateway.responses.to_chat import chat_request
+from gateway.translation import Translation
+
+Json = dict[str, Any]
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at":"sky"}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "blue"}
+
+
+def translated(
+    given: Any = "hi", *, earlier: list[Json] | None = None, **fields: Any
+) -> Translation:
+    body = {"model": "m", "input": given} | fields
+    return chat_request(ResponsesRequest.model_validate(body), ITEMS.validate_python(earlier or []))
+
+
+def messages(given: Any = "hi", **fields: Any) -> list[Json]:
+    told = translated(given, **fields).chat.messages
+    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in told]
+
+
+def said(role: str, *texts: str) -> Json:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"role": role, "content": [{"type": kind, "text": text} for text in texts]}
+
+
+def test_a_text_is_a_user_message_behind_the_instructions() -> None:
+    told = messages("hi", instructions="Be brief.")
+    assert told[0] == {"role": "system", "content": "Be brief."}
+    assert told[1] == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+
+
+def test_instructions_and_leading_system_messages_are_one_turn() -> None:
+    items = [said("developer", "a"), {"role": "system", "content": "b"}, said("user", "hi")]
+    told = messages(items, instructions="Be brief.")
+    assert [message["role"] for message in told] == ["system", "user"]
+    assert told[0]["content"] == "Be brief.\n\na\n\nb"
+
+
+def test_items_of_the_model_are_one_message_until_the_order_begins_again() -> None:
+    thought = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "hm"}],
+    }
+    items = [said("user", "hi"), thought, said("assistant", "Let me ", "see."), CALL, RESULT]
+    told = messages(
+        [*items, thought | {"id": "rs_1"}, CALL | {"call_id": "c2"}, said("user", "so?")]
+    )
+    roles = [message["role"] for message in told]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"]
+    function = {"name": "look", "arguments": '{"at":"sky"}'}
+    assert told[1] == {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "hm",
+        "tool_calls": [{"id": "c1", "function": function}],
+    }
+    assert told[2] == {"role": "tool", "tool_call_id": "c1", "content": "blue"}
+    assert told[3]["tool_calls"][0]["id"] == "c2"
+    twice = messages([said("user", "hi"), said("assistant", "a"), said("assistant", "b")])
+    assert [message.get("content") for message in twice[1:]] == ["a", "b"]
+
+
+def test_reasoning_is_shown_by_its_content_else_its_summary_else_not_at_all() -> None:
+    summary = [{"type": "summary_text", "text": "in short"}]
+    for fields, shown in (
+        ({"summary": summary}, "in short"),
+        ({"summary": summary, "content": [{"type": "reasoning_text", "text": "long"}]}, "long"),
+    ):
+        assert (
+            messages([{"type": "reasoning", **fields}, said("user", "hi")])[0]["reasoning_content"]
+            == shown
+        )
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    assert [m["role"] for m in messages([sealed, said("user", "hi")])] == ["user"]
+
+
+def test_what_was_said_before_comes_before_the_input() -> None:
+    earlier = [said("user", "one"), said("assistant", "two")]
+    told = translated("three", earlier=earlier, instructions="Be brief.")
+    roles = [message.role for message in told.chat.messages]
+    assert roles == ["system", "user", "assistant", "user"]
+    param = "messages[1].content[0]"
+    assert told.named(ApiError(400, "", param=param)).param == "previous_response_id"
+    assert told.named(ApiError(400, "", param="messages[3]")).param == "input[0]"
+
+
+def test_images_and_their_places() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "low"}
+    told = translated([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
+    part = told.chat.model_dump()["messages"][0]["content"][1]
+    assert part["image_url"] == {"url": "data:image/png;base64,QUJD", "detail": "low"}
+    error = told.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
+    assert error.param == "input[0].content[1]"
+    shown = messages([said("user", "hi"), CALL, RESULT | {"output": [image]}])
+    assert [message["role"] for message in shown] == ["user", "assistant", "tool", "user"]
+
+
+def test_tools_sampling_and_form() -> None:
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    told = translated(
+        tools=[LOOK | {"strict": True, "description": "Look."}],
+        tool_choice={
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "look"}],
+        },
+        parallel_tool_calls=False,
+        text={"format": schema},
+        reasoning={"effort": "high", "summary": "auto"},
+        max_output_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        seed=4,
+        top_logprobs=2,
+    ).chat
+    assert told.tools is not None
+    assert (told.tools[0].function.strict, told.tools[0].function.description) == (True, "Look.")
+    choice = told.tool_choice
+    assert not isinstance(choice, str)
+    assert choice is not None
+    assert choice.allowed_tools is not None
+    assert choice.allowed_tools.tools[0].function.name == "look"
+    assert told.parallel_tool_calls is False
+    assert told.response_format is not None
+    assert told.response_format.json_schema is not None
+    assert told.response_format.json_schema.schema_ == {"type": "object"}
+    assert (told.reasoning_effort, told.max_tokens, told.seed) == ("high", 9, 4)
+    assert (told.temperature, told.top_p) == (0.5, 0.9)
+    assert (told.logprobs, told.top_logprobs) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "says"),
+    [
+        ({"input": [{"type": "item_reference", "id": "a"}]}, ("input", 0, "type"), "previous"),
+        ({"input": [{"type": "web_search_call"}]}, ("input", 0, "type"), "web_search_call"),
+        ({"input": [{"role": "tool", "content": "a"}]}, ("input", 0, "role"), "user"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "a"}]}]},
+            ("input", 0, "content", 0, "type"),
+            "input_file",
+        ),
+        ({"tools": [{"type": "file_search"}]}, ("tools", 0, "type"), "file_search"),
+        ({"tools": [{"type": "custom", "name": "a"}]}, ("tools", 0, "type"), "custom"),
+        ({"tool_choice": "maybe"}, ("tool_choice",), "maybe"),
+        ({"tool_choice": {"type": "web_search"}}, ("tool_choice", "type"), "web_search"),
+        ({"text": {"format": {"type": "xml"}}}, ("text", "format", "type"), "xml"),
+        ({"truncation": "auto"}, ("truncation",), "disabled"),
+        ({"background": True}, ("background",), "stream"),
+        ({"conversation": "c"}, ("conversation",), "previous_response_id"),
+        ({"prompt": {"id": "p"}}, ("prompt",), "instructions"),
+        ({"include": ["file_search_call.results"]}, ("include", 0), "message.output_text"),
+        ({"metadata": {"k": "v" * 513}}, ("metadata", "k"), "512"),
+        ({"foo": 1}, ("foo",), "Extra"),
+    ],
+)
+def test_errors_are_at_a_path_of_the_body(
+    fields: Json, place: tuple[str | int, ...], says: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ResponsesRequest.model_validate({"model": "m", "input": "hi"} | fields)
+    first = caught.value.errors()[0]
+    assert first["loc"] == place
+    assert says in first["msg"]
+
+
+def test_the_values_that_ask_for_nothing_pass() -> None:
+    ResponsesRequest.model_validate(
+        {
+            "model": "m",
+            "input": "hi",
+            "truncation": "disabled",
+            "background": False,
+            "conversation": None,
+            "service_tier": "auto",
+            "include": ["reasoning.encrypted_content"],
+            "stream_options": {"include_obfuscation": False},
+            "user": "me",
+        }
+    )
