@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from backend.engine.embedding.encoding import Piece
 from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
@@ -35,8 +36,17 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Encode:
+    """Turn rows into numbers on the model of generation number `epoch`."""
+
+    epoch: int
+    ticket: int
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
-    """Forget a generation, wherever it is."""
+    """Forget a generation or an encoding, wherever it is."""
 
     ticket: int
 
@@ -67,4 +77,4 @@ class Stop:
     """End all generations and the thread."""
 
 
-Command = Submit | Cancel | Load | Free | Stop
+Command = Submit | Encode | Cancel | Load | Free | Stop

@@ -161,6 +161,14 @@ def prefill_chunk(device: Device, settings: Settings) -> int:
     return settings.prefill_chunk or _PREFILL_CHUNK[device.kind]
 
 
+def encode_tokens(device: Device, settings: Settings) -> int:
+    """Most padded tokens of one step of embedding, ranking or labelling.
+
+    A GPU is idle on a few short texts, and nothing of a row has to be kept for a next step.
+    """
+    return prefill_chunk(device, settings) * (4 if device.kind == "cpu" else 16)
+
+
 def machine_memory(root: Path = Path("/")) -> int:
     """RAM in bytes that this process may have: the machine's, or its container's if less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

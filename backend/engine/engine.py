@@ -18,8 +18,18 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine import score_plan
-from backend.engine.commands import Cancel, Free, Load, Stop, Submit
-from backend.engine.errors import EngineError, EngineFailed, NotLoaded, Overloaded, ShuttingDown
+from backend.engine.commands import Cancel, Encode, Free, Load, Stop, Submit
+from backend.engine.embedding.encoding import Encoded, Encoding, Piece
+from backend.engine.embedding.kind import ModelKind
+from backend.engine.embedding.readers import Reader
+from backend.engine.errors import (
+    EngineError,
+    EngineFailed,
+    NotLoaded,
+    Overloaded,
+    ShuttingDown,
+    WrongKind,
+)
 from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.prompts import require_tellable
@@ -28,6 +38,7 @@ from backend.engine.score_plan import ScoreRequest
 from backend.engine.token_text import TextStream
 from backend.engine.worker import Publication, Worker
 from common.chat_format import ChatFormat
+from common.options import shown
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
@@ -42,6 +53,8 @@ _MOST_TEXT_CALLS = 64
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
+Asked = TypeVar("Asked", bound=Reader)
+Owner = TypeVar("Owner", Generation, Encoding)
 
 
 class EngineState(Enum):
@@ -83,6 +96,7 @@ class LoadRequest:
     cache_type_key, cache_type_value: llama.cpp's names for the form of the KV cache.
     adapters: in the order in which they were named; they add up.
     draft_model: a smaller model that guesses ahead, as the host names it; empty means none.
+    embeddings, reranking: what the model must be able to answer.
     settings: our settings by name (`backend.engine.settings`), already typed and checked.
     """
 
@@ -96,6 +110,8 @@ class LoadRequest:
     cache_type_value: str = ""
     adapters: tuple[AdapterRequest, ...] = ()
     draft_model: str = ""
+    embeddings: bool = False
+    reranking: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -104,7 +120,7 @@ class ModelFacts:
     """What is known of the loaded model.
 
     vocabulary_size: width of its logits. token_bytes: what a token writes. new_text: a decoder of
-    tokens; the argument says whether its text goes on from an earlier one.
+    tokens; the argument says whether its text goes on from an earlier one. kind: what it answers.
     """
 
     name: str
@@ -117,6 +133,7 @@ class ModelFacts:
     token_bytes: Callable[[int], bytes]
     new_text: Callable[[bool], TextStream]
     defaults: Extras = field(default_factory=Extras)
+    kind: ModelKind = ModelKind.TEXT
 
 
 class Engine:
@@ -128,7 +145,7 @@ class Engine:
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._text_calls = 0
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
-        self._generations: dict[int, Generation] = {}
+        self._generations: dict[int, Generation | Encoding] = {}
         self._tickets = itertools.count(1)
         self._epochs = itertools.count(1)
         self._served: Served | None = None
@@ -153,6 +170,20 @@ class Engine:
     def require_model(self) -> ModelFacts:
         """The loaded model. Raises NotLoaded (also while a load is under way), ShuttingDown."""
         return self._require().facts
+
+    def require_text_model(self, rpc: str) -> ModelFacts:
+        """The loaded model, if it generates text. Raises WrongKind besides."""
+        facts = self.require_model()
+        if facts.kind is not ModelKind.TEXT:
+            raise _wrong_kind(rpc, facts)
+        return facts
+
+    def reader(self, asked: type[Asked]) -> Asked:
+        """What turns a request of that sort into rows for the loaded model. Raises WrongKind."""
+        served = self._require()
+        if not isinstance(served.reader, asked):
+            raise _wrong_kind(asked.rpc, served.facts)
+        return served.reader
 
     async def load(self, request: LoadRequest) -> ModelFacts:
         """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
@@ -196,15 +227,29 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
-        return self._queue(lambda served, ticket: self._prepare(served, ticket, request))
+        self.require_text_model("Predict")
+        return self._queue(
+            Generation, lambda served, ticket: self._prepare(served, ticket, request)
+        )
+
+    async def encode(self, read: Callable[[], list[Piece]]) -> Encoded:
+        """The model's output for the rows that `read` gives on a prompt thread.
+
+        A cancelled caller frees the engine. Raises what `read` raises, Overloaded, NotLoaded.
+        """
+        encoding = self._queue(
+            Encoding, lambda served, ticket: self._prepare_encoding(served, ticket, read)
+        )
+        return await encoding.result()
 
     async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Per candidate, its tokens with their natural log-probabilities after the prompt.
 
         A cancelled caller frees the engine. Raises what `submit` and its generation raise.
         """
+        self.require_text_model("Score")
         generation = self._queue(
-            lambda served, ticket: self._prepare_score(served, ticket, request)
+            Generation, lambda served, ticket: self._prepare_score(served, ticket, request)
         )
         async with generation:
             async for event in generation:
@@ -212,7 +257,11 @@ class Engine:
                     return event.scores
         raise AssertionError("a generation ends with Finished, or raises")
 
-    def _queue(self, prepare: Callable[[Served, int], None]) -> Generation:
+    def _queue(
+        self,
+        owner_of: Callable[[Callable[[], None]], Owner],
+        prepare: Callable[[Served, int], None],
+    ) -> Owner:
         served = self._require()
         if len(self._generations) >= served.capacity:
             raise Overloaded(
@@ -220,10 +269,10 @@ class Engine:
                 " try again later, or load the model with a larger max_queue"
             )
         ticket = next(self._tickets)
-        generation = Generation(lambda: self._cancel(ticket))
-        self._generations[ticket] = generation
+        owner = owner_of(lambda: self._cancel(ticket))
+        self._generations[ticket] = owner
         self._prompts.submit(self._guarded, prepare, served, ticket)
-        return generation
+        return owner
 
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of the text; special-token text is parsed, none is added."""
@@ -354,7 +403,7 @@ class Engine:
             require_tellable(len(prompt.tokens), request.prompt_logprobs)
         constraint = _constraint(served, request, prompt.tail)
         stored = self._find_on_disk(served, request, prompt.tokens)
-        if (generation := self._generations.get(ticket)) is None:
+        if not isinstance(generation := self._generations.get(ticket), Generation):
             return
         generation.prompt_tail = prompt.tail
         room = served.facts.context_size - len(prompt.tokens)
@@ -381,6 +430,15 @@ class Engine:
             Submit(served.epoch, ticket, row, scored.prefix, scored.longest, plan=scored)
         )
 
+    def _prepare_encoding(
+        self, served: Served, ticket: int, read: Callable[[], list[Piece]]
+    ) -> None:
+        pieces = read()
+        if pieces:
+            self._worker.send(Encode(served.epoch, ticket, pieces))
+        else:
+            self._deliver_threadsafe([(ticket, Encoded(()))])
+
     def _find_on_disk(
         self, served: Served, request: GenerationRequest, prompt: list[int]
     ) -> StoredPrefix | None:
@@ -399,11 +457,14 @@ class Engine:
 
     def _deliver(self, publications: list[Publication]) -> None:
         for ticket, what in publications:
-            generation = self._generations.get(ticket)
-            if generation is not None:
-                generation.push(what)
-                if generation.over:
-                    del self._generations[ticket]
+            owner = self._generations.get(ticket)
+            if isinstance(owner, Encoding):
+                owner.push(what)
+            elif owner is not None:
+                assert not isinstance(what, Encoded), "a generation is told of text"
+                owner.push(what)
+            if owner is not None and owner.over:
+                del self._generations[ticket]
 
     def _finish(self, ticket: int, error: EngineError) -> None:
         self._deliver([(ticket, error)])
@@ -425,12 +486,19 @@ def _constraint(served: Served, request: GenerationRequest, tail: str) -> Constr
     """Compile what constrains the answer. Raises InvalidRequest."""
     if request.constraint is None:
         return None
+    assert served.constraints is not None, "only a model that generates gets this far"
     arguments = getattr(request.prompt, "template_arguments", {})
     return served.constraints.compile(
         request.constraint,
         prompt_tail=tail,
         answers_messages=isinstance(request.prompt, ChatPrompt),
         thinking=arguments.get("enable_thinking"),
+    )
+
+
+def _wrong_kind(rpc: str, facts: ModelFacts) -> WrongKind:
+    return WrongKind(
+        f"{rpc} is not served: the loaded model {shown(facts.name)} {facts.kind.words}"
     )
 
 

@@ -24,6 +24,14 @@ class Overloaded(EngineError):
     """The queue or the memory budget is full; the same request may succeed later."""
 
 
+class TooLong(EngineError):
+    """A text is longer than the model reads at once; `str()` names both lengths."""
+
+
+class WrongKind(EngineError):
+    """The loaded model is not made for what it was asked."""
+
+
 class ModelNotFound(EngineError):
     """The model reference names nothing that exists here or on the hub."""
 

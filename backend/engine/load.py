@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from backend.engine.cache_kind import CacheKind, cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft
-from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.embedding.kind import ModelKind, require_family, with_flags
+from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.reference import HubModel, resolve
@@ -26,6 +27,8 @@ from common.options import shown
 if TYPE_CHECKING:
     from backend.engine.constraints.compiler import ConstraintCompiler
     from backend.engine.disk_cache.cache import DiskCache
+    from backend.engine.embedding.encode_queue import EncoderModel
+    from backend.engine.embedding.readers import Reader
     from backend.engine.engine import LoadRequest, ModelFacts
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
@@ -49,24 +52,30 @@ class Served:
     """What the event loop keeps of a loaded model; no MLX object is in reach from here.
 
     capacity: requests that may be running or waiting. default_max_tokens: for requests that set
-    no limit; 0 means up to the end of the context.
+    no limit; 0 means up to the end of the context. constraints: for models that generate text.
+    reader: what the model answers besides generating.
     """
 
     epoch: int
     facts: ModelFacts
     prompts: PromptBuilder
-    constraints: ConstraintCompiler
+    constraints: ConstraintCompiler | None
     disk: DiskCache | None
     capacity: int
     default_max_tokens: int
     weights_bytes: int
+    reader: Reader | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Both halves of a loaded model: the engine thread's and the event loop's."""
+    """Both halves of a loaded model: the engine thread's and the event loop's.
 
-    engine: EngineModel
+    The engine thread's own is what generates, what encodes, or both.
+    """
+
+    engine: EngineModel | None
+    encoder: EncoderModel | None
     served: Served
 
 
@@ -87,13 +96,34 @@ def find(request: LoadRequest, cancelled: threading.Event) -> Found:
     else:
         path = place.path
     cache_folder(settings.prompt_cache_dir)
-    checkpoint = inspect(path, place.name, settings)
+    checkpoint = _flagged(inspect(path, place.name, settings), request)
     draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
     return Found(checkpoint, settings, kind, adapters, draft)
 
 
+def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
+    """The checkpoint as the kind of model that the request wants it to be."""
+    kind = with_flags(
+        checkpoint.kind,
+        checkpoint.config,
+        embeddings=request.embeddings,
+        reranking=request.reranking,
+    )
+    if kind is not ModelKind.TEXT:
+        require_family(checkpoint.name, kind, checkpoint.config)
+        if request.draft_model:
+            raise InvalidRequest(
+                f"DraftModel is set, but the model {kind.words}: leave it empty for this model"
+            )
+    return replace(checkpoint, kind=kind)
+
+
 def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event) -> Loaded:
     """Load the weights and prove the model. Raises ModelRejected, InvalidRequest, Cancelled."""
+    if found.checkpoint.kind is not ModelKind.TEXT:
+        from backend.engine.embedding.loading import read_encoder
+
+        return read_encoder(found, request, epoch, cancelled)
     started = time.perf_counter()
     from backend.engine import device, kv
     from backend.engine.cache_form import use_cache_kind
@@ -101,6 +131,8 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.constraints.compiler import ConstraintCompiler
     from backend.engine.disk_cache.opening import open_disk_cache
     from backend.engine.drafting.loading import load_drafting
+    from backend.engine.embedding.loading import text_embedder
+    from backend.engine.embedding.readers import Limits
     from backend.engine.engine import ModelFacts
     from backend.engine.loading.context import served_context
     from backend.engine.loading.weights import load_model
@@ -201,8 +233,17 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         loaded.weights_bytes // device.MIB,
         time.perf_counter() - started,
     )
+    encoder, reader = text_embedder(
+        loaded, settings, here, Limits(context_size, vocabulary), plan.limit - taken
+    )
+    if request.embeddings and reader is None:
+        raise ModelRejected(
+            f"Embeddings is true, but model {shown(loaded.name)} does not show the vectors of its"
+            " tokens: turn it off in the model's configuration"
+        )
     return Loaded(
         engine,
+        encoder,
         Served(
             epoch=epoch,
             facts=facts,
@@ -214,5 +255,6 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             capacity=slots + settings.max_queue,
             default_max_tokens=settings.max_tokens,
             weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
+            reader=reader,
         ),
     )

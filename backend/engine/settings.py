@@ -34,10 +34,10 @@ class Rule:
     def expects(self) -> str:
         if self.choices:
             return "one of " + ", ".join(choice or '""' for choice in self.choices)
+        words = _NAMES[self.kind]
         if self.kind in (int, float):
-            limits = f"{_NAMES[self.kind]} from {self.minimum} to {self.maximum}"
-            return f"{limits}, or auto" if self.auto else limits
-        return _NAMES[self.kind]
+            words = f"{words} from {self.minimum} to {self.maximum}"
+        return f"{words}, or auto" if self.auto else words
 
 
 def _number(default: int | None, minimum: int, maximum: int, meaning: str) -> Any:
@@ -49,8 +49,9 @@ def _share(default: float, meaning: str) -> Any:
     return field(default=default, metadata={"rule": Rule(float, meaning, 0, 1)})
 
 
-def _flag(default: bool, meaning: str) -> Any:
-    return field(default=default, metadata={"rule": Rule(bool, meaning)})
+def _flag(default: bool | None, meaning: str) -> Any:
+    rule = Rule(bool, meaning, auto=default is None)
+    return field(default=default, metadata={"rule": rule})
 
 
 def _text(default: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
@@ -163,7 +164,6 @@ class Settings:
     trust_remote_code: bool = _flag(
         False, "Whether Python files that come with the checkpoint may be run."
     )
-    revision: str = _text("", "Branch, tag or commit of a hub repository; empty means main.")
     allow_media_paths: bool = _flag(
         False,
         "Whether an image or a sound of a request may be an absolute path of a file here; only for"
@@ -180,10 +180,23 @@ class Settings:
         600, 1, 7200, "Most seconds of all sounds of a request together."
     )
     max_media_mib: int = _number(64, 1, 1024, "Most MiB of an image or sound, as its file is.")
+    revision: str = _text("", "Branch, tag or commit of a hub repository; empty means main.")
     type: str = _text(
         "",
-        "Kind of model: text also serves the text part of a vision-language checkpoint alone.",
-        ("", "text"),
+        "Kind of model, in place of what the checkpoint says: text (of a vision-language model its"
+        " text part alone), embedding, rerank or token_classify.",
+        ("", "text", "embedding", "rerank", "token_classify"),
+    )
+    pooling: str = _text(
+        "",
+        "How token vectors become the vector of Embedding: none gives them as they are; empty means"
+        " what the checkpoint says, and last for a model that generates.",
+        ("", "mean", "last", "cls", "max", "none"),
+    )
+    normalize: bool | None = _flag(
+        None,
+        "Whether vectors of Embedding are scaled to length 1; auto means what the checkpoint says,"
+        " and true for a model that generates.",
     )
     tool_parser: str = _text("", "Format of tool calls; empty means detected from the model.")
     reasoning_parser: str = _text("", "Format of reasoning; empty means detected from the model.")

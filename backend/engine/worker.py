@@ -14,17 +14,19 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backend.engine.commands import Cancel, Command, Free, Load, Stop, Submit
+from backend.engine.commands import Cancel, Command, Encode, Free, Load, Stop, Submit
+from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.events import Event
 from backend.engine.gauges import Gauges
 
 if TYPE_CHECKING:
+    from backend.engine.embedding.encode_queue import EncodeQueue
     from backend.engine.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-Publication = tuple[int, Event | EngineError]
+Publication = tuple[int, Event | Encoded | EngineError]
 
 
 class Worker:
@@ -44,6 +46,7 @@ class Worker:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._epoch = 0
         self._scheduler: Scheduler | None = None
+        self._encoder: EncodeQueue | None = None
         self.gauges = Gauges()
         self._suspect = False
         self._stopping = False
@@ -68,8 +71,11 @@ class Worker:
         try:
             while not self._stopping:
                 self._take_commands()
-                if self._scheduler is not None and self._scheduler.busy:
+                generating = self._scheduler is not None and self._scheduler.busy
+                if self._scheduler is not None and generating:
                     self._scheduler.step()
+                if self._encoder is not None and self._encoder.busy:
+                    self._encoder.step(running=generating)
                 if self._suspect:
                     self._probe()
                 self._flush()
@@ -83,7 +89,7 @@ class Worker:
             self._clear_streams()
 
     def _take_commands(self) -> None:
-        idle = self._scheduler is None or not self._scheduler.busy
+        idle = not any(rows is not None and rows.busy for rows in (self._scheduler, self._encoder))
         while True:
             try:
                 command = self._inbox.get(block=idle)
@@ -98,9 +104,12 @@ class Worker:
         match command:
             case Submit():
                 self._submit(command)
+            case Encode():
+                self._encode(command)
             case Cancel(ticket):
-                if self._scheduler is not None:
-                    self._scheduler.cancel(ticket)
+                for rows in (self._scheduler, self._encoder):
+                    if rows is not None:
+                        rows.cancel(ticket)
             case Load():
                 self._load(command)
             case Free(done):
@@ -119,10 +128,17 @@ class Worker:
             return
         self._scheduler.submit(command)
 
+    def _encode(self, command: Encode) -> None:
+        if self._encoder is None or command.epoch != self._epoch:
+            self._publish(command.ticket, NotLoaded("it was unloaded before the request began"))
+            return
+        self._encoder.submit(command)
+
     def _load(self, command: Load) -> None:
         """Read the new model beside the old one, and let it take over only when it is whole."""
         if not command.done.set_running_or_notify_cancel():
             return
+        from backend.engine.embedding.encode_queue import EncodeQueue
         from backend.engine.scheduler import Scheduler
 
         try:
@@ -140,7 +156,10 @@ class Worker:
             return
         self._end_all(Cancelled("another model was loaded"))
         self._drop_model()
-        self._scheduler = Scheduler(loaded.engine, self._publish, self._report, self.gauges)
+        if loaded.engine is not None:
+            self._scheduler = Scheduler(loaded.engine, self._publish, self._report, self.gauges)
+        if loaded.encoder is not None:
+            self._encoder = EncodeQueue(loaded.encoder, self._publish, self._report, self.gauges)
         self._epoch = command.epoch
         command.done.set_result(loaded.served)
 
@@ -148,23 +167,24 @@ class Worker:
         """Answer the commands that come after the end, so that nobody waits for them."""
         while not self._inbox.empty():
             match self._inbox.get():
-                case Submit(ticket=ticket):
+                case Submit(ticket=ticket) | Encode(ticket=ticket):
                     self._publish(ticket, ShuttingDown())
                 case Load(done=done) | Free(done=done):
                     if done.set_running_or_notify_cancel():
                         done.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
-        if self._scheduler is not None:
-            self._scheduler.cancel_all(error)
+        for rows in (self._scheduler, self._encoder):
+            if rows is not None:
+                rows.cancel_all(error)
         self._flush()
 
     def _drop_model(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler = None
+        if self._scheduler is not None or self._encoder is not None:
+            self._scheduler = self._encoder = None
             _release()
 
-    def _publish(self, ticket: int, what: Event | EngineError) -> None:
+    def _publish(self, ticket: int, what: Event | Encoded | EngineError) -> None:
         self._outbox.append((ticket, what))
 
     def _flush(self) -> None:

@@ -62,6 +62,9 @@ LOAD: Mapping[str, str] = {
     "MaxModelLen": "the same bound; the smaller one counts",
     "DType": "type of the weights: float32, float16, bfloat16 or auto",
     "TrustRemoteCode": "allows Python code that comes with the checkpoint",
+    "Embeddings": "Embedding is to be answered: a model that cannot is refused",
+    "Reranking": "Rerank is to be answered: a Qwen3 model is loaded as a reranker, and a model that"
+    " cannot is refused",
     "Options": "settings of docs/options.md, as `key:value`",
     "CacheTypeKey": "form of the KV cache: empty, `f16` (as the model computes), `q8_0`, `q5_0`,"
     " `q4_0` …; a name or a model that it cannot be done for is refused",

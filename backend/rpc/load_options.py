@@ -20,11 +20,8 @@ from wire import backend_pb2 as pb
 
 _LATER = "this version does not apply it"
 _ROPE = "positions are as the checkpoint's config.json says"
-_KIND = "this version generates text only"
 
 REFUSED: Mapping[str, Refused] = {
-    "Embeddings": Refused(empty, _KIND, "turn it off in the model's configuration"),
-    "Reranking": Refused(empty, _KIND, "turn it off in the model's configuration"),
     "LoraBase": Refused(
         empty, "adapters are applied to the weights of the model itself", "leave it empty"
     ),
@@ -110,6 +107,8 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         cache_type_value=options.CacheTypeValue,
         adapters=_adapters(options),
         draft_model=_reference("DraftModel", options.DraftModel),
+        embeddings=options.Embeddings,
+        reranking=options.Reranking,
         settings=settings,
     )
     if not request.model and not request.model_file:

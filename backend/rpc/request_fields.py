@@ -32,10 +32,11 @@ REFUSED: Mapping[str, Refused] = {
 _AT_LOAD = "fixed when the model is loaded"
 _DEVICE = "MLX places memory and work itself"
 _MIROSTAT = "belongs to Mirostat, which is refused"
-_EMBEDDING = "input of the Embedding RPC"
 
 ELSEWHERE: Mapping[str, str] = {
     "ModelIdentity": "compared with the loaded model's before anything else",
+    "Embeddings": "the text that the Embedding RPC turns into a vector; no generation reads it",
+    "EmbeddingTokens": "the same in token ids, taken as they are; one of the two is sent",
 }
 
 UNUSED: Mapping[str, str] = {
@@ -55,6 +56,4 @@ UNUSED: Mapping[str, str] = {
     "MirostatETA": _MIROSTAT,
     "MirostatTAU": _MIROSTAT,
     "NegativePromptScale": "belongs to NegativePrompt, which is refused",
-    "Embeddings": _EMBEDDING,
-    "EmbeddingTokens": _EMBEDDING,
 }

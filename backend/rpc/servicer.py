@@ -17,13 +17,12 @@ from backend.engine.engine import Engine, EngineState, LoadRequest, ModelFacts
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Event, Finished, Usage
 from backend.engine.generation import Generation
-from backend.rpc import logs, metadata, replies, scores, trailers
+from backend.rpc import embedding, logs, metadata, replies, rerank, scores, token_classify, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
-from backend.rpc.statuses import NotServed
 from common.chat_events import ChatEvent, message_of
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
@@ -106,7 +105,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     context.set_trailing_metadata(trailers.of(event))
 
     def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
-        facts = self._engine.require_model()
+        facts = self._engine.require_text_model("Predict")
         request = generation_request(options, facts)
         note(id=request.request_id)
         generation = self._engine.submit(request)
@@ -149,21 +148,21 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     ) -> pb.ModelMetadataResponse:
         return metadata.response(self._engine.require_model())
 
-    async def Embedding(self, _: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
-        raise NotServed("Embedding is not served: this backend generates text")
+    async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
+        return await embedding.answer(self._engine, request)
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
-        facts = self._engine.require_model()
+        facts = self._engine.require_text_model("Score")
         told = await self._engine.score(scores.score_request(request))
         return scores.response(request, told, facts.token_bytes)
 
-    async def Rerank(self, _: pb.RerankRequest, _context: Context) -> pb.RerankResult:
-        raise NotServed("Rerank is not served: this backend generates text")
+    async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
+        return await rerank.answer(self._engine, request)
 
     async def TokenClassify(
-        self, _: pb.TokenClassifyRequest, _context: Context
+        self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
-        raise NotServed("TokenClassify is not served: this backend generates text")
+        return await token_classify.answer(self._engine, request)
 
 
 def _read(answer: Answer, event: Event) -> Sequence[ChatEvent]:

@@ -43,6 +43,8 @@ _CODES: dict[type[Exception], StatusCode] = {
     errors.ModelRejected: StatusCode.INVALID_ARGUMENT,
     errors.NotLoaded: StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooLong: StatusCode.RESOURCE_EXHAUSTED,
+    errors.WrongKind: StatusCode.UNIMPLEMENTED,
     errors.ModelNotFound: StatusCode.NOT_FOUND,
     errors.ShuttingDown: StatusCode.UNAVAILABLE,
     errors.Cancelled: StatusCode.CANCELLED,

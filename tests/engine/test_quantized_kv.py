@@ -385,6 +385,7 @@ def test_a_load_prepares_the_cache_that_it_was_asked_for() -> None:
         request = LoadRequest("m", model, cache_type_key=name, cache_type_value=name)
         found = load.find(request, threading.Event())
         engine = load.read(found, request, 1, threading.Event()).engine
+        assert engine is not None
         costs[name] = engine.cost.per_token
         assert engine.slots == 16
     # 4 layers, 2 heads, keys and values of 32 numbers: float32, or packed with scale and bias

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from backend.engine.engine import (
+    Asked,
     Engine,
     EngineMetrics,
     EngineState,
@@ -20,7 +21,7 @@ from backend.engine.engine import (
     LoadRequest,
     ModelFacts,
 )
-from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown
+from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.request import GenerationRequest
@@ -117,6 +118,10 @@ class FakeEngine(Engine):
         if self.facts is None:
             raise NotLoaded
         return self.facts
+
+    def reader(self, asked: type[Asked]) -> Asked:
+        self.require_model()
+        raise WrongKind(f"{asked.rpc} is not served: the model does what a script says")
 
     async def load(self, request: LoadRequest) -> ModelFacts:
         self.loads.append(request)

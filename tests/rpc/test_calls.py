@@ -194,15 +194,15 @@ def test_metadata(stub: BackendStub) -> None:
         ("TokenClassify", pb.TokenClassifyRequest(text="x")),
     ],
 )
-@pytest.mark.parametrize("loaded", [True, False])
-def test_what_is_not_served_says_so_with_and_without_a_model(
-    stub: BackendStub, engine: FakeEngine, method: str, request_: object, loaded: bool
+def test_what_the_loaded_model_is_not_made_for_says_so(
+    stub: BackendStub, engine: FakeEngine, method: str, request_: object
 ) -> None:
-    if not loaded:
-        engine.facts = None
     failure = failure_of(lambda: getattr(stub, method)(request_))
     assert failure.code is grpc.StatusCode.UNIMPLEMENTED
     assert failure.sentence.startswith(f"{method} is not served")
+    engine.facts = None
+    failure = failure_of(lambda: getattr(stub, method)(request_))
+    assert failure.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_an_rpc_that_does_not_exist_here_is_unimplemented(running: Running) -> None:

@@ -45,8 +45,6 @@ def test_the_hosts_defaults_are_accepted() -> None:
 
 
 REFUSED_VALUES: dict[str, list[Any]] = {
-    "Embeddings": [True],
-    "Reranking": [True],
     "LoraBase": ["b"],
     "MMProj": ["/models/mmproj"],
     "Quantization": ["awq"],

@@ -49,11 +49,6 @@ def model_types() -> frozenset[str]:
     return frozenset(modules | {alias for alias, type_ in aliases().items() if type_ in modules})
 
 
-_ENCODERS = frozenset({
-    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
-    "modernbert", "mpnet", "new", "nomic_bert", "roberta", "xlm-roberta", "xlm_roberta",
-})  # fmt: skip
-_SCORERS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 _MEDIA_KEYS = (
     "vision_config",
     "vision_tower",
@@ -71,15 +66,6 @@ _MEDIA_MODULES = frozenset({
     "multi_modal_projector", "mm_projector",
     "audio_tower", "audio_model", "audio_encoder", "embed_audio", "apm",
 })  # fmt: skip
-
-
-def is_encoder(config: dict[str, Any], files: frozenset[str]) -> bool:
-    """Whether a model represents or scores text instead of writing it."""
-    return (
-        config["model_type"] in _ENCODERS
-        or any(str(name).endswith(_SCORERS) for name in config.get("architectures") or ())
-        or bool({"config_sentence_transformers.json", "modules.json"} & files)
-    )
 
 
 def is_multimodal(config: dict[str, Any]) -> bool:

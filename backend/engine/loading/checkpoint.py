@@ -1,7 +1,7 @@
 """A look at a model directory before any weight is loaded.
 
-Every way in which a directory can fail to be a text model has a sentence of its own, and none of
-the checks needs MLX: they run before a download, on the thread that does disk work.
+Every way in which a directory can fail to be a model that is served has a sentence of its own, and
+none of the checks needs MLX: they run before a download, on the thread that does disk work.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from backend.engine.embedding.kind import ModelKind, kind_of, require_family
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.architectures import (
     holds_media,
-    is_encoder,
     is_multimodal,
     model_types,
 )
@@ -45,25 +45,28 @@ class IncompleteError(ModelRejected):
 class Checkpoint:
     """A directory that can be loaded, as far as its files tell.
 
-    weights_bytes: as stored; a cast at load time changes them.
+    weights_bytes: as stored; a cast at load time changes them. kind: what it is for.
     """
 
     path: Path
     name: str
     config: dict[str, Any]
     weights_bytes: int
+    kind: ModelKind = ModelKind.TEXT
 
 
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
     """Check all that is cheap to check. Raises ModelRejected."""
     try:
-        require_files(name, frozenset(entry.name for entry in path.iterdir()))
+        files = frozenset(entry.name for entry in path.iterdir())
+        require_files(name, files)
         config = inspect_config(path, name, settings)
         shards = _weights(path, name)
-        if is_multimodal(config):
+        kind = kind_of(config, files, settings.type)
+        if kind is ModelKind.TEXT and is_multimodal(config):
             _refuse_media(name, shards.tensors, settings)
         _require_tokenizer(path, name)
-        return Checkpoint(path, name, config, shards.bytes)
+        return Checkpoint(path, name, config, shards.bytes, kind)
     except OSError as error:
         raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
 
@@ -85,12 +88,10 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
         if Path(str(own_code)).name != own_code or own_code not in files:
             raise _rejected(name, f"its code file {shown(own_code)} is not in its folder")
         return config
-    if is_encoder(config, files):
-        raise _rejected(
-            name,
-            "it embeds or scores text and does not generate it; this version serves"
-            " generating models only",
-        )
+    kind = kind_of(config, files, settings.type)
+    if kind is not ModelKind.TEXT:
+        require_family(name, kind, config)
+        return config
     if config.get("is_encoder_decoder"):
         raise _rejected(name, "it is an encoder-decoder model; this version serves decoders only")
     if model_type not in model_types():

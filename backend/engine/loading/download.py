@@ -29,7 +29,7 @@ from common.options import shown
 _log = logging.getLogger(__name__)
 
 _SMALL_FILES = ("*.json", "*.jsonl", "*.txt", "*.jinja", "*.py", "*.model", "*.tiktoken")
-_ALL_FILES = (*_SMALL_FILES, "model*.safetensors")
+_ALL_FILES = (*_SMALL_FILES, "model*.safetensors", "*_Dense/model.safetensors")
 
 
 def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Path:

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,19 +68,23 @@ def load_model(
     dtype: str = "",
     adapters: Sequence[Adapter] = (),
     cancel: threading.Event | None = None,
+    open_model: Callable[[Path], tuple[Any, dict[str, Any]]] | None = None,
 ) -> LoadedModel:
     """Load a checkpoint with its adapters. Raises ModelRejected, InvalidRequest, Cancelled.
 
-    `dtype` is the load request's own field. After any error nothing of the model is kept.
+    `dtype` is the load request's own field. open_model: makes the model, its weights still lazy,
+    and tells its configuration; None leaves that to mlx-lm. After any error nothing is kept.
     """
     wanted = weight_type(device, weight_dtype(settings, dtype))
     try:
         limit = memory_limit(device, settings)
-        return _load(checkpoint, settings, wanted, limit, adapters, cancel)
+        return _load(checkpoint, settings, wanted, limit, adapters, cancel, open_model)
     except EngineError as error:
         refusal = error
     except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
-        _log.warning("model %s: mlx-lm cannot load it", shown(checkpoint.name), exc_info=True)
+        _log.warning(
+            "model %s: its weights cannot be loaded", shown(checkpoint.name), exc_info=True
+        )
         refusal = ModelRejected(
             f"model {shown(checkpoint.name)} cannot be loaded: {_reason(error, checkpoint.path)}"
         )
@@ -96,13 +100,17 @@ def _load(
     limit: int,
     adapters: Sequence[Adapter],
     cancel: threading.Event | None,
+    open_model: Callable[[Path], tuple[Any, dict[str, Any]]] | None,
 ) -> LoadedModel:
-    from mlx_lm.utils import load_model as open_model
+    from mlx_lm.utils import load_model as open_text_model
 
     tokenizer = load_tokenizer(checkpoint, settings)
-    model, config = open_model(
-        checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
-    )
+    if open_model is not None:
+        model, config = open_model(checkpoint.path)
+    else:
+        model, config = open_text_model(
+            checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
+        )
     if adapters:
         from backend.engine.loading.adapter_layers import apply_adapters
 

@@ -1,0 +1,181 @@
+"""Runs the rows of Embedding, Rerank and TokenClassify requests, whoever they belong to.
+
+Everything happens on the engine thread, one `step` at a time, between the decode steps of a
+generating model. A row waits in the queue of its length; the queue with the oldest row goes first,
+so nobody starves. A request is answered when the last of its rows has run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
+from backend.engine.embedding.encoding import Encoded, Piece
+from backend.engine.errors import EngineError, EngineFailed, Overloaded
+from backend.engine.gauges import Gauges
+from backend.engine.prefill import Pace
+
+if TYPE_CHECKING:
+    from backend.engine.commands import Encode
+
+_MIB = 1 << 20
+_TIDY_EVERY = 256  # steps between two returns of freed buffers to the system
+
+Run = Callable[[Sequence[Piece]], list[np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderModel:
+    """What the engine thread holds of a model that turns text into numbers.
+
+    run: one step; an output per piece. step_tokens: most padded tokens of a step. stall_ms: the
+    pause that a step may cause in running streams. room: bytes left beside the weights.
+    """
+
+    run: Run
+    cost: ActivationCost
+    step_tokens: int
+    stall_ms: int
+    room: int
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    ticket: int
+    outputs: list[np.ndarray | None]
+    left: int
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    job: _Job
+    place: int
+    piece: Piece
+    arrival: int
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.length = len(self.piece.ids)
+
+
+class EncodeQueue:
+    """Owner of all such requests of one loaded model.
+
+    publish: tells a request's owner of the answer or of the failure. report: logs a fault.
+    """
+
+    def __init__(
+        self,
+        model: EncoderModel,
+        publish: Callable[[int, Encoded | EngineError], None],
+        report: Callable[[str, BaseException], None],
+        gauges: Gauges,
+    ) -> None:
+        self._model = model
+        self._publish = publish
+        self._report = report
+        self._gauges = gauges
+        self._pace = Pace(model.step_tokens, model.stall_ms)
+        self._buckets: dict[int, deque[_Row]] = {}
+        self._arrivals = 0
+        self._steps = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._buckets)
+
+    def submit(self, command: Encode) -> None:
+        """Queue the rows of a request, or refuse it where one row alone is too much."""
+        longest = max(len(piece.ids) for piece in command.pieces)
+        needed = self._model.cost.of(1, longest)
+        if needed > self._model.room:
+            self._publish(
+                command.ticket,
+                Overloaded(
+                    f"a text of {longest} tokens needs {needed // _MIB} MiB beside the model, but"
+                    f" {self._model.room // _MIB} MiB are left: send a shorter text, or raise"
+                    " memory_limit_mib"
+                ),
+            )
+            return
+        count = len(command.pieces)
+        job = _Job(command.ticket, [None] * count, count)
+        for place, piece in enumerate(command.pieces):
+            row = _Row(job, place, piece, self._arrivals)
+            self._arrivals += 1
+            self._buckets.setdefault(bucket_of(row.length), deque()).append(row)
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a request. Its owner knows, so nothing is published."""
+        self._drop(lambda job: job.ticket == ticket)
+
+    def cancel_all(self, error: EngineError) -> None:
+        """End every request with an error."""
+        jobs = {row.job.ticket for rows in self._buckets.values() for row in rows}
+        self._buckets.clear()
+        for ticket in jobs:
+            self._publish(ticket, error)
+
+    def step(self, *, running: bool) -> None:
+        """Run one batch. running: whether streams of generated text wait meanwhile."""
+        rows = self._take(self._pace.tokens(running=running))
+        started = time.perf_counter()
+        try:
+            outputs = self._model.run([row.piece for row in rows])
+        except Exception as fault:
+            self._report("encoding", fault)
+            failure = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
+            for ticket in {row.job.ticket for row in rows}:
+                self._fail(ticket, failure)
+            return
+        tokens = sum(row.length for row in rows)
+        padded = len(rows) * max(row.length for row in rows)
+        self._pace.measured(padded, time.perf_counter() - started)
+        self._gauges.prompt_tokens_processed += tokens
+        for row, output in zip(rows, outputs, strict=True):
+            self._hand_out(row, output)
+        self._steps += 1
+        if not self.busy or self._steps % _TIDY_EVERY == 0:
+            mx.clear_cache()
+
+    def _take(self, tokens: int) -> list[_Row]:
+        """The rows of the next step: the oldest one and those of its length."""
+        bucket = min(self._buckets, key=lambda size: self._buckets[size][0].arrival)
+        waiting = self._buckets[bucket]
+        lengths = (row.length for row in waiting)
+        count = rows_that_fit(lengths, tokens, self._model.cost, self._model.room)
+        rows = [waiting.popleft() for _ in range(count)]
+        if not waiting:
+            del self._buckets[bucket]
+        return rows
+
+    def _hand_out(self, row: _Row, output: np.ndarray) -> None:
+        job = row.job
+        if not np.isfinite(output).all():
+            job.left = -1
+            self._fail(job.ticket, EngineFailed("the model gave values that are no numbers"))
+            return
+        job.outputs[row.place] = output
+        job.left -= 1
+        if job.left == 0:
+            done = tuple(output for output in job.outputs if output is not None)
+            self._publish(job.ticket, Encoded(done))
+
+    def _fail(self, ticket: int, failure: EngineError) -> None:
+        self.cancel(ticket)
+        self._publish(ticket, failure)
+
+    def _drop(self, leaves: Callable[[_Job], bool]) -> None:
+        for size, rows in list(self._buckets.items()):
+            kept = deque(row for row in rows if not leaves(row.job))
+            if kept:
+                self._buckets[size] = kept
+            else:
+                del self._buckets[size]

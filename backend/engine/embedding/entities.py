@@ -1,0 +1,111 @@
+"""From a label for each token to the things that a text names.
+
+Labels are those of BIO and BIOES tag sets: `B-` begins an entity, `I-` goes on, `E-` ends, `S-` is
+one by itself, `O` is none. A label without such a mark is the kind of entity itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+OUTSIDE = "O"
+_MARKS = ("B", "I", "E", "S")
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """start, end: byte offsets into the text's UTF-8, half-open. score: from 0 to 1."""
+
+    group: str
+    start: int
+    end: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens from `first` up to, not including, `last` that are one entity of a group."""
+
+    group: str
+    first: int
+    last: int
+
+
+def parted(label: str) -> tuple[str, str]:
+    """A label's mark and group: `B-PER` → B, PER; `PER` → I, PER; `O` → "", O."""
+    if label == OUTSIDE:
+        return "", OUTSIDE
+    mark, dash, group = label.partition("-")
+    return (mark, group) if dash and group and mark in _MARKS else ("I", label)
+
+
+def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[str]:
+    """The labels after every piece of a word has taken that of its first piece that has one.
+
+    A word is one thing: `San`, `##ti`, `##ago` are not three, whatever the later pieces say. words:
+    the number of each token's word, None for a token of no word.
+    """
+    settled = list(labels)
+    first = 0
+    while first < len(labels):
+        last = first + 1
+        while last < len(labels) and words[first] is not None and words[last] == words[first]:
+            last += 1
+        named = [label for label in labels[first:last] if label != OUTSIDE]
+        if named:
+            settled[first] = named[0]
+            rest = f"I-{parted(named[0])[1]}"
+            settled[first + 1 : last] = [rest] * (last - first - 1)
+        first = last
+    return settled
+
+
+def runs_of(labels: Sequence[str]) -> list[Run]:
+    """The entities as stretches of tokens: in order, none empty, none overlapping."""
+    runs: list[Run] = []
+    group, first = OUTSIDE, 0
+
+    def close(here: int) -> None:
+        nonlocal group
+        if group != OUTSIDE:
+            runs.append(Run(group, first, here))
+        group = OUTSIDE
+
+    for place, label in enumerate(labels):
+        mark, named = parted(label)
+        if named != group or mark in ("B", "S"):
+            close(place)
+            group, first = named, place
+        if mark in ("E", "S"):
+            close(place + 1)
+    close(len(labels))
+    return runs
+
+
+def entities_of(
+    text: str, runs: Sequence[Run], offsets: Sequence[tuple[int, int]], scores: Sequence[float]
+) -> list[Entity]:
+    """The runs as parts of the text, without white space at their ends.
+
+    offsets: the characters of each token, half-open. scores: of each run. Tokens that are parts of
+    one character share its place, so a run that would reach back into an earlier one is left out.
+    """
+    bytes_before = [0, *accumulate(len(character.encode()) for character in text)]
+    found: list[Entity] = []
+    reached = 0
+    for run, score in zip(runs, scores, strict=True):
+        start, end = offsets[run.first][0], offsets[run.last - 1][1]
+        while start < end and text[start].isspace():
+            start += 1
+        while end > start and text[end - 1].isspace():
+            end -= 1
+        if start >= end or start < reached:
+            continue
+        reached = end
+        found.append(
+            Entity(run.group, bytes_before[start], bytes_before[end], score, text[start:end])
+        )
+    return found

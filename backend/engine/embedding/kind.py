@@ -1,0 +1,156 @@
+"""What a checkpoint is for, decided from its configuration and the names of its files.
+
+The decision comes before a download and before any weight is read, so nothing here needs MLX. An
+option of the user wins over what the files say; the flags of a load request may only narrow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from backend.engine.errors import InvalidRequest, ModelRejected
+from common.options import shown
+
+
+class ModelKind(Enum):
+    """What a loaded model answers. A text model answers Embedding as well."""
+
+    TEXT = "text"
+    EMBEDDING = "embedding"
+    RERANK = "rerank"
+    TOKEN_CLASSIFY = "token_classify"
+
+    @property
+    def words(self) -> str:
+        """The end of the sentence "the model …"."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    ModelKind.TEXT: "generates text",
+    ModelKind.EMBEDDING: "turns text into vectors and generates none",
+    ModelKind.RERANK: "rates documents against a query and generates no text",
+    ModelKind.TOKEN_CLASSIFY: "labels words of a text and generates none",
+}
+
+# Families by the names in config.json → the module of mlx-vlm that computes them. RoBERTa and
+# CamemBERT are computed as XLM-RoBERTa is: same layers, same rule for positions.
+_ROBERTAS = {"xlm-roberta": "xlm_roberta", "roberta": "xlm_roberta", "camembert": "xlm_roberta"}
+FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
+    ModelKind.EMBEDDING: {
+        "bert": "bert",
+        **_ROBERTAS,
+        "modernbert": "modernbert",
+        "qwen3": "qwen3_embedding",
+        "gemma3_text": "gemma3_embedding",
+        "embedding_gemma2": "embedding_gemma2",
+        "lfm2": "lfm2_embedding",
+        "ministral3": "ministral3_embedding",
+        "llama_bidirec": "llama_bidirec",
+    },
+    ModelKind.RERANK: {"bert": "bert", **_ROBERTAS, "modernbert": "modernbert", "qwen3": ""},
+    ModelKind.TOKEN_CLASSIFY: {
+        "bert": "bert",
+        "openai_privacy_filter": "openai_privacy_filter",
+    },
+}
+_ONLY_ENCODERS = frozenset({
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
+    "embedding_gemma2", "ernie", "llama_bidirec", "modernbert", "mpnet", "new", "nomic_bert",
+    "roberta", "xlm-roberta", "xlm_roberta",
+})  # fmt: skip
+_SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "modules.json"})
+# Rerankers that answer "yes" or "no": generating models, told apart by what they are asked.
+ANSWERING_RERANKERS = frozenset({"qwen3"})
+
+
+def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
+    """The kind of a checkpoint. `wanted` is the option `type`, "" where it was not given."""
+    if wanted:
+        return ModelKind(wanted)
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    if any(name.endswith("ForTokenClassification") for name in architectures):
+        return ModelKind.TOKEN_CLASSIFY
+    if any(name.endswith("ForSequenceClassification") for name in architectures):
+        return ModelKind.RERANK
+    if (
+        config["model_type"] in _ONLY_ENCODERS
+        or any(name.endswith("ForMaskedLM") for name in architectures)
+        or _SENTENCE_TRANSFORMERS & files
+    ):
+        return ModelKind.EMBEDDING
+    return ModelKind.TEXT
+
+
+def with_flags(
+    kind: ModelKind, config: Mapping[str, Any], *, embeddings: bool, reranking: bool
+) -> ModelKind:
+    """The kind after the flags Embeddings and Reranking of a load. Raises InvalidRequest."""
+    if reranking and kind is ModelKind.TEXT and config["model_type"] in ANSWERING_RERANKERS:
+        kind = ModelKind.RERANK
+    if reranking and kind is not ModelKind.RERANK:
+        raise InvalidRequest(
+            f"Reranking is true, but the model {kind.words}: load a cross-encoder or a Qwen3"
+            " reranker, or turn it off in the model's configuration"
+        )
+    if embeddings and kind not in (ModelKind.TEXT, ModelKind.EMBEDDING):
+        raise InvalidRequest(
+            f"Embeddings is true, but the model {kind.words}: load an embedding model, or turn it"
+            " off in the model's configuration"
+        )
+    return kind
+
+
+def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> None:
+    """Refuse what mlx-vlm does not compute, or would compute wrongly. Raises ModelRejected."""
+    families = FAMILIES[kind]
+    model_type = config["model_type"]
+    if model_type not in families:
+        raise _rejected(
+            name,
+            f"it {kind.words}, and its model type {shown(model_type)} is not among those that are"
+            f" served for that: {_listed(sorted(families))}",
+        )
+    if kind is ModelKind.RERANK and model_type not in ANSWERING_RERANKERS:
+        _require_one_score(name, config)
+    if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
+        raise _rejected(name, "its config.json does not name the labels (id2label)")
+    for key, computed in (
+        ("hidden_act", ("gelu",)),
+        ("hidden_activation", ("gelu",)),
+        ("position_embedding_type", ("absolute",)),
+    ):
+        value = config.get(key, computed[0])
+        if "bert" in families[model_type] and value not in computed:
+            raise _rejected(
+                name, f"its {key} is {shown(value)}, and only {_listed(computed)} is computed"
+            )
+
+
+def _require_one_score(name: str, config: Mapping[str, Any]) -> None:
+    labels = config.get("num_labels") or len(labels_of(config)) or 1
+    if labels != 1:
+        raise _rejected(
+            name,
+            f"it sorts texts into {labels} classes; of such models only rerankers are served, which"
+            " give one score",
+        )
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a classifier's outputs, in their order; empty where they are not all named."""
+    named = config.get("id2label")
+    if not isinstance(named, dict):
+        return ()
+    labels = {str(index): str(label) for index, label in named.items()}
+    return tuple(labels.get(str(index), "") for index in range(len(labels)))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words)
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

@@ -1,0 +1,118 @@
+"""TokenClassify: a text of any length to rows, and the labels of its tokens to entities.
+
+A model reads a window of its context at a time. Windows overlap, and each token is judged by the
+window in which it stands further from an edge, so nothing is cut in two by the end of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from backend.engine.embedding.encoding import Encoded, Piece
+from backend.engine.embedding.entities import (
+    Entity,
+    Run,
+    entities_of,
+    labels_of_words,
+    parted,
+    runs_of,
+)
+from backend.engine.embedding.readers import Limits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens first to last of a text are read together; those from kept to until count."""
+
+    first: int
+    last: int
+    kept: int
+    until: int
+
+
+def windows(length: int, size: int) -> list[Window]:
+    """Windows of at most `size` tokens, neighbours sharing a quarter; each token counts once."""
+    if length <= size:
+        return [Window(0, length, 0, length)] if length else []
+    shared = size // 4
+    firsts = list(range(0, length - shared, size - shared))
+    edges = [first + shared // 2 for first in firsts[1:]]
+    lasts = [min(first + size, length) for first in firsts]
+    return [
+        Window(*bounds) for bounds in zip(firsts, lasts, [0, *edges], [*edges, length], strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """A text in tokens: the rows, and where in the text each token is."""
+
+    text: str
+    pieces: list[Piece]
+    windows: list[Window]
+    offsets: list[tuple[int, int]]
+    words: list[int | None]
+
+
+@dataclass(frozen=True)
+class LabelReader:
+    """tokenizer: of the tokenizers package. labels: in the order of the model's outputs.
+
+    path: the label of each token, as an index, from probabilities of (tokens, labels). before,
+    after: ids around every row. by_word: pieces of a word share a label.
+    """
+
+    rpc: ClassVar[str] = "TokenClassify"
+    tokenizer: Any
+    limits: Limits
+    labels: tuple[str, ...]
+    path: Callable[[np.ndarray], Sequence[int]]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    by_word: bool = True
+
+    def read(self, text: str) -> LabelledText:
+        """Raises TooLong for more text than is looked at."""
+        self.limits.check_text("text", text)
+        row = self.tokenizer.encode(text, add_special_tokens=False)
+        parts = windows(len(row.ids), self.limits.context - len(self.before) - len(self.after))
+        ids = [[*self.before, *row.ids[part.first : part.last], *self.after] for part in parts]
+        return LabelledText(
+            text=text,
+            pieces=[Piece(one, [0] * len(one)) for one in ids],
+            windows=parts,
+            offsets=list(row.offsets),
+            words=list(row.word_ids),
+        )
+
+    def answer(self, read: LabelledText, encoded: Encoded, threshold: float) -> list[Entity]:
+        """The entities with at least that score, in the order of the text."""
+        import numpy as np
+
+        if not read.pieces:
+            return []
+        shares = np.concatenate(
+            [
+                output[len(self.before) :][part.kept - part.first : part.until - part.first]
+                for part, output in zip(read.windows, encoded.outputs, strict=True)
+            ]
+        )
+        labels = [self.labels[index] for index in self.path(shares)]
+        if self.by_word:
+            labels = labels_of_words(labels, read.words)
+        runs = runs_of(labels)
+        scores = [self._score(shares, run) for run in runs]
+        found = entities_of(read.text, runs, read.offsets, scores)
+        return [entity for entity in found if entity.score >= threshold]
+
+    def _score(self, shares: np.ndarray, run: Run) -> float:
+        """How sure the model is that the run's tokens belong to its group, on average."""
+        columns = [
+            place for place, label in enumerate(self.labels) if parted(label)[1] == run.group
+        ]
+        return float(shares[run.first : run.last, columns].sum(axis=1).mean())

@@ -1,0 +1,296 @@
+"""Checkpoints that turn text into numbers: weights through mlx-vlm, readers around them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine import device as devices
+from backend.engine.chat import chat_format
+from backend.engine.device import MIB, Device
+from backend.engine.embedding import networks
+from backend.engine.embedding.batch_plan import ActivationCost
+from backend.engine.embedding.encode_queue import EncoderModel, Run
+from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, ModelKind, labels_of
+from backend.engine.embedding.label_reader import LabelReader
+from backend.engine.embedding.pooling_rule import (
+    pooling_of_checkpoint,
+    pooling_of_text_model,
+    sequence_limit,
+)
+from backend.engine.embedding.readers import (
+    Limits,
+    PairReader,
+    Reader,
+    TextReader,
+    cross_encoder,
+    yes_no_prompt,
+)
+from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.context import served_context
+from backend.engine.loading.weights import LoadedModel, load_model
+from backend.engine.prompts import PromptBuilder
+from backend.engine.settings import Settings
+from backend.engine.token_text import TokenTexts
+from common.options import shown
+
+if TYPE_CHECKING:
+    from backend.engine.engine import LoadRequest
+    from backend.engine.load import Found, Loaded
+
+_log = logging.getLogger(__name__)
+
+_CLASSES = {
+    ModelKind.EMBEDDING: "Model",
+    ModelKind.RERANK: "SequenceClassificationModel",
+    ModelKind.TOKEN_CLASSIFY: "TokenClassificationModel",
+}
+
+
+def read_encoder(
+    found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event
+) -> Loaded:
+    """Load such a model and prove it. Raises ModelRejected, InvalidRequest, Cancelled."""
+    from backend.engine.engine import ModelFacts
+    from backend.engine.load import Loaded, Served
+
+    started = time.perf_counter()
+    settings, checkpoint = found.settings, found.checkpoint
+    here = devices.detect()
+    devices.prepare(here)
+    loaded = load_model(
+        checkpoint,
+        settings,
+        here,
+        dtype=request.dtype,
+        adapters=found.adapters,
+        cancel=cancelled,
+        open_model=_opener(checkpoint),
+    )
+    plan = devices.memory_plan(here, settings, loaded.weights_bytes)
+    devices.apply(plan)
+    limits = _limits(checkpoint, loaded, request.context_size)
+    run, reader = _read_kind(checkpoint, loaded, settings, limits)
+    _prove(run, loaded.name)
+    prompts = PromptBuilder(loaded.tokenizer, limits.context, limits.vocabulary)
+    texts = TokenTexts(loaded.tokenizer)
+    facts = ModelFacts(
+        name=loaded.name,
+        model_type=loaded.model_type,
+        context_size=limits.context,
+        chat_template=None,
+        chat_format=chat_format(None, ()),
+        rendered_template="",
+        vocabulary_size=limits.vocabulary,
+        token_bytes=texts.bytes_of,
+        new_text=texts.stream,
+        kind=checkpoint.kind,
+    )
+    _log.info(
+        "model %s: %s, %s on %s, %s, reads %d tokens, weights %d MiB, loaded in %.1f s",
+        shown(loaded.name),
+        loaded.model_type,
+        checkpoint.kind.value,
+        here.kind,
+        loaded.dtype,
+        limits.context,
+        loaded.weights_bytes // MIB,
+        time.perf_counter() - started,
+    )
+    return Loaded(
+        engine=None,
+        encoder=_encoder(run, loaded, settings, here, plan.limit - loaded.weights_bytes),
+        served=Served(
+            epoch=epoch,
+            facts=facts,
+            prompts=prompts,
+            constraints=None,
+            disk=None,
+            capacity=settings.parallel + settings.max_queue,
+            default_max_tokens=0,
+            weights_bytes=loaded.weights_bytes,
+            reader=reader,
+        ),
+    )
+
+
+def text_embedder(
+    loaded: LoadedModel, settings: Settings, here: Device, limits: Limits, room: int
+) -> tuple[EncoderModel, TextReader] | tuple[None, None]:
+    """What lets a generating model answer Embedding: nothing is computed until it is asked to.
+
+    None where the model does not show what comes before its vocabulary.
+    """
+    if networks.inner_model(loaded.model) is None:
+        return None, None
+    rule = pooling_of_text_model(settings)
+    run = networks.embedder(networks.causal(loaded.model), (), rule, pad_token=0)
+    reader = TextReader(loaded.tokenizer.encode, limits, per_token=rule.mode == "none")
+    return _encoder(run, loaded, settings, here, room), reader
+
+
+def _opener(checkpoint: Checkpoint) -> Callable[[Path], tuple[Any, dict[str, Any]]] | None:
+    """How weights become a model: by mlx-vlm, except for rerankers that answer in words."""
+    family = FAMILIES[checkpoint.kind][checkpoint.config["model_type"]]
+    if not family:
+        return None
+
+    def open_model(path: Path) -> tuple[Any, dict[str, Any]]:
+        from mlx_vlm.encoder_loader import load_encoder_model
+
+        config = dict(checkpoint.config)
+        labels = labels_of(config)
+        if checkpoint.kind is not ModelKind.EMBEDDING:
+            config["num_labels"] = len(labels) or 1
+        model = load_encoder_model(
+            path,
+            model_remapping={config["model_type"]: family},
+            model_class_name="Model"
+            if family == "openai_privacy_filter"
+            else _CLASSES[checkpoint.kind],
+            config=config,
+            lazy=True,
+        )
+        return model, config
+
+    return open_model
+
+
+def _limits(checkpoint: Checkpoint, loaded: LoadedModel, wanted: int) -> Limits:
+    stated = sequence_limit(checkpoint.path, checkpoint.name, checkpoint.config)
+    own = min(loaded.context_size, stated) if stated else loaded.context_size
+    return Limits(served_context(own, wanted), int(_part(loaded.config)["vocab_size"]))
+
+
+def _read_kind(
+    checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
+) -> tuple[Run, Reader]:
+    model, pad = loaded.model, _pad_token(loaded)
+    if checkpoint.kind is ModelKind.EMBEDDING:
+        rule = pooling_of_checkpoint(checkpoint.path, checkpoint.name, checkpoint.config, settings)
+        dense = getattr(model, "dense", ())
+        run = networks.embedder(networks.bidirectional(model), dense, rule, pad)
+        end = _end_token(checkpoint.config) if rule.mode == "last" else None
+        encode = loaded.tokenizer.encode
+        return run, TextReader(encode, limits, per_token=rule.mode == "none", end_token=end)
+    tokenizer = _own_tokenizer(loaded)
+    if checkpoint.kind is ModelKind.TOKEN_CLASSIFY:
+        return networks.token_classifier(model, pad), _label_reader(
+            checkpoint, tokenizer, loaded, limits
+        )
+    if checkpoint.config["model_type"] in ANSWERING_RERANKERS:
+        yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
+        if yes is None or no is None:
+            raise _rejected(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
+        run = networks.yes_or_no(model, yes, no, pad)
+        return run, PairReader(yes_no_prompt(tokenizer), limits)
+    return networks.classifier(model, pad), PairReader(cross_encoder(tokenizer), limits)
+
+
+def _label_reader(
+    checkpoint: Checkpoint, tokenizer: Any, loaded: LoadedModel, limits: Limits
+) -> LabelReader:
+    labels = labels_of(checkpoint.config)
+    if checkpoint.config["model_type"] == "openai_privacy_filter":
+        path = _privacy_path(checkpoint.path, labels)
+        return LabelReader(tokenizer, limits, labels, path, by_word=False)
+    around = (loaded.tokenizer.cls_token_id, loaded.tokenizer.sep_token_id)
+    before, after = ((), ()) if None in around else ((around[0],), (around[1],))
+    return LabelReader(
+        tokenizer, limits, labels, lambda shares: shares.argmax(axis=-1).tolist(), before, after
+    )
+
+
+def _privacy_path(path: Path, labels: tuple[str, ...]) -> Callable[[np.ndarray], list[int]]:
+    """The likeliest path that BIOES allows, by the transition biases of the checkpoint."""
+    from mlx_vlm.privacy_filter import ViterbiDecoder, _load_transition_biases
+
+    decoder = ViterbiDecoder(labels, _load_transition_biases(path, "default"))
+
+    def likeliest(shares: np.ndarray) -> list[int]:
+        decoded: list[int] = decoder.decode(np.log(np.maximum(shares, 1e-30)))
+        return decoded
+
+    return likeliest
+
+
+def _encoder(
+    run: Run, loaded: LoadedModel, settings: Settings, here: Device, room: int
+) -> EncoderModel:
+    part = _part(loaded.config)
+    hidden = int(part.get("hidden_size") or part.get("n_embd") or part.get("dim") or 4096)
+    heads = int(part.get("num_attention_heads") or part.get("n_head") or 16)
+    itemsize = 4 if loaded.dtype == "float32" else 2
+    return EncoderModel(
+        run=run,
+        cost=ActivationCost(heads, 16 * hidden, itemsize),
+        step_tokens=devices.encode_tokens(here, settings),
+        stall_ms=settings.stall_ms,
+        room=max(room, 0),
+    )
+
+
+def _prove(run: Run, name: str) -> None:
+    """Run one token, so that a model that cannot compute fails its load. Raises ModelRejected."""
+    from backend.engine.embedding.encoding import Piece
+
+    try:
+        (output,) = run([Piece([0], [0])])
+        sound = bool(np.isfinite(output).all())
+    except EngineError:
+        raise
+    except Exception as fault:
+        _log.warning("model %s: the first token failed", shown(name), exc_info=True)
+        raise _rejected(name, f"it failed on its first token ({type(fault).__name__})") from None
+    finally:
+        mx.clear_cache()
+    if not sound:
+        raise _rejected(name, "its first token gave values that are no numbers")
+
+
+def _own_tokenizer(loaded: LoadedModel) -> Any:
+    """A tokenizer of the tokenizers package that cuts and pads nothing, and is used by nobody else.
+
+    The one inside transformers changes its state with each call, and calls come on two threads.
+    """
+    from tokenizers import Tokenizer
+
+    backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise _rejected(loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing")
+    tokenizer = Tokenizer.from_str(backend.to_str())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _pad_token(loaded: LoadedModel) -> int:
+    """RoBERTa finds positions by it; elsewhere any id serves, since it is masked."""
+    for stated in (loaded.config.get("pad_token_id"), loaded.tokenizer.pad_token_id):
+        if type(stated) is int and stated >= 0:
+            return stated
+    return 0
+
+
+def _end_token(config: Mapping[str, Any]) -> int | None:
+    """The token at which a causal embedding model is read, by its config.json."""
+    end = config.get("eos_token_id")
+    return end if type(end) is int else None
+
+
+def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the part that reads text."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) and "hidden_size" in inner else config
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

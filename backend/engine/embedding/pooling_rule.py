@@ -1,0 +1,140 @@
+"""How the vectors of a text's tokens become one vector, as the checkpoint itself states it.
+
+Sentence-transformers checkpoints list their steps in modules.json and describe pooling in a folder
+of its own. Prompts in config_sentence_transformers.json are not applied: who knows whether a text
+is a query or a document writes its prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from backend.engine.errors import ModelRejected
+from backend.engine.settings import Settings
+from common.options import shown
+
+Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
+
+# Names of sentence-transformers, before and after its version 5 → ours.
+_FLAGS: Mapping[str, Mode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+_NAMES: Mapping[str, Mode] = {
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+# Where a checkpoint states nothing: causal models have read the whole text only at its end.
+_FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls"}
+# Families whose module of mlx-vlm holds the Dense layers as well.
+_DENSE_FAMILIES = frozenset({"gemma3_text"})
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRule:
+    """mode `none` gives the vectors of the tokens. normalize: scale each vector to length 1."""
+
+    mode: Mode
+    normalize: bool
+
+
+def pooling_of_text_model(settings: Settings) -> PoolingRule:
+    """The rule for a generating model, which states none: the last token, scaled to length 1."""
+    return _overridden(PoolingRule("last", True), settings)
+
+
+def pooling_of_checkpoint(
+    path: Path, name: str, config: Mapping[str, Any], settings: Settings
+) -> PoolingRule:
+    """The rule of an embedding checkpoint, with the user's options over it.
+
+    Raises ModelRejected for steps that are not computed.
+    """
+    modules = _read(path / "modules.json", name)
+    family: Mode = _FAMILY.get(str(config["model_type"]), "mean")
+    if not isinstance(modules, list):
+        stated = _mode(_read(path / "1_Pooling" / "config.json", name), name)
+        return _overridden(PoolingRule(stated or family, True), settings)
+    mode, normalize = family, False
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        folder = Path(str(module.get("path", ""))).name
+        if kind == "Pooling":
+            mode = _mode(_read(path / folder / "config.json", name), name) or mode
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer" and not (
+            kind == "Dense" and config["model_type"] in _DENSE_FAMILIES
+        ):
+            raise _rejected(name, f"its step {shown(kind)} of modules.json is not computed here")
+    return _overridden(PoolingRule(mode, normalize), settings)
+
+
+def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:
+    """Tokens that the checkpoint was made to read at once; 0 where it does not say.
+
+    RoBERTa's positions begin after that of its padding token.
+    """
+    limits: list[int] = []
+    if config["model_type"] in ("xlm-roberta", "roberta", "camembert"):
+        limits.append(config["max_position_embeddings"] - int(config.get("pad_token_id", 1)) - 1)
+    sentence = _read(path / "sentence_bert_config.json", name)
+    tokenizer = _read(path / "tokenizer_config.json", name)
+    for source, key in ((sentence, "max_seq_length"), (tokenizer, "model_max_length")):
+        limit = source.get(key) if isinstance(source, dict) else None
+        if type(limit) is int and 0 < limit < 1 << 30:
+            limits.append(limit)
+            break
+    return min(limits, default=0)
+
+
+def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
+    """Token vectors are scaled only if the user says so: hosts pool them, and scale the result."""
+    mode = cast(Mode, settings.pooling) if settings.pooling else rule.mode
+    normalize = rule.normalize and mode != "none"
+    if settings.normalize is not None:
+        normalize = settings.normalize
+    return PoolingRule(mode, normalize)
+
+
+def _mode(stated: Any, name: str) -> Mode | None:
+    if not isinstance(stated, dict):
+        return None
+    named = stated.get("pooling_mode")
+    if named is None:
+        chosen = [mode for flag, mode in _FLAGS.items() if stated.get(flag)]
+    else:
+        names = named if isinstance(named, list) else [named]
+        unknown = [word for word in names if word not in _NAMES]
+        if unknown:
+            raise _rejected(name, f"its pooling {shown(unknown[0])} is not computed here")
+        chosen = [_NAMES[word] for word in names]
+    if len(chosen) > 1:
+        raise _rejected(name, f"it joins several poolings ({', '.join(chosen)}) in one vector")
+    return chosen[0] if chosen else None
+
+
+def _read(file: Path, name: str) -> Any:
+    """The JSON of a file; None where there is none. Raises ModelRejected."""
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        raise _rejected(name, f"{file.parent.name}/{file.name} is not valid JSON") from None
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

@@ -1,0 +1,70 @@
+"""From the vectors of tokens to the vectors of texts, for padded rows on the device.
+
+Rows are padded at their end, so a row's tokens are its first `lengths[row]` columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from backend.engine.embedding.encoding import Piece
+from backend.engine.embedding.pooling_rule import Mode
+
+_TINY = 1e-12  # torch.nn.functional.normalize's bound
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """ids, mask, segments: int32 of (rows, longest); mask is 1 where a token is."""
+
+    ids: mx.array
+    mask: mx.array
+    segments: mx.array
+    lengths: tuple[int, ...]
+
+
+def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:
+    """The rows in one rectangle."""
+    longest = max(len(piece.ids) for piece in pieces)
+
+    def rectangle(rows: Sequence[list[int]], filler: int) -> mx.array:
+        return mx.array([row + [filler] * (longest - len(row)) for row in rows], dtype=mx.int32)
+
+    return PaddedRows(
+        ids=rectangle([piece.ids for piece in pieces], pad_token),
+        mask=rectangle([[1] * len(piece.ids) for piece in pieces], 0),
+        segments=rectangle([piece.segments for piece in pieces], 0),
+        lengths=tuple(len(piece.ids) for piece in pieces),
+    )
+
+
+def last_tokens(hidden: mx.array, rows: PaddedRows) -> mx.array:
+    """The vector of each row's last token, (rows, dim)."""
+    last = mx.array([length - 1 for length in rows.lengths])
+    return hidden[mx.arange(len(rows.lengths)), last]
+
+
+def pool(hidden: mx.array, rows: PaddedRows, mode: Mode) -> mx.array:
+    """One float32 vector per row, (rows, dim), of vectors of tokens, (rows, longest, dim)."""
+    hidden = hidden.astype(mx.float32)
+    if mode == "cls":
+        return hidden[:, 0]
+    if mode == "last":
+        return last_tokens(hidden, rows)
+    mask = rows.mask[..., None].astype(mx.float32)
+    if mode == "max":
+        return mx.max(mx.where(mask > 0, hidden, -mx.inf), axis=1)
+    if mode == "weighted_mean":
+        mask = mask * mx.arange(1, hidden.shape[1] + 1, dtype=mx.float32)[None, :, None]
+    # A token after a row's end may hold anything, NaN included; times 0 would not remove that.
+    total = mx.sum(mx.where(mask > 0, hidden, 0.0) * mask, axis=1)
+    weight = mx.sum(mask, axis=1)
+    return total / (mx.sqrt(weight) if mode == "mean_sqrt_len" else weight)
+
+
+def normalized(vectors: mx.array) -> mx.array:
+    """Vectors along the last axis scaled to length 1."""
+    return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), _TINY)

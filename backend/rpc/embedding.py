@@ -1,0 +1,61 @@
+"""The Embedding RPC: one text, or its tokens, to one vector or one for each token (contract 5.3).
+
+The host fills the rest of PredictOptions from its configuration, as for a generation; sampling
+means nothing here. What would change the vector if it were read is refused.
+"""
+
+from __future__ import annotations
+
+from backend.engine.embedding.encoding import Piece
+from backend.engine.embedding.readers import TextReader
+from backend.engine.engine import Engine
+from backend.engine.errors import InvalidRequest
+from backend.rpc.call_log import note
+from wire import backend_pb2 as pb
+
+_NOT_READ = {
+    "Prompt": "send the text as Embeddings",
+    "Messages": "render the conversation, and send it as Embeddings",
+    "Images": "only text is embedded; send none",
+    "Videos": "only text is embedded; send none",
+    "Audios": "only text is embedded; send none",
+}
+
+
+async def answer(engine: Engine, options: pb.PredictOptions) -> pb.EmbeddingResult:
+    """Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    reader = engine.reader(TextReader)
+    _require_one_input(options)
+    pieces: list[Piece] = []
+
+    def read() -> list[Piece]:
+        if options.EmbeddingTokens:
+            pieces.extend(reader.read_tokens(options.EmbeddingTokens))
+        else:
+            pieces.extend(reader.read_text(options.Embeddings))
+        return pieces
+
+    embedded = reader.answer(pieces, await engine.encode(read))
+    note(prompt_tokens=embedded.prompt_tokens)
+    return pb.EmbeddingResult(
+        embeddings=embedded.values,
+        tokens=embedded.rows,
+        dim=embedded.dim,
+        prompt_tokens=embedded.prompt_tokens,
+        layout=pb.EMBEDDING_LAYOUT_PER_TOKEN if embedded.per_token else pb.EMBEDDING_LAYOUT_FINAL,
+    )
+
+
+def _require_one_input(options: pb.PredictOptions) -> None:
+    for name, instead in _NOT_READ.items():
+        if getattr(options, name):
+            raise InvalidRequest(f"{name} is set, but Embedding does not read it: {instead}")
+    if options.Embeddings and options.EmbeddingTokens:
+        raise InvalidRequest(
+            f"Embeddings ({len(options.Embeddings)} characters) and EmbeddingTokens"
+            f" ({len(options.EmbeddingTokens)} ids) are both set: send one of them"
+        )
+    if not options.Embeddings and not options.EmbeddingTokens:
+        raise InvalidRequest(
+            "Embeddings and EmbeddingTokens are both empty: send a text, or its tokens"
+        )

@@ -1,0 +1,51 @@
+"""The Rerank RPC: documents in the order of their relevance to a query (contract 5.5)."""
+
+from __future__ import annotations
+
+from backend.engine.embedding.encoding import Piece
+from backend.engine.embedding.readers import PairReader
+from backend.engine.engine import Engine
+from backend.engine.errors import InvalidRequest
+from backend.rpc.call_log import note
+from wire import backend_pb2 as pb
+
+MOST_DOCUMENTS = 1000  # what Cohere's API takes
+
+
+async def answer(engine: Engine, request: pb.RerankRequest) -> pb.RerankResult:
+    """Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    reader = engine.reader(PairReader)
+    _require_sound(request)
+    documents = list(request.documents)
+    pieces: list[Piece] = []
+
+    def read() -> list[Piece]:
+        pieces.extend(reader.read(request.query, documents))
+        return pieces
+
+    ranked = reader.answer(await engine.encode(read), request.top_n)
+    tokens = sum(len(piece.ids) for piece in pieces)
+    note(prompt_tokens=tokens)
+    return pb.RerankResult(
+        usage=pb.Usage(total_tokens=tokens, prompt_tokens=tokens),
+        results=[
+            pb.DocumentResult(index=one.index, text=documents[one.index], relevance_score=one.score)
+            for one in ranked
+        ],
+    )
+
+
+def _require_sound(request: pb.RerankRequest) -> None:
+    if not request.query:
+        raise InvalidRequest("query is empty: send what the documents are to be compared with")
+    if not request.documents:
+        raise InvalidRequest("documents is empty: send at least one")
+    if len(request.documents) > MOST_DOCUMENTS:
+        raise InvalidRequest(
+            f"documents has {len(request.documents)} entries: send at most {MOST_DOCUMENTS}"
+        )
+    for index, document in enumerate(request.documents):
+        if not document:
+            raise InvalidRequest(f"documents[{index}] is empty: leave it out")
+    if request.top_n < 0:
+        raise InvalidRequest(f"top_n is {request.top_n}: send a count, or 0 for all")

@@ -1,0 +1,40 @@
+"""The TokenClassify RPC: what a text names, with its place in bytes (contract 5.6)."""
+
+from __future__ import annotations
+
+from backend.engine.embedding.encoding import Piece
+from backend.engine.embedding.label_reader import LabelledText, LabelReader
+from backend.engine.engine import Engine
+from backend.engine.errors import InvalidRequest
+from backend.rpc.call_log import note
+from wire import backend_pb2 as pb
+
+
+async def answer(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenClassifyResponse:
+    """An empty text names nothing. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    reader = engine.reader(LabelReader)
+    if not 0 <= request.threshold <= 1:
+        raise InvalidRequest(
+            f"threshold is {request.threshold:g}: send a number from 0, for all, to 1"
+        )
+    read_texts: list[LabelledText] = []
+
+    def read() -> list[Piece]:
+        read_texts.append(reader.read(request.text))
+        return read_texts[0].pieces
+
+    encoded = await engine.encode(read)
+    entities = reader.answer(read_texts[0], encoded, request.threshold)
+    note(prompt_tokens=len(read_texts[0].offsets))
+    return pb.TokenClassifyResponse(
+        entities=[
+            pb.TokenClassifyEntity(
+                entity_group=entity.group,
+                start=entity.start,
+                end=entity.end,
+                score=entity.score,
+                text=entity.text,
+            )
+            for entity in entities
+        ]
+    )
