@@ -1,0 +1,156 @@
+"""Backends as processes: one per model, watched, replaced, unloaded, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from gateway.errors import ApiError
+from gateway.supervisor import instance
+from gateway.supervisor.status import State
+from tests.acceptance.backend import Backend
+from tests.gateway.gateway_process import ROOT, TINY_TEXT, tiny
+from tests.gateway.supervising import (
+    ask,
+    gone,
+    process_of,
+    refusal,
+    status_of,
+    supervising,
+    until,
+    until_state,
+    write,
+)
+from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
+
+TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
+
+
+async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "_POLL", 0.05)
+    monkeypatch.setattr(instance, "_HEALTH_LIMIT", 0.5)
+    async with supervising(tmp_path, {"tiny": tiny(aliases=["other"])}) as supervisor:
+        assert status_of(supervisor, "tiny").state is State.STOPPED
+        requests = [
+            asyncio.create_task(ask(supervisor, name)) for name in ("tiny", "other", "tiny")
+        ]
+        await until_state(supervisor, "tiny", State.LOADING)
+        assert status_of(supervisor, "tiny").leases == 3
+        assert "event=" in status_of(supervisor, "tiny").progress
+        first = process_of(supervisor, "tiny")
+        requests.pop(0).cancel()  # whoever asked first leaves, and ends nothing
+        answers = await asyncio.gather(*requests)
+        assert len(set(answers)) == 1
+        assert answers[0]
+        ready = status_of(supervisor, "tiny")
+        assert (ready.state, ready.pid, ready.leases) == (State.READY, first.pid, 0)
+        assert ready.memory_bytes > 0
+        assert ready.loaded_since is not None
+
+        # Nobody else on the machine can use the socket.
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ready.port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await backend_pb2_grpc.BackendStub(channel).Health(pb.HealthMessage())
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+        first.send_signal(signal.SIGKILL)
+        await until(lambda: not psutil.pid_exists(first.pid))  # it has been collected
+        assert await ask(supervisor, "tiny") == answers[0]
+        second = process_of(supervisor, "tiny")
+        assert second.pid != first.pid
+        assert status_of(supervisor, "tiny").restarts == 1
+
+        # The next one stops without ending, and is ended.
+        second.send_signal(signal.SIGSTOP)
+        await until(lambda: status_of(supervisor, "tiny").pid is None)
+        assert gone(second)
+        failed = status_of(supervisor, "tiny")
+        assert failed.error == "the backend did not answer Health 3 times"
+        assert failed.state in (State.BACKING_OFF, State.FAILED)  # by the clock
+
+
+async def test_a_place_is_for_the_model_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    # By another name it is a stranger, who is told a port.
+    stranger = tmp_path / "elsewhere" / "run.sh"
+    stranger.symlink_to(ROOT / "run.sh")
+    models = {
+        "one": tiny(draft_models=[str(TINY_DRAFT)]),
+        "two": tiny(backend=str(stranger), idle_unload=0.2),
+    }
+    async with supervising(tmp_path, models, max_loaded_models=1) as supervisor:
+        text = await ask(supervisor, "one", draft_model=str(TINY_DRAFT))
+        drafting = f"one+{TINY_DRAFT}"
+        first = process_of(supervisor, drafting)
+        assert status_of(supervisor, "one").state is State.STOPPED
+
+        async with supervisor.lease("two"):
+            assert gone(first)
+            assert status_of(supervisor, drafting).state is State.STOPPED
+            told = await refusal(supervisor, "one")
+            assert (told.status, told.code, told.retry_after) == (503, "no_room", 2)
+            assert status_of(supervisor, "one").state is State.STOPPED
+            second = process_of(supervisor, "two")
+        assert await ask(supervisor, "two") == text
+
+        await until(lambda: gone(second))  # nobody asks for it any more
+        await until_state(supervisor, "two", State.STOPPED)
+        told = await refusal(supervisor, "one", adapters="none")
+        assert (told.status, told.param) == (400, "adapters")
+        told = await refusal(supervisor, "one", draft_model="/etc/passwd")
+        assert (told.status, told.param) == (400, "draft_model")
+
+
+async def test_a_changed_file_and_the_end_wait_for_those_who_are_served(tmp_path: Path) -> None:
+    async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
+        async with supervisor.lease("tiny") as lease:
+            process = process_of(supervisor, "tiny")
+            with pytest.raises(ApiError, match="in use"):
+                await supervisor.unload("tiny")
+            write(tmp_path, "tiny", tiny(context_size=512))
+            (tmp_path / "broken.yaml").write_text("name: broken\nparametres: {}")
+            signal.raise_signal(signal.SIGHUP)
+            await until(lambda: supervisor.resolve("tiny").context_size == 512)
+            assert lease.config.context_size == 1024
+            assert not gone(process)
+            assert (await refusal(supervisor, "broken")).status == 500
+            assert status_of(supervisor, "broken").state is State.BROKEN
+        await until(lambda: gone(process))
+        write(tmp_path, "tiny", tiny())
+        supervisor.reload()
+
+        async with supervisor.lease("tiny"):
+            process = process_of(supervisor, "tiny")
+            stopping = asyncio.create_task(supervisor.stop())
+            await asyncio.sleep(0)  # it has begun
+            told = await refusal(supervisor, "tiny")
+            assert (told.status, told.code) == (503, "stopping")
+            assert not gone(process)
+            assert not stopping.done()
+        await stopping
+        assert gone(process)
+
+
+async def test_a_backend_at_an_address_is_used_and_left_running(tmp_path: Path) -> None:
+    running = await asyncio.to_thread(Backend)
+    try:
+        model = {"address": f"127.0.0.1:{running.port}", "parameters": {"model": str(TINY_TEXT)}}
+        async with supervising(tmp_path, {"tiny": model}) as supervisor:
+            assert await ask(supervisor, "tiny")
+            status = status_of(supervisor, "tiny")
+            assert (status.state, status.pid) == (State.READY, None)
+            await supervisor.unload("tiny")
+            assert status_of(supervisor, "tiny").state is State.STOPPED
+            uninitialized = pb.StatusResponse.UNINITIALIZED
+            await until(lambda: running.stub.Status(pb.HealthMessage()).state == uninitialized)
+        assert running.child.poll() is None
+    finally:
+        assert await asyncio.to_thread(running.close) == 0

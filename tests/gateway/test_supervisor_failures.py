@@ -1,0 +1,152 @@
+"""Backends that do not start, and models that do not load: told at once, in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.supervisor.status import State
+from gateway.supervisor.warden import Warden
+from tests.gateway.gateway_process import tiny
+from tests.gateway.supervising import (
+    children,
+    gone,
+    refusal,
+    script,
+    status_of,
+    supervising,
+    until,
+    until_state,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("echo one >&2; echo 'no licence for /opt/thing/x' >&2; exit 3", "3: no licence for …/x"),
+        ("kill -KILL $$", "ended by SIGKILL"),
+        ("exit 0", "exit code 0"),
+    ],
+)
+async def test_an_early_end_is_told_by_the_last_line(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    models = {"tiny": tiny(backend=script(tmp_path, text))}
+    async with supervising(tmp_path, models) as supervisor:
+        told = await refusal(supervisor, "tiny")
+        assert (told.status, told.code, told.retry_after) == (500, "model_load_failed", None)
+        assert told.message.endswith(sentence)
+        assert status_of(supervisor, "tiny").state is State.FAILED
+
+
+async def test_a_command_that_does_not_exist_is_an_early_end(tmp_path: Path) -> None:
+    models = {"tiny": tiny(backend=str(tmp_path / "nowhere" / "run.sh"))}
+    async with supervising(tmp_path, models) as supervisor:
+        told = await refusal(supervisor, "tiny")
+        assert told.status == 500
+        assert "not found" in told.message
+        assert str(tmp_path) not in told.message
+
+
+async def test_failures_in_a_row_bring_a_pause(tmp_path: Path) -> None:
+    models = {"tiny": tiny(backend=script(tmp_path, "echo broken >&2; exit 1"))}
+    async with supervising(tmp_path, models) as supervisor:
+        codes = [(await refusal(supervisor, "tiny")).code for _ in range(2)]
+        assert codes == ["model_load_failed", "model_load_failed"]
+        # Each try doubles the pause, so even a slow machine comes to see one.
+        while (told := await refusal(supervisor, "tiny")).code != "model_backing_off":
+            assert told.code == "model_load_failed"
+        assert told.status == 503
+        assert told.retry_after is not None
+        assert told.retry_after >= 1
+        assert "broken" in told.message
+        assert backends() == []
+
+
+def backends() -> list[psutil.Process]:
+    """What runs below the test's process, but for the warden."""
+    return [child for child in children() if "warden.py" not in " ".join(child.cmdline())]
+
+
+async def test_a_model_that_is_refused_is_told_by_the_backend(tmp_path: Path) -> None:
+    models = {"nowhere": {"parameters": {"model": "nowhere"}, "preload": True}}
+    async with supervising(tmp_path, models) as supervisor:
+        await until_state(supervisor, "nowhere", State.FAILED)  # preloading ends nothing
+        told = await refusal(supervisor, "nowhere")
+        assert told.status == 500
+        assert "'nowhere' is neither a folder here nor a hub repository" in told.message
+        assert (await refusal(supervisor, "never heard of")).status == 404
+
+
+async def test_one_who_does_not_answer_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    deaf = "trap '' TERM; sleep 1000 & echo $! > child; wait; wait"
+    models = {"tiny": tiny(backend=script(tmp_path, deaf))}
+    async with supervising(tmp_path, models, load_timeout=2.0) as supervisor:
+        told = await refusal(supervisor, "tiny")
+        assert "it took longer than 2 s" in told.message
+        grandchild = int((tmp_path / "child").read_text())
+        await until(lambda: not psutil.pid_exists(grandchild) or gone(psutil.Process(grandchild)))
+
+
+async def test_an_address_without_a_backend_is_told(tmp_path: Path) -> None:
+    models = {"tiny": tiny(address="127.0.0.1:1")}
+    async with supervising(tmp_path, models) as supervisor:
+        assert "does not answer Health" in (await refusal(supervisor, "tiny")).message
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
+async def test_an_end_in_the_middle_of_a_spawn_leaves_nothing(tmp_path: Path, turns: int) -> None:
+    models = {"tiny": tiny(backend=script(tmp_path, "sleep 1000"))}
+    before = children()
+    async with supervising(tmp_path, models) as supervisor:
+        request = asyncio.create_task(supervisor.load("tiny"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await supervisor.stop()
+        await asyncio.gather(request, return_exceptions=True)
+        assert children() == before
+        assert status_of(supervisor, "tiny").state is State.STOPPED
+
+
+async def test_a_failure_between_spawn_and_word_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object, __: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Warden, "watch", full)
+    before = children()
+    async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
+        told = await refusal(supervisor, "tiny")
+        assert "Too many open files" in told.message
+        await until(lambda: children() == before)
+
+
+async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
+    missing = {f"nowhere{number}": {"parameters": {"model": "nowhere"}} for number in range(8)}
+    async with supervising(tmp_path, {"tiny": tiny(), **missing}) as supervisor:
+
+        async def cycle() -> None:
+            await supervisor.load("tiny")
+            await supervisor.unload("tiny")
+
+        await cycle()
+        me = psutil.Process()
+        files, tasks = me.num_fds(), len(asyncio.all_tasks())
+        await cycle()
+        for name in missing:
+            await refusal(supervisor, name)
+        await until(lambda: me.num_fds() <= files and len(asyncio.all_tasks()) <= tasks)
+        assert backends() == []
+
+
+async def test_a_model_that_cannot_fit_is_not_even_started(tmp_path: Path) -> None:
+    models = {"large": tiny(memory_mib=5000)}
+    async with supervising(tmp_path, models, max_memory_bytes=1 << 30) as supervisor:
+        told = await refusal(supervisor, "large")
+        assert (told.status, told.code) == (500, "no_room")
+        assert "about 5000 MiB" in told.message
+        assert status_of(supervisor, "large").state is State.STOPPED

@@ -1,0 +1,53 @@
+"""A gateway that is killed takes its backends with it, whoever wrote them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.gateway.gateway_process import WAIT, GatewayProcess, tiny
+from tests.gateway.supervising import script, until
+
+
+def ask(gateway: GatewayProcess, model: str) -> None:
+    """A request that will never be answered."""
+    question = {"model": model, "messages": [{"role": "user", "content": "2+2"}]}
+    try:
+        httpx.post(f"{gateway.url}/v1/chat/completions", json=question, timeout=WAIT)
+    except httpx.HTTPError:
+        return
+    raise AssertionError("a killed gateway has answered")
+
+
+async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None:
+    # Ours watches its parent; this one watches nothing, and has a child that does not either.
+    careless = script(tmp_path, "sleep 1000 & echo $! > child; wait")
+    gateway = GatewayProcess({"ours": tiny(), "careless": tiny(backend=careless)})
+    try:
+        askers = [
+            threading.Thread(target=ask, args=(gateway, name)) for name in ("ours", "careless")
+        ]
+        for asker in askers:
+            asker.start()
+        await until(lambda: "ours: loading" in "".join(gateway.log))
+        await until(lambda: (tmp_path / "child").exists())
+        warden = [
+            child
+            for child in psutil.Process(gateway.child.pid).children()
+            if "warden.py" in " ".join(child.cmdline())
+        ]
+        assert len(warden) == 1
+        assert len(gateway.processes()) == 4  # itself, ours, and the careless two
+        gateway.child.kill()
+        await until(lambda: gateway.processes() == [])
+        await until(lambda: not warden[0].is_running() or warden[0].status() == "zombie")
+        for asker in askers:
+            asker.join(WAIT)
+    finally:
+        for process in gateway.processes():
+            process.kill()
+        gateway.child.wait(WAIT)
+        gateway.client.close()
