@@ -43,6 +43,7 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "enable_thinking": "thinking",
+    "tool_choice.function.name": "tool_choice.name",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 

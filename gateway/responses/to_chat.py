@@ -42,6 +42,8 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",
     "messages": "input",
+    "tool_choice.function.name": "tool_choice.name",
+    "tool_choice.allowed_tools.tools": "tool_choice.tools",
 }
 _EARLIER = "previous_response_id"
 _SAMPLING = (

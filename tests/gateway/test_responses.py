@@ -1,0 +1,250 @@
+"""OpenAI's responses, asked of a real gateway with a real model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.event_lines import events_of
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.test_responses_answer import Client
+
+Json = dict[str, Any]
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+VERDICT = {
+    "type": "json_schema",
+    "name": "verdict",
+    "strict": True,
+    "schema": {
+        "type": "object",
+        "properties": {"verdict": {"enum": ["yes", "no"]}},
+        "required": ["verdict"],
+        "additionalProperties": False,
+    },
+}
+QUIET = {"effort": "none"}
+
+
+def body_of(given: Any, **fields: Any) -> Json:
+    return {"model": "tiny", "temperature": 0, "input": given, **fields}
+
+
+def whole(gateway: GatewayProcess, given: Any, **fields: Any) -> Json:
+    answer = gateway.client.post("/v1/responses", json=body_of(given, **fields))
+    assert answer.status_code == 200, answer.text
+    told: Json = answer.json()
+    return told
+
+
+def streamed(gateway: GatewayProcess, given: Any, **fields: Any) -> list[Json]:
+    body = body_of(given, **fields, stream=True)
+    with gateway.client.stream("POST", "/v1/responses", json=body) as answer:
+        assert answer.status_code == 200, answer.read()
+        return list(events_of(answer.iter_lines()))
+
+
+def text_of(response: Json) -> str:
+    return "".join(
+        part["text"]
+        for item in response["output"]
+        if item["type"] == "message"
+        for part in item["content"]
+    )
+
+
+def plain(items: list[Json]) -> list[Json]:
+    return [item | {"id": "", "call_id": ""} for item in items]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "kinds", "status"),
+    [
+        ("What is the capital of Peru?", {}, ["message"], "completed"),
+        ("What is 7 plus 5?", {}, ["reasoning", "message"], "completed"),
+        (
+            "What is the weather in Paris and Rome?",
+            {"tools": [WEATHER]},
+            ["function_call", "function_call"],
+            "completed",
+        ),
+        ("Count to 20.", {"max_output_tokens": 5}, ["message"], "incomplete"),
+    ],
+)
+def test_a_stream_says_what_the_whole_response_says(
+    gateway: GatewayProcess, text: str, fields: Json, kinds: list[str], status: str
+) -> None:
+    told = whole(gateway, text, **fields)
+    assert [item["type"] for item in told["output"]] == kinds
+    assert told["status"] == status
+    events = streamed(gateway, text, **fields)
+    client = Client()
+    for event in events:
+        client.read(event)
+    assert events[-1]["type"] == f"response.{status}"
+    assert events[-1]["response"]["output"] == client.items
+    assert plain(client.items) == plain(told["output"])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for name in ("input_tokens", "output_tokens", "output_tokens_details"):
+        assert events[-1]["response"]["usage"][name] == told["usage"][name]
+
+
+def test_a_call_and_its_output_make_an_answer(gateway: GatewayProcess) -> None:
+    question = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    asked = whole(gateway, question, tools=[WEATHER])
+    (call,) = [item for item in asked["output"] if item["type"] == "function_call"]
+    assert json.loads(call["arguments"]) == {"city": "Oslo"}
+    result = {"type": "function_call_output", "call_id": call["call_id"]}
+    result["output"] = '{"temperature": 21}'
+    resent = whole(gateway, [*question, *asked["output"], result], tools=[WEATHER])
+    assert text_of(resent) == "It is 21 degrees in Oslo."
+    # The same by the stored response: the prompt is the same, token for token.
+    gone_on = whole(gateway, [result], tools=[WEATHER], previous_response_id=asked["id"])
+    assert text_of(gone_on) == text_of(resent)
+    assert gone_on["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_conversation_goes_on_from_a_stored_response(
+    gateway: GatewayProcess, streams: bool
+) -> None:
+    name = {"role": "user", "content": "My name is Anna."}
+    first = streamed(gateway, [name])[-1]["response"] if streams else whole(gateway, [name])
+    question = "What is my name?"
+    gone_on = whole(gateway, question, previous_response_id=first["id"])
+    assert gone_on["previous_response_id"] == first["id"]
+    resent = whole(gateway, [name, *first["output"], {"role": "user", "content": question}])
+    assert text_of(gone_on) == text_of(resent)
+    assert gone_on["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
+    assert "Anna" in text_of(gone_on)
+
+
+def test_stored_responses_are_there_until_they_are_deleted(gateway: GatewayProcess) -> None:
+    first = whole(gateway, "Hello!", metadata={"a": "b"})
+    second = whole(gateway, "Who are you?", previous_response_id=first["id"])
+    path = f"/v1/responses/{second['id']}"
+    assert gateway.client.get(path).json() == second
+    listed = gateway.client.get(f"{path}/input_items", params={"order": "asc"}).json()
+    assert [item["role"] for item in listed["data"]] == ["user", "assistant", "user"]
+    assert listed["data"][1] == first["output"][0]
+    page = gateway.client.get(
+        f"{path}/input_items", params={"limit": 1, "after": listed["data"][2]["id"]}
+    ).json()
+    assert [item["id"] for item in page["data"]] == [listed["data"][1]["id"]]
+    assert page["has_more"] is True
+    deleted = gateway.client.delete(path)
+    assert deleted.json() == {"id": second["id"], "object": "response", "deleted": True}
+    for method in ("GET", "DELETE"):
+        missing = gateway.client.request(method, path)
+        assert missing.status_code == 404
+        assert missing.json()["error"]["param"] == "response_id"
+
+
+def test_what_is_not_stored_cannot_be_gone_on_with(gateway: GatewayProcess) -> None:
+    told = whole(gateway, "Hello!", store=False)
+    answer = gateway.client.post(
+        "/v1/responses", json=body_of("hi", previous_response_id=told["id"])
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "previous_response_id"
+    assert gateway.client.get(f"/v1/responses/{told['id']}").status_code == 404
+
+
+def test_instructions_are_not_carried_on(gateway: GatewayProcess) -> None:
+    first = whole(gateway, "Hello!", instructions="Be brief. " * 20)
+    second = whole(gateway, "Who are you?", previous_response_id=first["id"])
+    assert second["instructions"] is None
+    assert second["usage"]["input_tokens"] < first["usage"]["input_tokens"]
+
+
+def test_log_probabilities_come_with_the_text(gateway: GatewayProcess) -> None:
+    include = ["message.output_text.logprobs"]
+    told = whole(gateway, "Hello!", include=include, top_logprobs=2)
+    part = told["output"][0]["content"][0]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
+    assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+    assert all("id" not in entry for entry in part["logprobs"])
+    events = streamed(gateway, "Hello!", include=include)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    tokens = [entry["token"] for event in deltas for entry in event["logprobs"]]
+    assert tokens == [entry["token"] for entry in part["logprobs"]]
+
+
+def test_an_answer_is_held_to_a_schema(gateway: GatewayProcess) -> None:
+    told = whole(gateway, "Is Paris in France?", text={"format": VERDICT}, reasoning=QUIET)
+    assert json.loads(text_of(told))["verdict"] in ("yes", "no")
+    assert told["text"]["format"] == VERDICT
+
+
+def test_reasoning_is_turned_off_by_its_effort(gateway: GatewayProcess) -> None:
+    told = whole(gateway, "What is 7 plus 5?", reasoning=QUIET)
+    assert [item["type"] for item in told["output"]] == ["message"]
+    assert told["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "get_weather"},
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "get_weather"}],
+        },
+    ],
+)
+def test_a_demanded_call_is_made(gateway: GatewayProcess, choice: Any) -> None:
+    told = whole(gateway, "Hello!", tools=[WEATHER], tool_choice=choice)
+    assert told["output"][-1]["type"] == "function_call"
+    assert told["tool_choice"] == choice
+
+
+def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None:
+    body = {"model": "tiny", "input": "Tell me a story.", "instructions": "Be brief."}
+    counted = gateway.client.post("/v1/responses/input_tokens", json=body).json()
+    told = whole(gateway, body["input"], instructions="Be brief.", max_output_tokens=1)
+    assert counted["object"] == "response.input_tokens"
+    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": "nobody"}, "model"),
+        ({"foo": 1}, "foo"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        (
+            {"tool_choice": {"type": "function", "name": "x"}, "tools": [WEATHER]},
+            "tool_choice.name",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"input": "word " * 3000}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        (
+            {"text": {"format": VERDICT | {"schema": {"type": "nonsense"}}}},
+            "text.format",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals_name_the_field(
+    gateway: GatewayProcess, fields: Json, param: str, stream: bool
+) -> None:
+    answer = gateway.client.post("/v1/responses", json=body_of("hi", stream=stream) | fields)
+    assert answer.status_code == (404 if param == "model" else 400), answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error

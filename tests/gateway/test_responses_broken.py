@@ -1,0 +1,55 @@
+"""Streams of Anthropic's and of Responses whose backend is killed, or slow to load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.gateway.event_lines import events_of
+from tests.gateway.gateway_process import GatewayProcess, tiny
+
+Json = dict[str, Any]
+MESSAGE = {
+    "model": "tiny",
+    "max_tokens": 900,
+    "stream": True,
+    "messages": [{"role": "user", "content": "Say tick forever."}],
+}
+RESPONSE = {"model": "tiny", "stream": True, "input": "Say tick forever."}
+
+
+def cut_off(gateway: GatewayProcess, path: str, body: Json, delta: str) -> Iterator[Json]:
+    """The events of a stream whose backend is killed at the first delta."""
+    with gateway.client.stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200
+        killed = False
+        for event in events_of(answer.iter_lines()):
+            yield event
+            if event["type"] == delta and not killed:
+                killed = True
+                for backend in gateway.backends():
+                    backend.kill()
+
+
+def test_a_break_is_an_event_and_never_an_end() -> None:
+    gateway = GatewayProcess({"tiny": tiny()}, "--keepalive-interval", "0.05")
+    try:
+        told = list(cut_off(gateway, "/v1/messages", MESSAGE, "content_block_delta"))
+        kinds = [event["type"] for event in told]
+        # The model was being loaded: the stream began before anything could be said.
+        assert kinds[0] == "ping"
+        assert "content_block_delta" in kinds
+        assert "message_stop" not in kinds
+        assert "message_delta" not in kinds
+        assert told[-1]["type"] == "error"
+        assert told[-1]["error"]["type"] == "overloaded_error"
+
+        told = list(cut_off(gateway, "/v1/responses", RESPONSE, "response.output_text.delta"))
+        assert told[-1]["type"] == "response.failed"
+        failed = told[-1]["response"]
+        assert failed["error"]["code"] == "server_error"
+        assert failed["output"][0]["status"] == "incomplete"
+        kept = gateway.client.get(f"/v1/responses/{failed['id']}")
+        assert kept.status_code == 404
+    finally:
+        gateway.close()
