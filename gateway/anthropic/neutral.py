@@ -66,4 +66,4 @@ def table() -> Mapping[str, str]:
     told = {
         name: (field.description or "").removeprefix("Neutral: ") for name, field in fields.items()
     }
-    return {**told, **INSIDE}
+    return told | {name: f"{reason}." for name, reason in INSIDE.items()}

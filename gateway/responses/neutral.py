@@ -65,4 +65,4 @@ def table() -> Mapping[str, str]:
         name: (field.description or "").removeprefix("Neutral: ")
         for name, field in NeutralFields.model_fields.items()
     }
-    return {**fields, **INSIDE}
+    return fields | {name: f"{reason}." for name, reason in INSIDE.items()}

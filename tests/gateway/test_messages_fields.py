@@ -1,0 +1,83 @@
+"""No field of Anthropic's request is dropped: each is honoured, neutral in a table, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.anthropic import neutral
+from gateway.anthropic.request import MessagesRequest
+from gateway.anthropic.to_chat import chat_request
+from gateway.openai.chat_request import ChatCompletionRequest
+
+TOOL = {"name": "look", "input_schema": {"type": "object"}}
+BODY: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 5,
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [TOOL],
+}
+HONOURED: dict[str, Any] = {
+    "model": "other",
+    "max_tokens": 6,
+    "messages": [{"role": "user", "content": "ho"}],
+    "system": "Be brief.",
+    "tools": [TOOL | {"description": "Look."}],
+    "tool_choice": {"type": "any"},
+    "thinking": {"type": "disabled"},
+    "output_config": {"effort": "low"},
+    "stop_sequences": ["END"],
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+}
+NEUTRAL: dict[str, Any] = {
+    "cache_control": {"type": "ephemeral", "ttl": "1h"},
+    "speed": "standard",
+    "metadata": {"user_id": "u"},
+    "user_profile_id": "u",
+    "service_tier": "auto",
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+}
+REFUSED: dict[str, Any] = {
+    "container": "c",
+    "mcp_servers": [{"name": "s"}],
+    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    "inference_geo": "eu",
+    "diagnostics": {"previous_message_id": None},
+    "speed": "fast",
+    "service_tier": "priority",
+}
+OF_THE_ANSWER = {"stream"}  # how it is told, which the gateway's tests on streams hold
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return chat_request(MessagesRequest.model_validate(BODY | fields)).chat
+
+
+def test_every_field_is_known_to_these_tests() -> None:
+    known = HONOURED.keys() | NEUTRAL.keys() | REFUSED.keys() | OF_THE_ANSWER
+    assert known == MessagesRequest.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_an_honoured_field_changes_what_is_asked(name: str) -> None:
+    assert chat(**{name: HONOURED[name]}) != chat()
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_neutral_field_changes_nothing_and_has_a_reason(name: str) -> None:
+    assert chat(**{name: NEUTRAL[name]}) == chat()
+    reasons = [why for field, why in neutral.table().items() if field.startswith(name)]
+    assert all(why.endswith(".") for why in reasons)
+    assert reasons
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_field_is_named_and_null_passes(name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat(**{name: REFUSED[name]})
+    assert caught.value.errors()[0]["loc"][0] == name
+    assert chat(**{name: None}) == chat()

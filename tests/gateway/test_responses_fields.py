@@ -1,0 +1,107 @@
+"""No field of a Responses request is dropped: each is honoured, neutral in a table, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.models.parameters import Parameters
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.responses import neutral
+from gateway.responses.echo import echo_of
+from gateway.responses.request import ResponsesRequest
+from gateway.responses.to_chat import chat_request
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+BODY: dict[str, Any] = {"model": "m", "input": "hi", "tools": [TOOL]}
+HONOURED: dict[str, Any] = {
+    "model": "other",
+    "input": "ho",
+    "instructions": "Be brief.",
+    "tools": [TOOL | {"strict": True}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "text": {"format": {"type": "json_object"}},
+    "reasoning": {"effort": "low"},
+    "max_output_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.5,
+    "seed": 5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "top_logprobs": 2,
+    "include": ["message.output_text.logprobs"],
+}
+TOLD: dict[str, Any] = {
+    "metadata": {"a": "b"},
+    "store": False,
+    "previous_response_id": "resp_x",  # the store's tests hold that it is gone on with
+}
+NEUTRAL: dict[str, Any] = {
+    "user": "u",
+    "safety_identifier": "u",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
+    "max_tool_calls": 3,
+    "stream_options": {"include_obfuscation": True},
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"summary": "auto"},
+    "text": {"verbosity": "low"},
+}
+REFUSED: dict[str, Any] = {
+    "truncation": "auto",
+    "conversation": "c",
+    "background": True,
+    "prompt": {"id": "p"},
+    "context_management": [{"type": "compaction"}],
+    "moderation": {"model": "x"},
+    "service_tier": "ultrafast",
+    "include": ["web_search_call.results"],
+}
+OF_THE_ANSWER = {"stream"}  # how it is told, which the gateway's tests on streams hold
+
+
+def request(**fields: Any) -> ResponsesRequest:
+    return ResponsesRequest.model_validate(BODY | fields)
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return chat_request(request(**fields), []).chat
+
+
+def test_every_field_is_known_to_these_tests() -> None:
+    known = HONOURED.keys() | TOLD.keys() | NEUTRAL.keys() | REFUSED.keys() | OF_THE_ANSWER
+    assert known == ResponsesRequest.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_an_honoured_field_changes_what_is_asked(name: str) -> None:
+    assert chat(**{name: HONOURED[name]}) != chat()
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_field_of_the_response_is_told_in_it(name: str) -> None:
+    echo = echo_of(request(**{name: TOLD[name]}), Parameters(model="x"))
+    assert echo[name] == TOLD[name]
+    assert echo != echo_of(request(), Parameters(model="x"))
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_neutral_field_changes_nothing_and_has_a_reason(name: str) -> None:
+    assert chat(**{name: NEUTRAL[name]}) == chat()
+    reasons = [why for field, why in neutral.table().items() if field.startswith(name)]
+    assert all(why.endswith(".") for why in reasons)
+    assert reasons
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_field_is_named_and_null_passes(name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat(**{name: REFUSED[name]})
+    assert caught.value.errors()[0]["loc"][0] == name
+    assert chat(**{name: None}) == chat()
