@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
+_KEY_FILE = "File of keys, one a line; lines that begin with # are skipped."
 _SHORTEST_KEY = 8  # characters; a guard against typing errors, not a measure of strength
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -59,6 +60,29 @@ def flag_of(row: Field[Any]) -> str:
     return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
 
 
+def settings_table() -> str:
+    """The settings as the table of docs/gateway.md; `python -m gateway.arguments` prints it."""
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{flag_of(row)}` | {_default(row)} | {row.metadata['rule'].meaning} |"
+        for row in fields(GatewaySettings)
+    ]
+    return "\n".join([*rows, f"| `--api-key-file` |  | {_KEY_FILE} |", ""])
+
+
+def _default(row: Field[Any]) -> str:
+    rule: Rule = row.metadata["rule"]
+    if row.default is MISSING:
+        return "needed"
+    if rule.kind == "switch":
+        return "off"
+    if rule.kind == "bytes":
+        return f"{row.default >> 20} MiB" if row.default else "0"
+    if rule.kind == "seconds":
+        return f"{row.default:g} s" if row.default else "0"
+    return str(row.default or "") if rule.kind != "count" else str(row.default)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="gateway",
@@ -84,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
                 help=meaning,
                 metavar=rule.kind.upper(),
             )
-    parser.add_argument("--api-key-file", type=Path, help="File of keys, one a line.")
+    parser.add_argument("--api-key-file", type=Path, help=_KEY_FILE)
     return parser
 
 
@@ -179,3 +203,7 @@ def _check(settings: GatewaySettings) -> None:
                 "--cors-origin * lets every web page call this gateway, and there is no API key:"
                 f" set {KEYS_VARIABLE} or --api-key-file, or name the origins"
             )
+
+
+if __name__ == "__main__":
+    print(settings_table(), end="")

@@ -6,10 +6,12 @@ refusal, in OpenAI's error object.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
@@ -55,17 +57,30 @@ def operation_id(route: APIRoute) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Let the application describe itself with our refusals."""
+    """Let the application describe itself with our refusals.
+
+    Making the document takes a second of computing, in which no stream must stand still: it is
+    made once, on a thread of its own, and FastAPI's route, which makes it in place, gives way.
+    """
+    made: bytes = b""
+    one_at_a_time = asyncio.Lock()
 
     def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            made = get_openapi(
-                title=app.title, version=app.version, summary=app.summary, routes=app.routes
-            )
-            app.openapi_schema = with_refusals(made)
-        return app.openapi_schema
+        plain = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+        )
+        return with_refusals(plain)
+
+    async def describe(_: Request) -> Response:
+        nonlocal made
+        async with one_at_a_time:
+            made = made or json.dumps(await asyncio.to_thread(document)).encode()
+        return Response(made, media_type="application/json")
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it
+    place = app.openapi_url or ""
+    app.router.routes[:] = [each for each in app.routes if getattr(each, "path", "") != place]
+    app.add_route(place, describe, include_in_schema=False)
 
 
 def with_refusals(document: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 from pydantic import BaseModel
 
 from gateway.context import Gateway, GatewayDep
@@ -51,7 +51,7 @@ async def list_models(gateway: GatewayDep) -> ModelList:
 
 
 @router.get("/models/{model:path}")
-async def read_model(gateway: GatewayDep, model: str = Path(min_length=1)) -> ModelCard:
+async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
     """One model by name or alias, which may hold slashes."""
     return _card(gateway, gateway.supervisor.resolve(model), model)
 

@@ -1,0 +1,192 @@
+"""Bodies that are no requests: every one gets a 400 or 413 that says where it is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import ApiError
+from gateway.limits import DEEPEST, parse
+from tests.gateway.gateway_process import WAIT, GatewayProcess
+
+LIMIT = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    """No model is needed to say no; a small limit makes large bodies cheap."""
+    process = GatewayProcess({}, "--max-body-bytes", str(LIMIT))
+    yield process
+    process.close()
+
+
+def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddings") -> Any:
+    answer = gateway.client.post(
+        path, content=body, headers={"content-type": "application/json; charset=utf-8"}
+    )
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "no body"),
+        (b" \n", "no body"),
+        (b'{"model": "x",\n "input"; 1}', "line 2 column 9"),
+        (b'{"model": NaN}', "NaN is no number"),
+        (b'{"model": -Infinity}', "-Infinity is no number"),
+        (b'{"model": 1e999}', "1e999 is too large"),
+        (b'{"model": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"model": "\xff"}', "byte 11 is not UTF-8"),
+        ('{"model": "ü"}'.encode("utf-16"), "not UTF-8"),
+        (b'{"model": "\\ud83d"}', "surrogate"),
+        (b"[1]", "a list"),
+        (b'"text"', "a text"),
+        (b"null", "null"),
+        (b"1", "a number"),
+        (b'{"a":' * 100_0 + b"1" + b"}" * 100_0, "nests deeper"),
+        (b"[" * 60_000, "nests deeper"),
+    ],
+)
+def test_what_is_no_json_object(gateway: GatewayProcess, body: bytes, words: str) -> None:
+    assert words in refusal(gateway, body)["message"]
+
+
+def test_a_whole_pair_of_surrogates_is_text() -> None:
+    assert parse("application/json", b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
+
+
+def test_brackets_in_a_text_are_no_nesting() -> None:
+    text = "[" * 1000 + '\\"' + "{" * 1000
+    assert parse("application/json", f'{{"a": "{text}"}}'.encode())["a"].count("[") == 1000
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), st.lists))
+@settings(deadline=None)
+def test_what_json_writes_is_read_back(value: Any) -> None:
+    assert parse("application/json", json.dumps({"a": value}).encode()) == {"a": value}
+
+
+@given(st.binary(max_size=200) | st.text('[]{}",:\\u0d8e1.-nNI \n', max_size=60).map(str.encode))
+@settings(deadline=None)
+def test_anything_else_is_an_object_or_a_refusal(body: bytes) -> None:
+    with contextlib.suppress(ApiError):
+        found = parse("application/json", body)
+        assert isinstance(found, dict)
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+
+
+@given(st.integers(1, 2 * DEEPEST))
+def test_nesting_is_counted_exactly(depth: int) -> None:
+    body = b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+    if depth == 1:
+        body = b"{}"
+    if depth <= DEEPEST:
+        parse("application/json", body)
+    else:
+        with pytest.raises(ApiError, match="nests deeper"):
+            parse("application/json", body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        ("/v1/embeddings", {"model": "x"}, "input", "missing_required_parameter"),
+        ("/v1/embeddings", {"model": "x", "input": "a", "foo": 1}, "foo", "unknown_parameter"),
+        ("/v1/embeddings", {"model": "x", "input": ["a", 3]}, "input", None),
+        ("/v1/embeddings", {"model": "x", "input": []}, "input", None),
+        ("/v1/embeddings", {"model": "x", "input": [[1, -1]]}, "input", None),
+        ("/v1/embeddings", {"model": "x", "input": "a", "dimensions": 0}, "dimensions", None),
+        ("/v1/embeddings", {"model": 3, "input": "a"}, "model", None),
+        (
+            "/v1/rerank",
+            {"model": "x", "query": "q", "documents": ["a", {"text": "b", "score": 1}]},
+            "documents[1].score",
+            "unknown_parameter",
+        ),
+        (
+            "/v1/chat/completions",
+            {"model": "x", "messages": [{"role": "boss", "content": "a"}]},
+            "messages[0].role",
+            None,
+        ),
+        ("/v1/detokenize", {"tokens": [1, "2"]}, "tokens[1]", None),
+        ("/v1/score", {"model": "x", "prompt": "a", "candidates": []}, "candidates", None),
+    ],
+)
+def test_a_field_at_fault_is_named_by_its_path(
+    gateway: GatewayProcess, path: str, body: dict[str, Any], param: str, code: str | None
+) -> None:
+    error = refusal(gateway, json.dumps(body), path)
+    assert (error["param"], error["code"]) == (param, code)
+    assert param in error["message"]
+
+
+def test_a_declared_length_beyond_the_limit_is_refused_at_once(gateway: GatewayProcess) -> None:
+    """Nothing of the body is sent: the answer comes all the same."""
+    place = urlsplit(gateway.url)
+    with socket.create_connection((place.hostname, place.port), timeout=WAIT) as link:
+        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: {place.netloc}\r\n"
+        link.sendall(f"{head}content-length: {LIMIT + 1}\r\n\r\n".encode())
+        told = link.recv(4096).decode()
+    assert told.startswith("HTTP/1.1 413 ")
+    assert "connection: close" in told.lower()
+
+
+def test_a_body_without_a_length_is_counted_while_it_comes(gateway: GatewayProcess) -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b" " * 4096
+
+    with contextlib.suppress(httpx.WriteError):  # the gateway stopped reading
+        answer = gateway.client.post(
+            "/v1/embeddings", content=endless(), headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "request_too_large"
+    assert gateway.client.get("/health").status_code == 200
+
+
+def test_a_body_of_the_limit_is_read(gateway: GatewayProcess) -> None:
+    body = b'{"model": "' + b"x" * (LIMIT - 13) + b'"}'
+    assert len(body) == LIMIT
+    assert refusal(gateway, body)["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "unknown_url"),
+        ("POST", "/v1/nowhere", 404, "unknown_url"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("PUT", "/v1/models", 405, "method_not_allowed"),
+    ],
+)
+def test_other_places_and_methods(
+    gateway: GatewayProcess, method: str, path: str, status: int, code: str
+) -> None:
+    answer = gateway.client.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.headers["x-request-id"] == answer.headers["x-request-id"].strip() != ""
+
+
+def test_a_request_keeps_its_id_if_it_is_harmless(gateway: GatewayProcess) -> None:
+    kept = gateway.client.get("/health", headers={"x-request-id": "trace-1.a:b"})
+    assert kept.headers["x-request-id"] == "trace-1.a:b"
+    for bad in (b"a b", b"x" * 200, b'a"b=c', "ü".encode()):
+        given = gateway.client.get("/nowhere", headers={b"x-request-id": bad})
+        assert given.headers["x-request-id"].startswith("req_")

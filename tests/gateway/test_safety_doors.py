@@ -1,0 +1,164 @@
+"""Keys, hosts and origins: who gets in, and what a web page may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.gateway.gateway_process import GatewayProcess, tiny
+
+FIRST, SECOND = "first-key-of-two", "second-key-of-two"
+PAGE = "http://localhost:3000"
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[GatewayProcess]:
+    """A gateway with two keys that a page at PAGE may call."""
+    process = GatewayProcess(
+        {"tiny": tiny()}, "--cors-origin", PAGE, MLX_GATEWAY_API_KEYS=f"{FIRST},{SECOND}"
+    )
+    yield process
+    process.close()
+
+
+def models(gateway: GatewayProcess, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return gateway.client.get("/v1/models", headers=named)
+
+
+def test_either_key_opens_in_either_header(locked: GatewayProcess) -> None:
+    for key in (FIRST, SECOND):
+        assert models(locked, authorization=f"Bearer {key}").status_code == 200
+        assert models(locked, authorization=f"bearer  {key}").status_code == 200
+        assert models(locked, x_api_key=key).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": f"Basic {FIRST}"},
+        {"authorization": FIRST},
+        {"authorization": f"Bearer {FIRST}x"},
+        {"authorization": f"Bearer {FIRST[:-1]}"},
+        {"authorization": f"Bearer {FIRST},{SECOND}"},
+        {"x-api-key": FIRST.upper()},
+    ],
+)
+def test_nothing_else_opens(locked: GatewayProcess, headers: dict[str, str]) -> None:
+    answer = locked.client.get("/v1/models", headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_a_key_of_other_bytes_than_ascii_is_wrong_too(locked: GatewayProcess) -> None:
+    headers = {b"x-api-key": "schlüssel".encode()}
+    assert locked.client.get("/v1/models", headers=headers).status_code == 401
+
+
+def test_what_needs_no_key_tells_nothing_of_the_models(locked: GatewayProcess) -> None:
+    for path in ("/", "/health", "/v1/health", "/ready", "/docs", "/openapi.json", "/page/main.js"):
+        answer = locked.client.get(path)
+        assert answer.status_code == 200, path
+        assert "tiny" not in answer.text, path
+    for path in ("/metrics", "/models", "/v1/models/tiny", "/api/status", "/nowhere", "/pages"):
+        assert locked.client.get(path).status_code == 401, path
+
+
+def test_a_body_is_not_read_before_the_key_is(locked: GatewayProcess) -> None:
+    answer = locked.client.post("/v1/chat/completions", content=b"{")
+    assert answer.status_code == 401
+
+
+def test_keys_never_reach_the_log(locked: GatewayProcess) -> None:
+    models(locked, authorization=f"Bearer {FIRST}")
+    models(locked, authorization="Bearer wrong-but-secret")
+    told = "\n".join(locked.log)
+    assert FIRST not in told
+    assert "wrong-but-secret" not in told
+
+
+def test_a_listed_page_may_call_and_read(locked: GatewayProcess) -> None:
+    asked = locked.client.options(
+        "/v1/chat/completions",
+        headers={
+            "origin": PAGE,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type,x-stainless-os",
+        },
+    )
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    assert asked.headers["access-control-allow-credentials"] == "true"
+    for key, status in ((FIRST, 200), ("wrong-key", 401)):
+        answer = models(locked, origin=PAGE, authorization=f"Bearer {key}")
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert "origin" in answer.headers["vary"].lower()
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:3001", "https://localhost:3000", ""]
+)
+def test_other_pages_may_not(locked: GatewayProcess, origin: str) -> None:
+    for method in ("GET", "OPTIONS"):
+        answer = locked.client.request(
+            method, "/v1/models", headers={"origin": origin, "authorization": f"Bearer {FIRST}"}
+        )
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "origin_not_allowed"
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_the_own_page_may_and_needs_no_list(gateway: GatewayProcess) -> None:
+    assert models(gateway, origin=gateway.url).status_code == 200
+    assert models(gateway, origin="http://evil.example").status_code == 403
+
+
+def test_a_rebound_name_is_refused_without_a_key(gateway: GatewayProcess) -> None:
+    port = gateway.url.rpartition(":")[2]
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "["):
+        answer = gateway.client.get("/v1/models", headers={"host": host})
+        assert answer.status_code in (400, 403), host  # 400: uvicorn's, of what is no host at all
+        # The page of such a name is of its own origin: only the host gives it away.
+        same = {"host": host, "origin": f"http://{host}"}
+        assert gateway.client.get("/v1/models", headers=same).status_code in (400, 403), host
+    for host in ("localhost", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}", "127.0.0.1"):
+        assert models(gateway, host=host).status_code == 200, host
+
+
+def test_a_plain_options_says_what_is_taken(gateway: GatewayProcess) -> None:
+    answer = gateway.client.options("/v1/chat/completions")
+    assert answer.status_code == 200
+    assert "POST" in answer.headers["allow"]
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_form_of_another_page_is_no_request(gateway: GatewayProcess) -> None:
+    """What a browser sends without asking first: it cannot be application/json."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        answer = gateway.client.post(
+            "/v1/tokenize", content=b'{"content": "a"}', headers={"content-type": kind}
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "unsupported_content_type"
+
+
+def test_no_path_of_a_request_reaches_a_file(gateway: GatewayProcess) -> None:
+    for path in (
+        "/page/../settings.py",
+        "/page/%2e%2e/settings.py",
+        "/docs/static/%2e%2e/%2e%2e/pip/__init__.py",
+        "/docs/static//etc/passwd",
+        "/v1/models/../../etc/passwd",
+        "/v1/models/%2fetc%2fpasswd",
+    ):
+        assert gateway.client.get(httpx.URL(gateway.url + path)).status_code == 404, path
