@@ -55,15 +55,19 @@ def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
 
 def place_of(place: Place) -> Place:
     """A place without the alternatives that pydantic went through."""
-    fixed = 2 if place[:1] == ("body",) else 1  # the field's own name, which may look like a type
-    return tuple(
-        step
-        for index, step in enumerate(place)
-        if isinstance(step, int) or index < fixed or not _ALTERNATIVE.fullmatch(step)
+    own = _own(place)  # the field's own name may look like one
+    rest = place[len(own) :]
+    return own + tuple(
+        step for step in rest if isinstance(step, int) or not _ALTERNATIVE.fullmatch(step)
     )
 
 
 def _rank(problem: Problem, first: Place) -> int:
     """Depth, among the problems of the field that the first one is in."""
-    same = problem["loc"][:2] == first[:2]
-    return len(problem["loc"]) if same else -1
+    place: Place = problem["loc"]
+    return len(place) if _own(place) == _own(first) else -1
+
+
+def _own(place: Place) -> Place:
+    """The beginning of a place that names a field of the request."""
+    return place[: 2 if place[:1] == ("body",) else 1]

@@ -29,6 +29,7 @@ async def predict_options(
     config = lease.config
     first = pb.PredictOptions(ModelIdentity=lease.identity)
     write_sampling(first, request, config)
+    _require_room(request)
     first.Tokens = most_tokens(
         config.parameters.max_tokens or 0,
         ("max_completion_tokens", request.max_completion_tokens),
@@ -48,6 +49,16 @@ def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
     options.CopyFrom(first)
     options.Seed = seed
     return options
+
+
+def _require_room(request: ChatCompletionRequest) -> None:
+    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+        if getattr(request, name) == 0:
+            raise ApiError(
+                400,
+                f"{name} is 0: send at least 1, or -1 for as many as the context holds",
+                param=name,
+            )
 
 
 def _require_stream_options_fit(request: ChatCompletionRequest) -> None:

@@ -73,11 +73,18 @@ def completion_plan(request: CompletionRequest, lease: Lease) -> CompletionPlan:
 def _prompts(request: CompletionRequest) -> list[Prompt]:
     given = request.prompt
     if isinstance(given, str):
-        return [given]
+        return [_filled(given, "prompt")]
     tokens = [entry for entry in given if isinstance(entry, int)]
     if tokens:
         return [tokens]
-    return [entry for entry in given if not isinstance(entry, int)]
+    prompts = [entry for entry in given if not isinstance(entry, int)]
+    return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(prompts)]
+
+
+def _filled(prompt: Prompt, place: str) -> Prompt:
+    if not prompt:
+        raise ApiError(400, f"{place} is empty: send a text or tokens to go on with", param=place)
+    return prompt
 
 
 def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gateway import images
 from gateway.errors import ApiError
-from gateway.images import audio, media
 from gateway.openai.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
@@ -24,7 +24,7 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 @dataclass(slots=True)
 class WireMessages:
-    """What a conversation becomes; the media are base64 or data URIs."""
+    """What a conversation becomes; the media are data URIs."""
 
     messages: list[pb.Message] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
@@ -115,13 +115,13 @@ async def _part(
     try:
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            found.images.append(await media(url, settings))
+            found.images.append(await images.media(url, settings))
         elif part.input_audio is not None:
             sound = part.input_audio
-            found.audios.append(audio(sound.data, sound.format, settings))
+            found.audios.append(images.audio(sound.data, sound.format, settings))
     except ApiError as error:
-        error.param = f"{place}.{part.type}"
-        raise
+        where = f"{place}.{part.type}"
+        raise replace(error, message=f"{where}: {error.message}", param=where) from None
     return ""
 
 

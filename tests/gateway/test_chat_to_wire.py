@@ -1,0 +1,422 @@
+"""What every field of a request becomes on the wire, without a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway import refusals
+from gateway.context import Gateway
+from gateway.errors import ApiError
+from gateway.generation import Stub
+from gateway.metrics import Metrics
+from gateway.models.config import ModelConfig
+from gateway.models.reading import ModelFolder
+from gateway.openai import neutral, refused
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.chat_to_wire import predict_options
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.sampling_fields import SamplingFields
+from gateway.openai.sampling_to_wire import seed_of
+from gateway.problems import likeliest
+from gateway.settings import GatewaySettings
+from gateway.supervisor.supervisor import Lease, Supervisor
+from gateway.traffic import Traffic
+from tests.gateway.asking import WEATHER, said
+from wire import backend_pb2 as pb
+
+SETTINGS = GatewaySettings(Path("models"))
+NOTHING: Any = None
+STUB: Stub = NOTHING  # nothing is sent
+
+
+def gateway_of() -> Gateway:
+    traffic = Traffic()
+    return Gateway(SETTINGS, Supervisor(SETTINGS, ModelFolder([], {})), traffic, Metrics())
+
+
+def config_of(**fields: Any) -> ModelConfig:
+    parameters = {"model": "checkpoint", **fields.pop("parameters", {})}
+    return ModelConfig.model_validate({"name": "tiny", "parameters": parameters, **fields})
+
+
+def wanted(fields: dict[str, Any], config: ModelConfig | None = None) -> list[pb.PredictOptions]:
+    """The wire's messages for a chat request. Raises ApiError, as an endpoint would."""
+    body = {"model": "tiny", "messages": said("Hi"), **fields}
+    try:
+        request = ChatCompletionRequest.model_validate(body)
+    except ValidationError as failure:
+        raise refusals.invalid(likeliest(failure.errors())) from None
+    lease = Lease(config or config_of(), STUB, "checkpoint")
+
+    async def translate() -> list[pb.PredictOptions]:
+        return await predict_options(request, lease, gateway_of())
+
+    return asyncio.run(translate())
+
+
+def completion(fields: dict[str, Any]) -> list[pb.PredictOptions]:
+    request = CompletionRequest.model_validate({"model": "tiny", "prompt": "x", **fields})
+    return completion_plan(request, Lease(config_of(), STUB, "checkpoint")).wanted
+
+
+def as_dict(options: pb.PredictOptions) -> dict[str, Any]:
+    """The fields that are not at the wire's default."""
+    plain: dict[str, Any] = {}
+    for field, value in options.ListFields():
+        plain[field.name] = dict(value) if field.name == "Metadata" else value
+    return plain
+
+
+PLAIN = as_dict(wanted({})[0])
+
+
+def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
+    assert {**PLAIN, "Messages": None} == {
+        "ModelIdentity": "checkpoint",
+        "Messages": None,
+        "UseTokenizerTemplate": True,
+        "Temperature": 1.0,
+        "TopP": 1.0,
+        "TypicalP": 1.0,
+        "Penalty": 1.0,
+        "Repeat": 64,
+        "Seed": -1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "changed"),
+    [
+        ({"temperature": 0}, {"Temperature": None}),
+        ({"temperature": 0.5}, {"Temperature": 0.5}),
+        ({"top_p": 0.25}, {"TopP": 0.25}),
+        ({"top_k": 7}, {"TopK": 7}),
+        ({"top_k": -1}, {"TopK": -1}),
+        ({"min_p": 0.5}, {"MinP": 0.5}),
+        ({"typical_p": 0.5}, {"TypicalP": 0.5}),
+        ({"xtc_probability": 0.5}, {"Metadata": {"mlx.xtc_probability": "0.5"}}),
+        ({"xtc_threshold": 0.1}, {"Metadata": {"mlx.xtc_threshold": "0.1"}}),
+        ({"presence_penalty": 0.5}, {"PresencePenalty": 0.5}),
+        ({"frequency_penalty": -0.5}, {"FrequencyPenalty": -0.5}),
+        ({"repeat_penalty": 1.5}, {"Penalty": 1.5}),
+        ({"repetition_penalty": 1.5}, {"Penalty": 1.5}),
+        ({"repetition_penalty": 1.5, "repeat_penalty": 1.5}, {"Penalty": 1.5}),
+        ({"repeat_last_n": 5}, {"Repeat": 5}),
+        ({"repetition_context_size": 20}, {"Repeat": 20}),
+        ({"repeat_last_n": -1}, {"Repeat": -1}),
+        ({"repeat_penalty": 1.5, "repeat_last_n": 0}, {"Repeat": None, "Penalty": 1.0}),
+        ({"logit_bias": {"5": -100}}, {"LogitBias": '{"5": -100.0}'}),
+        ({"logit_bias": {}}, {}),
+        ({"seed": 3}, {"Seed": 3}),
+        ({"seed": -1}, {}),
+        ({"max_tokens": 5}, {"Tokens": 5}),
+        ({"max_completion_tokens": 5}, {"Tokens": 5}),
+        ({"max_completion_tokens": 5, "max_tokens": 5}, {"Tokens": 5}),
+        ({"n_predict": 5}, {"Tokens": 5}),
+        ({"max_tokens": -1}, {}),
+        ({"min_tokens": 5}, {"Metadata": {"mlx.min_tokens": "5"}}),
+        ({"ignore_eos": True}, {"IgnoreEOS": True}),
+        ({"stop": "a"}, {"StopPrompts": ["a"]}),
+        ({"stop": ["a", "b"]}, {"StopPrompts": ["a", "b"]}),
+        ({"num_draft_tokens": 4}, {"NDraft": 4}),
+        ({"logprobs": True}, {"Logprobs": 1, "Metadata": {"mlx.stream_logprobs": "true"}}),
+        ({"logprobs": False}, {}),
+        ({"enable_thinking": False}, {"Metadata": {"enable_thinking": "false"}}),
+        ({"reasoning_effort": "low"}, {"Metadata": {"reasoning_effort": "low"}}),
+        (
+            {"chat_template_kwargs": {"a": [1]}},
+            {"Metadata": {"chat_template_kwargs": '{"a": [1]}'}},
+        ),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"tools": []}, {}),
+        ({"tool_choice": "auto"}, {}),
+        ({"adapters": None, "draft_model": None}, {}),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_every_field_is_said_to_the_backend(
+    fields: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    expected = {name: value for name, value in (PLAIN | changed).items() if value is not None}
+    assert as_dict(wanted(fields)[0]) == expected
+
+
+FILE = config_of(
+    parameters={
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "top_k": 5,
+        "min_p": 0.5,
+        "typical_p": 0.5,
+        "max_tokens": 50,
+        "seed": 50,
+        "repeat_penalty": 1.5,
+        "repeat_last_n": 5,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.5,
+        "logit_bias": {"5": 5},
+        "ignore_eos": True,
+    },
+    stopwords=["five"],
+    reasoning={"disable": True},
+    reasoning_effort="low",
+    chat_template_kwargs={"five": 5, "six": 6},
+)
+
+
+def test_the_models_file_speaks_where_the_request_is_silent() -> None:
+    assert {**as_dict(wanted({}, FILE)[0]), "Messages": None} == {
+        "ModelIdentity": "checkpoint",
+        "Messages": None,
+        "UseTokenizerTemplate": True,
+        "Temperature": 0.5,
+        "TopP": 0.5,
+        "TopK": 5,
+        "MinP": 0.5,
+        "TypicalP": 0.5,
+        "Tokens": 50,
+        "Seed": 50,
+        "Penalty": 1.5,
+        "Repeat": 5,
+        "FrequencyPenalty": 0.5,
+        "PresencePenalty": 0.5,
+        "LogitBias": '{"5": 5.0}',
+        "IgnoreEOS": True,
+        "StopPrompts": ["five"],
+        "Metadata": {
+            "enable_thinking": "false",
+            "reasoning_effort": "low",
+            "chat_template_kwargs": '{"five": 5, "six": 6}',
+        },
+    }
+
+
+def test_the_request_is_louder_than_the_models_file() -> None:
+    told = as_dict(
+        wanted(
+            {
+                "temperature": 0,
+                "top_k": 0,
+                "seed": 7,
+                "logit_bias": {},
+                "ignore_eos": False,
+                "stop": "seven",
+                "enable_thinking": True,
+                "reasoning_effort": "high",
+                "chat_template_kwargs": {"six": 7},
+            },
+            FILE,
+        )[0]
+    )
+    assert {"Temperature", "TopK", "LogitBias", "IgnoreEOS"}.isdisjoint(told)
+    assert told["Seed"] == 7
+    assert told["StopPrompts"] == ["seven", "five"]
+    assert told["Metadata"] == {
+        "enable_thinking": "true",
+        "reasoning_effort": "high",
+        "chat_template_kwargs": '{"five": 5, "six": 7}',
+    }
+
+
+@given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 127))
+def test_any_seed_is_one_of_the_wire_and_only_minus_one_draws(seed: int, choice: int) -> None:
+    told = seed_of(SamplingFields(seed=seed), config_of(), choice)
+    assert -(2**31) <= told < 2**31
+    assert (told == -1) == (seed == -1)
+    if 0 <= seed < 2**31 - 128:
+        assert told == seed + choice
+
+
+NEUTRAL = {
+    "store": False,
+    "metadata": {"mlx.min_tokens": "5", "a": "b"},
+    "service_tier": "flex",
+    "priority": 0,
+    "prompt_cache_retention": "24h",
+    "cache_prompt": False,
+    "id_slot": -1,
+    "verbosity": "low",
+    "penalize_nl": True,
+    "n_keep": 0,
+    "n_discard": 0,
+    "min_keep": 0,
+    "speculative.n_max": 4,
+    "speculative.n_min": 0,
+    "speculative.p_min": 0.5,
+}
+
+
+@pytest.mark.parametrize("name", neutral.table())
+def test_a_neutral_field_changes_nothing_and_has_a_reason(name: str) -> None:
+    value = NEUTRAL.get(name, "label")
+    assert as_dict(wanted({name: value})[0]) == PLAIN
+    assert as_dict(completion({name: value})[0]) == as_dict(completion({})[0])
+    assert neutral.table()[name].endswith(".")
+
+
+@pytest.mark.parametrize("name", refused.CHAT)
+def test_a_refused_field_passes_where_it_asks_for_nothing_only(name: str) -> None:
+    for off in (None, *refused.CHAT[name].off):
+        assert as_dict(wanted({name: off})[0]) == PLAIN
+    with pytest.raises(ApiError) as caught:
+        wanted({name: {"on": 1}})
+    assert caught.value.status == 400
+    assert caught.value.param == name
+    assert name in caught.value.message
+
+
+@pytest.mark.parametrize("name", refused.COMPLETION)
+def test_completions_refuse_by_name_too(name: str) -> None:
+    for off in (None, *refused.COMPLETION[name].off):
+        assert as_dict(completion({name: off})[0]) == as_dict(completion({})[0])
+    with pytest.raises(ApiError) as caught:
+        completion({name: {"on": 1}})
+    assert caught.value.param == name
+
+
+def part(**fields: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [fields]}]
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"foo": 1}, "foo"),
+        ({"messages": []}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages[0].foo"),
+        ({"messages": [CALLED]}, "messages[0].tool_calls"),
+        ({"messages": part(type="text", text=5)}, "messages[0].content[0].text"),
+        ({"messages": part(type="text")}, "messages[0].content[0].text"),
+        ({"messages": part(type="smell")}, "messages[0].content[0].type"),
+        ({"messages": part(type="file", file={})}, "messages[0].content[0]"),
+        ({"messages": part(type="video_url", video_url={})}, "messages[0].content[0]"),
+        (
+            {"messages": part(type="input_audio", input_audio={"data": "", "format": "x"})},
+            "messages[0].content[0].input_audio.format",
+        ),
+        ({"temperature": "0"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -7}, "top_k"),
+        ({"top_k": True}, "top_k"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"repeat_penalty": 2, "repetition_penalty": 3}, "repetition_penalty"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", 5]}, "stop[1]"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+        ({"logit_bias": {"1": "b"}}, "logit_bias.1"),
+        ({"logit_bias": [[1, 2]]}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 3, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": "yes"}, "logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [WEATHER]}, "tool_choice.function"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [WEATHER]},
+            "tool_choice.function.name",
+        ),
+        ({"function_call": {"name": "f"}}, "function_call.name"),
+        ({"functions": [], "tools": []}, "functions"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {**FORM, "type": "text"}}, "response_format.type"),
+        ({"response_format": {"type": "json_object", "schema": "{"}}, "response_format.schema"),
+        ({"response_format": FORM, "grammar": "root ::= [a]"}, "grammar"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"structured_outputs": {"tags": []}}, "structured_outputs.tags"),
+        ({"role_mapping": {"user": "a"}, "tools": [WEATHER]}, "role_mapping"),
+        ({"reasoning_effort": "none", "enable_thinking": True}, "reasoning_effort"),
+        ({"service_tier": "gold"}, "service_tier"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_wrong_is_refused_by_its_path(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        wanted(fields)
+    assert caught.value.status == 400
+    assert caught.value.param == param, caught.value.message
+    assert "literal" not in caught.value.message
+
+
+def test_a_union_tells_all_that_would_have_been_right() -> None:
+    with pytest.raises(ApiError, match="stop should be a string or a list"):
+        wanted({"stop": 5})
+
+
+def test_legacy_turns_become_calls_and_results() -> None:
+    call = {"name": "f", "arguments": '{"a": 1}'}
+    (options,) = wanted(
+        {
+            "messages": [
+                *said("x"),
+                {"role": "assistant", "content": None, "function_call": call},
+                {"role": "function", "name": "f", "content": "5"},
+            ]
+        }
+    )
+    _, asked, answered = options.Messages
+    assert json.loads(asked.tool_calls)[0]["function"] == call
+    assert (answered.role, answered.name) == ("tool", "f")
+    assert answered.tool_call_id == json.loads(asked.tool_calls)[0]["id"] != ""
+
+
+def test_a_result_learns_the_name_of_its_function() -> None:
+    calls = [{"id": "7", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    turns = [
+        *said("x"),
+        {"role": "assistant", "content": "", "tool_calls": calls, "annotations": []},
+        {"role": "tool", "tool_call_id": "7", "content": [{"type": "text", "text": "5"}]},
+    ]
+    assert wanted({"messages": turns})[0].Messages[2].name == "f"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_earlier_reasoning_reaches_the_template(name: str) -> None:
+    turn = {"role": "assistant", "content": "5", name: "I count."}
+    assert wanted({"messages": [*said("x"), turn]})[0].Messages[1].reasoning_content == "I count."
+
+
+def test_a_bool_is_no_number_of_alternatives() -> None:
+    (told,) = completion({"logprobs": True})
+    assert (told.Logprobs, told.TopLogprobs) == (1, 0)
+    (told,) = completion({"logprobs": 0})
+    assert (told.Logprobs, told.TopLogprobs) == (1, 0)
+    (told,) = completion({"logprobs": False})
+    assert told.Logprobs == 0

@@ -1,0 +1,126 @@
+"""Streams of events: when the head is sent, what fills silence, how failures and leaving end it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from gateway.errors import ApiError
+from gateway.settings import GatewaySettings
+from gateway.sse import KEEPALIVE, event_stream
+
+SETTINGS = GatewaySettings(Path("models"), keepalive_interval=0)
+SCOPE: dict[str, Any] = {"type": "http"}
+
+
+class Client:
+    """The far end of a response: keeps what it is sent, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.bodies: list[bytes] = []
+        self.ended = False
+        self._news = asyncio.Event()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            assert self.status == 0
+            self.status = message["status"]
+        else:
+            self.bodies.append(message["body"])
+            self.ended = not message["more_body"]
+        self._news.set()
+
+    async def receive(self) -> Message:
+        raise AssertionError("the body was read before")
+
+    async def until(self, body: bytes) -> None:
+        """Wait until this was sent."""
+        while body not in self.bodies:
+            self._news.clear()
+            await self._news.wait()
+
+
+async def test_events_are_sent_as_they_come() -> None:
+    async def events() -> AsyncGenerator[str, None]:
+        yield "data: 1\n\n"
+        yield "data: 2\n\n"
+
+    client = Client()
+    await event_stream(events(), SETTINGS)(SCOPE, client.receive, client.send)
+    assert client.status == 200
+    assert client.bodies == [b"data: 1\n\n", b"data: 2\n\n", b""]
+    assert client.ended
+
+
+async def test_a_failure_before_the_first_event_keeps_its_status() -> None:
+    closing = False
+
+    async def events() -> AsyncGenerator[str, None]:
+        if not closing:
+            raise ApiError(404, "no")
+        yield ""
+
+    client = Client()
+    with pytest.raises(ApiError, match="no"):
+        await event_stream(events(), SETTINGS)(SCOPE, client.receive, client.send)
+    assert client.status == 0
+
+
+@pytest.mark.parametrize("failure", [ApiError(503, "gone"), ValueError("a secret")])
+async def test_a_failure_in_mid_stream_is_the_last_event(failure: Exception) -> None:
+    async def events() -> AsyncGenerator[str, None]:
+        yield "data: 1\n\n"
+        raise failure
+
+    client = Client()
+    stream = event_stream(events(), SETTINGS, on_error=lambda error: f"event: {error}\n\n")
+    await stream(SCOPE, client.receive, client.send)
+    assert client.bodies[0] == b"data: 1\n\n"
+    assert client.bodies[1].startswith(b"event: ")
+    assert b"secret" not in client.bodies[1]
+    assert client.bodies[2:] == [b""]
+
+
+async def test_silence_is_filled_before_and_between_events() -> None:
+    client = Client()
+
+    async def events() -> AsyncGenerator[str, None]:
+        await client.until(KEEPALIVE)
+        client.bodies.clear()
+        yield "data: 1\n\n"
+        await client.until(KEEPALIVE)
+        raise ApiError(503, "gone")
+
+    stream = event_stream(events(), replace(SETTINGS, keepalive_interval=0.001))
+    await stream(SCOPE, client.receive, client.send)
+    assert client.status == 200
+    assert client.bodies[-2].startswith(b'data: {"error": {"message": "gone"')
+    assert client.ended
+
+
+async def test_who_leaves_closes_the_events_at_once() -> None:
+    closed: list[str] = []
+
+    async def events() -> AsyncGenerator[str, None]:
+        try:
+            yield "data: 1\n\n"
+            await asyncio.Event().wait()
+        finally:
+            closed.append("events")
+
+    client = Client()
+    response = event_stream(events(), SETTINGS)
+    running = asyncio.ensure_future(response(SCOPE, client.receive, client.send))
+    await client.until(b"data: 1\n\n")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert closed == ["events"]
+    assert not client.ended
