@@ -26,8 +26,8 @@ _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _PLAIN = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
-# The bounds below are tighter than the size at which Pillow begins to warn on stderr.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Pillow's warnings tell of single broken files, and stderr is the log of the process.
+warnings.filterwarnings("ignore", module=r"PIL\..*")
 
 
 def decode_picture(content: bytes, most: int, allowed: int) -> Picture:
@@ -77,7 +77,12 @@ def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
         raise BadItem(
             f"is a JPEG image of {scans} scans, and at most {_SCANS} are read: save it again"
         )
-    image = Image.open(BytesIO(content), formats=[name.upper()])
+    try:
+        image = Image.open(BytesIO(content), formats=[name.upper()])
+    except Image.DecompressionBombError:
+        raise BadItem(
+            f"is larger than the {allowed} pixels that an image may have: send it smaller"
+        ) from None
     _require_size(*image.size, most, allowed)
     return image
 

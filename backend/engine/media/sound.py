@@ -79,11 +79,12 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
                 left -= len(block)
                 if left < 0:
                     raise BadItem(
-                        f"is longer than {most:.0f} seconds, and the sounds of a request may have"
+                        f"is longer than {most:g} seconds, and the sounds of a request may have"
                         f" {allowed} together: send less, or load the model with a larger"
                         " max_audio_seconds"
                     )
-                blocks.append(block.mean(axis=1, dtype=np.float32))
+                with np.errstate(over="ignore", invalid="ignore"):
+                    blocks.append(block.mean(axis=1, dtype=np.float32))
     except BadItem:
         raise
     except Exception as fault:

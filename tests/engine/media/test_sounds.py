@@ -1,0 +1,55 @@
+"""Every recording of the corpus becomes 16 kHz of one channel, or a sentence that says why."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from backend.engine.media.items import BadItem, Sound
+from backend.engine.media.limits import MediaLimits
+from backend.engine.media.sound import decode_sound
+from tests.engine.media.sound_corpus import BAD, GOOD, TONE, BadSound, GoodSound, save, tone
+
+MOST = MediaLimits().audio_seconds
+
+
+def read(content: bytes) -> Sound:
+    return decode_sound(content, MOST, MOST)
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
+def test_a_good_sound_keeps_its_length_its_tone_and_its_level(case: GoodSound) -> None:
+    sound = read(case.content)
+    assert (sound.rate, sound.samples.dtype, sound.samples.ndim) == (16_000, np.float32, 1)
+    assert len(sound.samples) / sound.rate == pytest.approx(case.seconds, abs=0.08)
+    middle = sound.samples[1600:6400]
+    spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
+    assert np.argmax(spectrum) * sound.rate / len(middle) == pytest.approx(TONE, abs=5)
+    assert np.abs(middle).max() == pytest.approx(case.level, rel=0.06)
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
+def test_a_bad_sound_says_what_is_wrong_with_it(
+    case: BadSound, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadItem, match=case.says) as caught:
+        read(case.content)
+    assert re.fullmatch(r"(is|has) .+", str(caught.value))
+    assert not re.search(r"0x[0-9a-f]{6}|Traceback|\n", str(caught.value))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_bound_may_be_met_and_not_passed() -> None:
+    second = save(tone(seconds=1))
+    assert len(decode_sound(second, 1, 1).samples) == 16_000
+    with pytest.raises(BadItem, match=r"is longer than 0\.95 seconds.* may have 1 together"):
+        decode_sound(second, 0.95, 1)
+
+
+def test_the_digest_is_of_what_is_heard_and_not_of_the_file() -> None:
+    wave = (tone() * 32_767).astype(np.int16)
+    same = [save(wave, kind=kind) for kind in ("WAV", "FLAC", "RF64")]
+    assert len({read(content).digest for content in same}) == 1
+    assert read(save(-wave)).digest != read(save(wave)).digest
