@@ -6,13 +6,14 @@ what fails is a miss later, not an error now.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from backend.engine import kv
 from backend.engine.batch import DecodeBatch
 from backend.engine.model import EngineModel
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.row import Row
+from backend.engine.siblings import Sibling, closest
 
 Report = Callable[[str, BaseException], None]
 
@@ -44,6 +45,24 @@ class PromptStore:
             last = len(row.prompt) - 1
             end = min(row.stable, last) if row.stable else last
             row.checkpoints = tuple(sorted({0 if trims else match.branch, end} - {0}))
+
+    def sibling(self, row: Row, prefilling: Iterable[Row]) -> Sibling | None:
+        """The row in prefill that the waiting row should start from; what both share gets stored.
+
+        None where nothing is gained: too little is shared, or more than that is stored already.
+        """
+        if not self.memory.max_bytes or row.request.prompt_logprobs is not None:
+            return None
+        held = max(self.memory.held(row.prompt), row.stored.length if row.stored else 0)
+        sibling = closest(row, prefilling, held)
+        if sibling is None:
+            return None
+        elder = sibling.row
+        if not sibling.reached:
+            elder.checkpoints = tuple(sorted({*elder.checkpoints, sibling.length}))
+        else:
+            self._store_part(elder)
+        return sibling
 
     def prefilled(self, row: Row, computed: int) -> None:
         """The row has just got `computed` tokens, and holds `row.filled` of its prompt."""
@@ -84,6 +103,12 @@ class PromptStore:
         row.cache = self._model.disk.restore(stored, kv.new_row(self._model.model))
         if row.cache is not None:
             row.filled = row.reused = stored.length
+
+    def _store_part(self, row: Row) -> None:
+        """Store what a row in the middle of its prefill holds; whoever uses it cuts it back."""
+        midway = row.filled < len(row.prompt) - 1
+        if midway and row.cache is not None and kv.can_trim(row.cache):
+            self._store(kv.clone(row.cache), row.prompt[: row.filled])
 
     def _store(self, cache: kv.RowCache, tokens: Sequence[int]) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.engine.constraints.constraint import Constraint
 from backend.engine.disk_cache.cache import StoredPrefix
@@ -23,6 +23,9 @@ from backend.engine.scoring import Scoring
 from backend.engine.token_text import TextStream
 from common.stop_strings import StopMatcher
 
+if TYPE_CHECKING:
+    from backend.engine.siblings import Sibling
+
 
 @dataclass(eq=False, slots=True)
 class Row:
@@ -32,7 +35,8 @@ class Row:
     constraint: the state of its grammar. stored: a prefix that was read from disk. scoring: what
     is done with the prompt in place of going on from it. stable: how many prompt tokens later
     prompts share; 0: unknown. cache: its own KV while it is prefilled; `filled` prompt tokens are
-    in it. checkpoints: prompt lengths at which a copy of the cache is stored.
+    in it. checkpoints: prompt lengths at which a copy of the cache is stored. sibling: whose
+    prefill it waits for.
     """
 
     ticket: int
@@ -50,6 +54,7 @@ class Row:
     filled: int = 0
     reused: int = 0
     checkpoints: tuple[int, ...] = ()
+    sibling: Sibling | None = None
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

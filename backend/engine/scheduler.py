@@ -113,8 +113,12 @@ class Scheduler:
         self._settle()
 
     def _admit(self) -> None:
-        while self.waiting and len(self.admitted) < self._model.slots:
-            row = self.waiting[0]
+        expecting = 0  # rows at the head of the queue that wait for a sibling, and keep a slot
+        while expecting < len(self.waiting) and self._has_slot(expecting):
+            row = self.waiting[expecting]
+            if self._expects(row):
+                expecting += 1
+                continue
             needed = self._model.weights_bytes + bytes_with(self._model.cost, self.admitted, row)
             if needed > self._model.memory_limit:
                 if row.scoring is not None and row.scoring.width > 1:
@@ -122,17 +126,27 @@ class Scheduler:
                     continue
                 if self.admitted:
                     return
-                self.waiting.popleft()
+                del self.waiting[expecting]
                 self._publish(row.ticket, self._too_large(row, needed))
                 continue
             self.store.memory.shrink(self._model.memory_limit - needed)
-            self.waiting.popleft()
+            del self.waiting[expecting]
             row.admit()
             try:
                 self.store.start(row)
                 self.prefilling.append(row)
             except Exception as fault:
                 self._fail(row, "prefix reuse", fault)
+
+    def _has_slot(self, kept: int) -> bool:
+        return len(self.admitted) + kept < self._model.slots
+
+    def _expects(self, row: Row) -> bool:
+        """Whether the row is better off once a row in prefill has read what both begin with."""
+        sibling = row.sibling
+        if sibling is None or sibling.reached or sibling.row not in self.prefilling:
+            sibling = row.sibling = self.store.sibling(row, self.prefilling)
+        return sibling is not None and not sibling.reached
 
     def _prefill(self) -> None:
         budget = self._pace.tokens(running=bool(self.batch.rows))

@@ -1,0 +1,100 @@
+"""Prompts that begin alike and arrive together are read once, and nobody says anything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.engine.request import Sampling
+from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
+from tests.engine.rounds import Rounds, alone, engine_model
+
+PROMPT = [(place * place + 5 * place) % (VOCABULARY - 1) + 1 for place in range(300)]
+DRAWN = [Sampling(temperature=1.0, seed=seed) for seed in range(8)]
+
+
+@pytest.mark.parametrize("slots", [8, 3])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_eight_equal_prompts_are_read_once(kind: str, slots: int) -> None:
+    engine = engine_model(random_model(kind), slots=slots)
+    rounds = Rounds(engine)
+    for ticket, sampling in enumerate(DRAWN):
+        rounds.submit(ticket, PROMPT, 12, sampling=sampling, ignore_eos=True)
+    rounds.drain()
+    assert rounds.gauges.prompt_tokens_processed == len(PROMPT) + 7
+    reused = []
+    for ticket, sampling in enumerate(DRAWN):
+        heard = rounds.heard[ticket]
+        assert heard.text == alone(engine, PROMPT, 12, sampling=sampling, ignore_eos=True).text
+        assert heard.finished is not None
+        reused.append(heard.finished.usage.cached_tokens)
+    assert reused == [0] + 7 * [len(PROMPT) - 1]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_prompts_begin_with_is_read_once(kind: str) -> None:
+    engine = engine_model(random_model(kind), slots=8)
+    rounds = Rounds(engine)
+    prompts = [[*PROMPT[:200], ticket + 1, *PROMPT[ticket : ticket + 40]] for ticket in range(6)]
+    for ticket, prompt in enumerate(prompts):
+        rounds.submit(ticket, prompt, 5, ignore_eos=True)
+    rounds.drain()
+    assert rounds.gauges.prompt_tokens_processed == 200 + 6 * 41
+    for ticket, prompt in enumerate(prompts):
+        assert rounds.heard[ticket].text == alone(engine, prompt, 5, ignore_eos=True).text
+
+
+def test_one_who_comes_while_the_other_is_read_starts_from_what_is_read() -> None:
+    engine = engine_model(random_model("full"))
+    rounds = Rounds(engine)
+    rounds.submit(1, [9], 400, ignore_eos=True)
+    rounds.step()
+    rounds.submit(2, PROMPT, 5, ignore_eos=True)
+    while not any(row.filled > 100 for row in rounds.scheduler.prefilling):
+        rounds.step()
+    rounds.submit(3, [*PROMPT[:90], 7, 7, 7], 5, ignore_eos=True)
+    rounds.step()
+    assert rounds.heard[2].text == ""
+    rounds.drain()
+    for ticket, prompt, reused in ((2, PROMPT, 0), (3, [*PROMPT[:90], 7, 7, 7], 90)):
+        heard = rounds.heard[ticket]
+        assert heard.text == alone(engine, prompt, 5, ignore_eos=True).text
+        assert heard.finished is not None
+        assert heard.finished.usage.cached_tokens == reused
+
+
+def test_who_waits_for_another_goes_alone_when_that_one_leaves() -> None:
+    rounds = Rounds(engine_model(random_model("full")))
+    for ticket in (1, 2, 3):
+        rounds.submit(ticket, PROMPT, 5, ignore_eos=True)
+    rounds.step()
+    assert [row.ticket for row in rounds.scheduler.prefilling] == [1]
+    rounds.scheduler.cancel(1)
+    rounds.step()
+    assert [row.ticket for row in rounds.scheduler.prefilling] == [2]
+    rounds.drain()
+    assert rounds.heard[2].finished
+    assert rounds.heard[3].finished
+
+
+def test_who_waits_for_another_keeps_its_slot_and_holds_nobody_up() -> None:
+    rounds = Rounds(engine_model(random_model("full"), slots=3))
+    rounds.submit(1, PROMPT, 400, ignore_eos=True)
+    rounds.submit(2, PROMPT, 400, ignore_eos=True)
+    rounds.submit(3, [5, 6, 7], 400, ignore_eos=True)
+    rounds.submit(4, [6, 7, 8], 400, ignore_eos=True)
+    rounds.step()
+    assert [row.ticket for row in rounds.scheduler.waiting] == [2, 4]
+    assert sorted(row.ticket for row in rounds.scheduler.admitted) == [1, 3]
+    while not rounds.heard[2].text:
+        rounds.step()
+    assert [row.ticket for row in rounds.scheduler.waiting] == [4]
+    assert sorted(row.ticket for row in rounds.scheduler.admitted) == [1, 2, 3]
+
+
+def test_without_a_prefix_cache_nobody_waits() -> None:
+    rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=0))
+    for ticket in (1, 2):
+        rounds.submit(ticket, PROMPT, 5, ignore_eos=True)
+    rounds.step()
+    assert len(rounds.scheduler.prefilling) == 2
+    rounds.drain()
