@@ -1,0 +1,73 @@
+"""Every status of a backend has its HTTP status, code and sentence; 422 is none of them."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from gateway.errors import TABLE, ApiError, of_rpc
+
+Code = grpc.StatusCode
+SAID = "Temperature is -1: send a finite number from 0 to 100"
+
+
+def refusal(code: grpc.StatusCode, details: str | None = SAID) -> ApiError:
+    return of_rpc(AioRpcError(code, Metadata(), Metadata(), details))
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "name", "retry"),
+    [
+        (Code.INVALID_ARGUMENT, 400, "invalid_request_error", None, False),
+        (Code.OUT_OF_RANGE, 400, "invalid_request_error", None, False),
+        (Code.UNIMPLEMENTED, 400, "invalid_request_error", "unsupported", False),
+        (Code.NOT_FOUND, 404, "invalid_request_error", "model_not_found", False),
+        (Code.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "overloaded", True),
+        (Code.INTERNAL, 500, "server_error", "backend_failed", False),
+        (Code.DATA_LOSS, 500, "server_error", "backend_failed", False),
+        (Code.UNKNOWN, 500, "server_error", "backend_failed", False),
+        (Code.ALREADY_EXISTS, 500, "server_error", "backend_failed", False),
+        (Code.UNAUTHENTICATED, 502, "server_error", "backend_refused", False),
+        (Code.PERMISSION_DENIED, 502, "server_error", "backend_refused", False),
+        (Code.FAILED_PRECONDITION, 503, "server_error", "model_not_loaded", True),
+        (Code.CANCELLED, 503, "server_error", "cancelled", True),
+        (Code.UNAVAILABLE, 503, "server_error", "backend_unavailable", True),
+        (Code.ABORTED, 503, "server_error", "backend_unavailable", True),
+        (Code.DEADLINE_EXCEEDED, 504, "server_error", "timeout", False),
+    ],
+)
+def test_each_row(
+    code: grpc.StatusCode, status: int, kind: str, name: str | None, retry: bool
+) -> None:
+    error = refusal(code)
+    assert (error.status, error.type, error.code) == (status, kind, name)
+    assert error.headers()["x-should-retry"] == str(retry).lower()
+    assert ("retry-after" in error.headers()) is retry
+    assert error.body()["error"]["message"]
+
+
+def test_no_status_becomes_422() -> None:
+    assert {refusal(code).status for code in Code} <= {400, 404, 429, 500, 502, 503, 504}
+
+
+@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if not row.says])
+def test_the_backends_own_sentence_is_kept(code: grpc.StatusCode) -> None:
+    assert refusal(code).message == SAID
+
+
+@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if row.says])
+def test_what_is_not_for_users_is_replaced(code: grpc.StatusCode) -> None:
+    told = refusal(code, "ipv4:127.0.0.1:4711: Traceback (most recent call last)").message
+    assert "127.0.0.1" not in told
+    assert "Traceback" not in told
+
+
+def test_a_message_that_grpc_found_too_large_is_a_413() -> None:
+    error = refusal(Code.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 4)")
+    assert (error.status, error.code) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_there_is_always_a_sentence(code: grpc.StatusCode) -> None:
+    assert refusal(code, None).message

@@ -1,0 +1,284 @@
+"""Images and sounds: nothing but what they are, and no address but a public one."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ipaddress
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ApiError
+from gateway.images import audio, media
+from gateway.remote_images import MOST_REDIRECTS, Address, Fetcher, is_public
+from gateway.settings import GatewaySettings
+from tests.gateway.gateway_process import GatewayProcess
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
+    "gg=="
+)
+PNG_URI = "data:image/png;base64," + base64.b64encode(PNG).decode()
+WAV = b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 28
+LIMIT = 4096
+CLOSED = GatewaySettings(Path(), max_image_bytes=LIMIT)
+OPEN = replace(CLOSED, allow_remote_images=True)
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+async def refusal(url: str, settings: GatewaySettings = OPEN, **fetcher: Fetcher) -> ApiError:
+    with pytest.raises(ApiError) as told:
+        await media(url, settings, **fetcher)
+    return told.value
+
+
+async def test_a_data_uri_and_bare_base64_are_one_image() -> None:
+    broken = "\n".join([encoded(PNG)[:40], encoded(PNG)[40:]])
+    named_wrongly = PNG_URI.replace("image/png", "text/html")
+    for url in (PNG_URI, encoded(PNG), broken, named_wrongly, PNG_URI.replace("data", "DATA")):
+        assert await media(url, CLOSED) == PNG_URI
+
+
+@pytest.mark.parametrize(
+    "head", [b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM"], ids=repr
+)
+async def test_formats_are_known_by_their_first_bytes(head: bytes) -> None:
+    assert (await media(encoded(head + b"\0" * 32), CLOSED)).startswith("data:image/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/etc/passwd",
+        "/etc/shadow1",  # base64 by its letters and its length
+        "file:///etc/passwd",
+        "../../secret.png",
+        "C:\\secret.png",
+        "ftp://example.org/a.png",
+        "data:image/png,%89PNG",
+        "data:image/svg+xml;base64," + encoded(b"<svg/>"),
+        "data:image/png;base64,",
+        "data:image/png;base64,====",
+        "data:",
+        "",
+        "not base64!",
+        encoded(b"<html>"),
+        PNG_URI + "\x00",
+    ],
+)
+async def test_what_is_no_image_is_refused(url: str) -> None:
+    assert (await refusal(url)).status == 400
+
+
+@given(st.text(max_size=60))
+async def test_any_text_is_an_image_or_a_refusal(url: str) -> None:
+    with contextlib.suppress(ApiError):
+        assert (await media(url, CLOSED)).startswith("data:image/")
+
+
+async def test_large_images_are_refused_before_and_after_decoding() -> None:
+    for size in (LIMIT + 1, LIMIT + 2, 3 * LIMIT):
+        assert (await refusal(encoded(PNG.ljust(size, b"\0")))).status == 413
+    await media(encoded(PNG.ljust(LIMIT, b"\0")), CLOSED)
+
+
+def test_a_sound_is_what_its_format_says() -> None:
+    assert audio(encoded(WAV), "wav", CLOSED) == f"data:audio/wav;base64,{encoded(WAV)}"
+    assert audio(encoded(b"ID3\x04" + b"\0" * 20), "mp3", CLOSED).startswith("data:audio/mpeg;")
+    for data, form in ((encoded(WAV), "mp3"), (encoded(PNG), "wav"), ("/etc/passwd", "wav")):
+        with pytest.raises(ApiError):
+            audio(data, form, CLOSED)
+
+
+async def test_urls_are_off_by_default() -> None:
+    error = await refusal("https://example.org/a.png", CLOSED)
+    assert "--allow-remote-images" in error.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    """0.0.0.0 10.0.0.1 100.64.0.1 127.0.0.1 127.8.8.8 169.254.169.254 172.16.0.1 192.168.1.1
+    198.18.0.1 224.0.0.1 240.0.0.1 255.255.255.255 :: ::1 fe80::1 fc00::1 fd00:ec2::254 ff02::1
+    ::ffff:127.0.0.1 ::ffff:169.254.169.254 ::127.0.0.1 64:ff9b::7f00:1 64:ff9b:1::a00:1
+    2002:7f00:1:: 2001:0:7f00:1:: 2001:db8::1""".split(),
+)
+def test_inner_addresses(text: str) -> None:
+    assert not is_public(ipaddress.ip_address(text))
+
+
+@pytest.mark.parametrize("text", "8.8.8.8 1.1.1.1 2606:4700::1111 ::ffff:8.8.8.8".split())
+def test_public_addresses(text: str) -> None:
+    assert is_public(ipaddress.ip_address(text))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/a.png",
+        "http://localhost/a.png",
+        "http://[::1]/a.png",
+        "http://2130706433/a.png",
+        "http://0x7f.1/a.png",
+        "http://127.1/a.png",
+        "http://[::ffff:127.0.0.1]/a.png",
+        "http://169.254.169.254/latest/meta-data",
+        "http://8.8.8.8:8080/a.png",
+        "https://8.8.8.8:22/a.png",
+        "http://user:secret@8.8.8.8/a.png",
+        "http:///a.png",
+        "http://",
+        "http://[/a.png",
+        "http://8.8.8.8:port/a.png",
+    ],
+)
+async def test_urls_that_are_never_asked(url: str) -> None:
+    error = await refusal(url)
+    assert error.status == 400
+    assert "secret" not in error.message
+
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class Site:
+    """A web server on loopback; `asked` are the paths that came, with their Host."""
+
+    def __init__(self, answers: dict[str, Answer]) -> None:
+        self.asked: list[tuple[str, str]] = []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.asked.append((self.path, self.headers["host"]))
+                answers[self.path.partition("?")[0]](self)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing to the test's output."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def url(self, path: str) -> str:
+        return f"http://localhost:{self.port}{path}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def file(content: bytes, kind: str = "image/png", status: int = 200, **more: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("content-type", kind)
+        for name, value in more.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
+
+
+def to(place: str) -> Answer:
+    return file(b"", status=302, location=place)
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    file(PNG)(handler)
+    try:
+        while True:
+            handler.wfile.write(b"\0" * 1024)
+    except OSError:
+        pass  # the client has read enough
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    answers = {
+        "/a.png": file(PNG),
+        "/html": file(PNG, "text/html"),
+        "/lie": file(b"<html>"),
+        "/missing": file(PNG, status=404),
+        "/packed": file(PNG, content_encoding="gzip"),
+        "/endless": endless,
+        "/once": to("/a.png"),
+        "/round": to("/round"),
+        "/inside": to("http://169.254.169.254/latest/meta-data"),
+        "/file": to("file:///etc/passwd"),
+        "/nowhere": to(""),
+    }
+    server = Site(answers)
+    yield server
+    server.close()
+
+
+def only_this(address: Address) -> bool:
+    """Loopback in place of the internet; all else is inside."""
+    return address.is_loopback
+
+
+@pytest.fixture
+def fetcher(site: Site) -> Fetcher:
+    return Fetcher(only_this, (site.port,))
+
+
+async def test_an_image_is_fetched_by_its_name(site: Site, fetcher: Fetcher) -> None:
+    assert await media(site.url("/a.png?size=1"), OPEN, fetcher) == PNG_URI
+    assert site.asked[-1] == ("/a.png?size=1", f"localhost:{site.port}")
+    assert await media(site.url("/once"), OPEN, fetcher) == PNG_URI
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/html", 400),
+        ("/lie", 400),
+        ("/missing", 400),
+        ("/packed", 400),
+        ("/endless", 413),
+        ("/round", 400),
+        ("/inside", 400),
+        ("/file", 400),
+        ("/nowhere", 400),
+    ],
+)
+async def test_what_a_site_may_not_do(site: Site, fetcher: Fetcher, path: str, status: int) -> None:
+    assert (await refusal(site.url(path), fetcher=fetcher)).status == status
+
+
+async def test_redirects_are_counted(site: Site, fetcher: Fetcher) -> None:
+    site.asked.clear()
+    await refusal(site.url("/round"), fetcher=fetcher)
+    assert len(site.asked) == MOST_REDIRECTS + 1
+
+
+async def test_the_real_rule_does_not_reach_this_very_site(site: Site) -> None:
+    site.asked.clear()
+    error = await refusal(site.url("/a.png"), fetcher=Fetcher(ports=(site.port,)))
+    assert "not public" in error.message
+    assert site.asked == []
+
+
+def test_a_request_says_which_part_is_at_fault(gateway: GatewayProcess) -> None:
+    def ask(url: str) -> dict[str, str]:
+        part = {"type": "image_url", "image_url": {"url": url}}
+        answer = gateway.client.post(
+            "/v1/chat/completions",
+            json={"model": "tiny", "messages": [{"role": "user", "content": [part]}]},
+        )
+        assert answer.status_code == 400
+        error: dict[str, str] = answer.json()["error"]
+        return error
+
+    for url in ("http://127.0.0.1:1/a.png", "file:///etc/passwd", "/etc/passwd", "nonsense"):
+        assert ask(url)["param"] == "messages[0].content[0].image_url"
