@@ -1,0 +1,120 @@
+"""The clients' own environments: a venv from a hashed lock, and node_modules from package-lock.
+
+They are built under `build/` at the first use and again when the lock changes. Without the
+registries the tests of clients say that they were skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+LOCK = ROOT / "requirements" / "clients.lock"
+BUILD = ROOT / "build"
+PATIENCE = 900  # seconds that an installation or a client may take
+
+
+class ClientFailed(AssertionError):
+    """A client program that ended in an error; the message has its last lines."""
+
+
+def _once(folder: Path, source: Path, install: Any) -> Path:
+    """`folder`, made by `install` unless it was made from this very `source`."""
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    stamp = folder / ".installed"
+    if not stamp.is_file() or stamp.read_text() != digest:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(exist_ok=True)
+        try:
+            install(folder)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"{source.name} could not be installed: {error.stderr[-500:]}")
+        stamp.write_text(digest)
+    return folder
+
+
+def _command(*arguments: object) -> None:
+    subprocess.run(
+        [str(part) for part in arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def _python() -> Path:
+    def install(folder: Path) -> None:
+        _command(sys.executable, "-m", "venv", folder)
+        pip = (folder / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check")
+        _command(*pip, "--no-input", "--no-deps", "--require-hashes", "-r", LOCK)
+
+    return _once(BUILD / "clients", LOCK, install) / "bin" / "python"
+
+
+def _node() -> Path:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not on PATH")
+    lock = HERE / "node" / "package-lock.json"
+
+    def install(folder: Path) -> None:
+        shutil.copytree(HERE / "node", folder)
+        _command("npm", "ci", "--prefix", folder, "--no-audit", "--no-fund", "--ignore-scripts")
+
+    return _once(BUILD / "clients-node", lock, install)
+
+
+def python_program(name: str, *arguments: str, **environ: str) -> Any:
+    """What `programs/NAME.py` printed last, as JSON. Raises ClientFailed."""
+    return _result([str(_python()), str(HERE / "programs" / f"{name}.py"), *arguments], environ)
+
+
+def client_tool(name: str, *arguments: str, **environ: str) -> str:
+    """What a command of the clients' venv printed. Raises ClientFailed."""
+    return _run([str(_python().with_name(name)), *arguments], environ)
+
+
+def node_program(name: str, *arguments: str) -> Any:
+    """What `node/NAME.mjs` printed last, as JSON. Raises ClientFailed."""
+    folder = _node()
+    shutil.copy(HERE / "node" / f"{name}.mjs", folder)
+    return _result(["node", str(folder / f"{name}.mjs"), *arguments], {})
+
+
+def _result(command: list[str], environ: dict[str, str]) -> Any:
+    lines = _run(command, environ).strip().splitlines()
+    return json.loads(lines[-1])
+
+
+def _run(command: list[str], environ: dict[str, str]) -> str:
+    # Nothing of the venv that runs the tests may reach the client.
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "LD_", "VIRTUAL_ENV", "OPENAI_", "ANTHROPIC_"))
+        and not key.lower().endswith("_proxy")
+    }
+    ended = subprocess.run(
+        command,
+        cwd=BUILD,  # some leave files where they run
+        env=inherited | environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    if ended.returncode != 0:
+        said = f"{ended.stderr[-4000:]}{ended.stdout[-4000:]}"
+        raise ClientFailed(f"{command[1:3]} exited with {ended.returncode}:\n{said}")
+    return ended.stdout

@@ -1,0 +1,76 @@
+"""The `anthropic` SDK on `/v1/messages`: text, streams, thinking, tools, errors."""
+
+import json
+import sys
+
+import anthropic
+
+client = anthropic.Anthropic(base_url=sys.argv[1], api_key="unused", max_retries=0)
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather of a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+def ask(text, **fields):
+    fields.setdefault("thinking", {"type": "disabled"})
+    return {
+        "model": "tiny",
+        "max_tokens": 100,
+        "extra_body": {"temperature": 0},
+        "messages": [{"role": "user", "content": text}],
+    } | fields
+
+
+told = {}
+answer = client.messages.create(**ask("Count to 5."))
+told["text"] = answer.content[0].text
+told["stop"] = answer.stop_reason
+told["usage"] = [answer.usage.input_tokens, answer.usage.output_tokens]
+
+with client.messages.stream(**ask("Count to 5.")) as stream:
+    told["streamed"] = "".join(stream.text_stream)
+    told["stream_stop"] = stream.get_final_message().stop_reason
+
+called = client.messages.create(**ask("What is the weather in Paris?", tools=[WEATHER]))
+use = next(block for block in called.content if block.type == "tool_use")
+told["call"] = [called.stop_reason, use.name, use.input]
+worded = client.messages.create(
+    **ask("What is the weather in Paris?", tools=[WEATHER])
+    | {
+        "messages": [
+            {"role": "user", "content": "What is the weather in Paris?"},
+            {"role": "assistant", "content": called.content},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": use.id,
+                        "content": "18 degrees and sunny",
+                    }
+                ],
+            },
+        ]
+    }
+)
+told["after_tool"] = worded.content[0].text
+
+told["cut"] = client.messages.create(**ask("Count to 30.", max_tokens=4)).stop_reason
+stopped = client.messages.create(**ask("Count to 9.", stop_sequences=["5"]))
+told["stop_sequence"] = [stopped.stop_reason, stopped.stop_sequence]
+told["tokens"] = client.messages.count_tokens(
+    model="tiny", messages=[{"role": "user", "content": "Count to 5."}]
+).input_tokens
+
+try:
+    client.messages.create(**ask("Hi", model="nobody"))
+except anthropic.NotFoundError as error:
+    told["unknown_model"] = error.body["error"]["type"]
+
+print(json.dumps(told))
