@@ -57,7 +57,7 @@ def _format_of(content: bytes) -> str:
     if kind is None:
         raise BadItem(f"is no image file that is known here: send {_choice()}")
     if kind.name not in FORMATS:
-        article = "an" if kind.name[0] in "AHMS" and kind.name != "HEIC" else "a"
+        article = "an" if kind.name[0] in "AHIMOS" and kind.name != "HEIC" else "a"
         raise BadItem(f"is {article} {kind.name} file, which is not decoded here: send {_choice()}")
     return kind.name
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote_from_bytes
 
@@ -24,6 +26,7 @@ JPEG = save(noise((9, 7)), "JPEG")
 STANDARD = base64.b64encode(PNG).decode()
 URL_SAFE = base64.urlsafe_b64encode(PNG).decode()
 LIMITS = MediaLimits()
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_samples_are_what_they_are_meant_to_be() -> None:
@@ -51,6 +54,13 @@ def test_the_samples_are_what_they_are_meant_to_be() -> None:
 def test_every_encoding_gives_the_same_bytes(text: str) -> None:
     assert item_bytes(text, MIB, allow_paths=False) == PNG
     assert decode([text], [], [], LIMITS).pictures[0].width == 9
+
+
+def test_no_mlx_is_needed() -> None:
+    """Prompt threads decode, and the engine thread alone may touch MLX."""
+    code = "import sys, backend.engine.media.decoding; print('mlx.core' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"False\n"
 
 
 def test_a_bare_jpeg_is_no_path() -> None:
