@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -113,11 +114,9 @@ def _upright(image: Image.Image) -> Image.Image:
     A note that cannot be read turns nothing: every viewer shows such an image as it is stored.
     """
     image.load()
-    try:
-        turned = ImageOps.exif_transpose(image)
-    except Exception:
-        return image
-    return turned
+    with suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)  # a copy would double the memory
+    return image
 
 
 def _on_white(image: Image.Image) -> Image.Image:
