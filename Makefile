@@ -6,6 +6,7 @@ TESTS ?=
 BENCH ?=
 SERVE ?=
 CHAT ?=
+MODELS ?=
 CHECKED := backend bench common demo gateway tests
 
 export PROMPT MODEL
@@ -26,9 +27,9 @@ serve: ## start the HTTP gateway on the default model (SERVE="--help" passes arg
 	@./install.sh --gateway
 	@$(PYTHON_ENV) -m gateway $(SERVE)
 
-chat: ## talk to a model in the terminal (CHAT="--model NAME" passes arguments)
+chat: ## talk to a model in the terminal (MODELS=folder starts a gateway, CHAT="…" passes arguments)
 	@./install.sh --gateway
-	@$(PYTHON_ENV) -m gateway.terminal $(CHAT)
+	@$(PYTHON_ENV) -m gateway.terminal $(if $(MODELS),--models-dir "$(MODELS)") $(CHAT)
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat

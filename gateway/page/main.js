@@ -213,10 +213,7 @@ models.addEventListener("change", () => {
   settings.set({ model: models.value });
   status.look();
 });
-settings.wire((keyChanged) => {
-  if (keyChanged) readModels();
-  composer.focus();
-});
+settings.wire((keyChanged) => keyChanged && readModels());
 status.watch({ model: () => models.value, key: settings.apiKey, running: () => running !== null });
 show(shown);
 readModels();

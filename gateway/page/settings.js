@@ -38,8 +38,8 @@ export function open(name) {
   if (name) form.elements[name].focus();
 }
 
-/** Make the dialog work; `changed` is called when it was closed. */
-export function wire(changed) {
+/** Make the dialog work; `closed` is told whether the key is another one now. */
+export function wire(closed) {
   let keyBefore = apiKey();
   document.getElementById("open-settings").addEventListener("click", () => open());
   document.getElementById("reset").addEventListener("click", () => {
@@ -59,8 +59,14 @@ export function wire(changed) {
   });
   // Closed with Escape, a field that is out of bounds keeps its last good value.
   dialog.addEventListener("close", () => {
-    changed(apiKey() !== keyBefore);
+    closed(apiKey() !== keyBefore);
     keyBefore = apiKey();
+    // Chromium returns the focus to a text field, but not always the caret.
+    const back = document.activeElement;
+    if (back instanceof HTMLTextAreaElement) {
+      back.blur();
+      back.focus();
+    }
   });
 }
 

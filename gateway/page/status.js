@@ -5,7 +5,7 @@ import { read } from "./api.js";
 const IDLE_MS = 5000;
 const RUNNING_MS = 1000;
 const WORDS = {
-  stopped: "loads when asked",
+  stopped: "not loaded",
   starting: "starting …",
   loading: "loading …",
   stopping: "unloading …",

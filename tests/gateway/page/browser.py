@@ -1,0 +1,140 @@
+"""A headless Chromium, and the few things that a person does on the page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+DRIVER = "chromedriver"
+WAIT = 60.0
+_Result = TypeVar("_Result")
+
+# What may go wrong on the way is for the tests to look for; what the browser says of an HTTP
+# status that a test provokes is not.
+_NOT_OURS = ("network",)
+
+
+def missing() -> str:
+    """What this machine lacks for these tests; "" if nothing."""
+    if not any(map(shutil.which, BINARIES)):
+        return "no Chromium: apt-get install chromium chromium-driver"
+    return "" if shutil.which(DRIVER) else "no chromedriver: apt-get install chromium-driver"
+
+
+def launch() -> webdriver.Chrome:
+    """A browser of its own, with an empty profile."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = next(filter(None, map(shutil.which, BINARIES)))
+    flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
+    if os.geteuid() == 0:
+        flags.append("--no-sandbox")  # Chromium's sandbox does not work for root
+    for flag in flags:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=Service(shutil.which(DRIVER)))
+
+
+class Page:
+    """The page of one gateway, as a person sees it."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+        self.driver = driver
+        self.url = url
+
+    def open(self, width: int = 1200, height: int = 800, **settings: str) -> None:
+        """Load it as if for the first time, in a window of so many CSS pixels."""
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        )
+        self.driver.get(self.url + "/page/icon.svg")
+        self.run(
+            "localStorage.clear(); sessionStorage.clear();"
+            "localStorage.setItem('settings', JSON.stringify(arguments[0]))",
+            settings,
+        )
+        self.reload()
+
+    def reload(self) -> None:
+        """Load it again, and wait until it has found its models."""
+        self.driver.get(self.url)
+        self.until(lambda: self.run("return document.getElementById('model').options.length > 0"))
+        self.problems()
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Run a script in the page."""
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, condition: Callable[[], _Result]) -> _Result:
+        """Wait for something that is true, and return it."""
+        waiting = WebDriverWait(
+            self.driver, WAIT, 0.05, ignored_exceptions=[StaleElementReferenceException]
+        )
+        return waiting.until(lambda _: condition())
+
+    def find(self, selector: str) -> WebElement:
+        """The one element of a CSS selector."""
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list[WebElement]:
+        """Every element of a CSS selector."""
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def press(self, *keys: str) -> None:
+        """Type where the focus is."""
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def press_back(self) -> None:
+        """Shift+Tab."""
+        chain = ActionChains(self.driver)
+        chain.key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
+
+    def ask(self, question: str) -> None:
+        """Write into the message field and press Enter."""
+        self.find("#prompt").send_keys(question, Keys.ENTER)
+
+    def states(self) -> list[str]:
+        """What became of every answer: running, done, stopped or failed."""
+        told: list[str] = self.run(
+            "return [...document.querySelectorAll('.answer')].map((one) => one.dataset.state)"
+        )
+        return told
+
+    def answered(self, count: int = 1) -> str:
+        """Wait until so many answers are there and none is running; the text of the last."""
+        self.until(lambda: len(self.states()) == count and "running" not in self.states())
+        return self.text(".answer:last-child .body")
+
+    def text(self, selector: str) -> str:
+        """The text in an element, shown or not."""
+        return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
+
+    def focused(self) -> str:
+        """What the element with the focus is called: its id, its label or its text."""
+        return str(
+            self.run(
+                "const it = document.activeElement;"
+                "return it.id || it.getAttribute('aria-label') || it.textContent.trim()"
+            )
+        )
+
+    def problems(self) -> list[str]:
+        """What the browser complained about since the last look: scripts, styles, policies."""
+        log: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [
+            f"{entry['source']}: {entry['message']}"
+            for entry in log
+            if entry["level"] in ("SEVERE", "WARNING") and entry["source"] not in _NOT_OURS
+        ]

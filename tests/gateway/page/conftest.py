@@ -1,0 +1,37 @@
+"""One browser for all tests of the page, and a gateway whose model writes one answer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from selenium.webdriver import Chrome
+
+from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.page import browser
+
+
+@pytest.fixture(scope="session")
+def chrome() -> Iterator[Chrome]:
+    if reason := browser.missing():
+        pytest.skip(reason)
+    driver = browser.launch()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def gateway(chrome: Chrome) -> Iterator[GatewayProcess]:
+    one_slot = tiny(context_size=4096, options=["parallel:1"])
+    process = GatewayProcess({"tiny": one_slot})
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def page(chrome: Chrome, gateway: GatewayProcess) -> Iterator[browser.Page]:
+    """The page with a fresh profile; no test may leave a complaint of the browser behind."""
+    shown = browser.Page(chrome, gateway.url)
+    shown.open(model="tiny", temperature="0")
+    yield shown
+    assert shown.problems() == []

@@ -1,0 +1,128 @@
+"""The page from the keyboard, on a narrow screen, and for a screen reader."""
+
+from __future__ import annotations
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.gateway.page.browser import Page
+
+WIDE_TEXT = (
+    "```\n"
+    + "x" * 400
+    + "\n```\n\n| "
+    + " | ".join(["column"] * 30)
+    + " |\n|"
+    + "---|" * 30
+    + "\n\n"
+    + "y" * 400
+    + "\n\n$$"
+    + "z" * 300
+    + "$$ https://example.org/"
+    + "w" * 300
+)
+SHOW = """
+const done = arguments[1];
+import('/page/markdown.js').then(({render}) => {
+  render([...document.querySelectorAll('.answer .body')].pop(), arguments[0]);
+  done(true);
+});
+"""
+UNNAMED = """
+return [...document.querySelectorAll('button, input, select, textarea, a, img')]
+  .filter((one) => !one.labels?.length && !one.getAttribute('aria-label'))
+  .filter((one) => !one.alt && !one.textContent.trim())
+  .map((one) => one.outerHTML)
+"""
+
+
+def tab_to(page: Page, name: str, *, back: bool = False) -> None:
+    """Press Tab until something has the focus; every stop on the way must be seen."""
+    for _ in range(40):
+        if back:
+            page.press_back()
+        else:
+            page.press(Keys.TAB)
+        unseen = page.run(
+            "const it = document.activeElement;"  # the body has it between two rounds of the page
+            "return it !== document.body && getComputedStyle(it).outlineStyle === 'none'"
+        )
+        assert not unseen or page.focused() == "prompt", page.focused()
+        if page.focused() == name:
+            return
+    raise AssertionError(f"Tab does not lead to {name!r}")
+
+
+def test_all_of_it_works_from_the_keyboard(page: Page) -> None:
+    assert page.focused() == "prompt"
+    page.press("What is 3 + 4?", Keys.ENTER)
+    assert page.answered() == "3 + 4 = 7"
+    assert page.focused() == "prompt"
+    tab_to(page, "Retry", back=True)
+    page.run("document.querySelector('.answer').dataset.old = 'yes'")
+    page.press(Keys.ENTER)
+    page.until(lambda: not page.all("[data-old]") and page.states() == ["done"])
+    tab_to(page, "Edit and send again", back=True)
+    page.press(Keys.ENTER)
+    assert page.focused() == "Edit the message"
+    page.press(Keys.ESCAPE)
+    assert page.focused() == "Edit and send again"
+    tab_to(page, "open-settings", back=True)
+    page.press(Keys.ENTER)
+    assert page.find("#settings").get_property("open")
+    page.press(Keys.TAB, Keys.TAB, "Be brief.")
+    page.press(Keys.ESCAPE)
+    assert not page.find("#settings").get_property("open")
+    assert page.run("return JSON.parse(localStorage.settings).system") == "Be brief."
+    page.until(lambda: page.focused() == "open-settings")
+    tab_to(page, "new", back=True)
+    page.press(Keys.SPACE)
+    assert page.all("article") == []
+
+
+def test_shift_enter_starts_a_line(page: Page) -> None:
+    field = page.find("#prompt")
+    low = field.size["height"]
+    field.send_keys("one", Keys.SHIFT, Keys.ENTER, Keys.SHIFT, "two")
+    assert field.get_property("value") == "one\ntwo"
+    assert page.all("article") == []
+    assert field.size["height"] > low
+
+
+@pytest.mark.parametrize("width", [360, 700, 1200])
+def test_nothing_scrolls_sideways(page: Page, width: int) -> None:
+    page.open(width, 740, model="tiny", temperature="0")
+    page.ask("What is 3 + 4? " + "long" * 60)
+    page.answered()
+    page.driver.execute_async_script(SHOW, WIDE_TEXT)
+    for selector in ("html", "body", "#scroller"):
+        inner, outer = page.run(
+            "const it = document.querySelector(arguments[0]);"
+            "return [it.scrollWidth, it.clientWidth]",
+            selector,
+        )
+        assert inner <= outer, selector
+    edge = page.run("return document.getElementById('send').getBoundingClientRect().right")
+    assert edge <= width
+
+
+def test_the_list_of_conversations_opens_on_a_phone(page: Page) -> None:
+    page.open(360, 740, model="tiny", temperature="0")
+    page.ask("What is 3 + 4?")
+    page.answered()
+    assert not page.find("#sidebar").is_displayed()
+    page.find("#open-sidebar").click()
+    page.until(lambda: page.find(".entry").is_displayed())
+    assert page.find("#open-sidebar").get_attribute("aria-expanded") == "true"
+    page.press(Keys.ESCAPE)
+    page.until(lambda: not page.find("#sidebar").is_displayed())
+    assert page.focused() == "open-sidebar"
+
+
+def test_everything_has_a_name_and_the_answer_is_announced(page: Page) -> None:
+    page.ask("What is 3 + 4?")
+    page.answered()
+    assert page.run(UNNAMED) == []
+    assert page.find("#transcript").get_attribute("aria-live") == "polite"
+    assert page.find(".answer").get_attribute("aria-busy") == "false"
+    assert page.run("return document.documentElement.lang") == "en"

@@ -1,0 +1,227 @@
+"""A conversation on the page: with a real browser, a real gateway and a real model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from selenium.webdriver.common.keys import Keys
+
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.page.browser import Page
+
+ENDLESS = "Say la forever."
+# Notes the length of the answer whenever it changes, as long as it is being written.
+WATCH = """
+window.seen = [];
+new MutationObserver(() => {
+  const answer = document.querySelector('.answer[data-state=running] .body');
+  const length = answer ? answer.textContent.length : 0;
+  if (length && window.seen.at(-1) !== length) window.seen.push(length);
+}).observe(document.body, {childList: true, subtree: true, characterData: true});
+"""
+DROP = """
+const done = arguments[1];
+const canvas = document.createElement('canvas');
+canvas.width = canvas.height = 40;
+canvas.getContext('2d').fillRect(5, 5, 30, 30);
+canvas.toBlob((blob) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([blob], 'square.png', {type: 'image/png'}));
+  const target = document.querySelector(arguments[0]);
+  for (const kind of ['dragover', 'drop']) {
+    const given = {bubbles: true, cancelable: true, dataTransfer: transfer};
+    target.dispatchEvent(new DragEvent(kind, given));
+  }
+  done(true);
+}, 'image/png');
+"""
+WEATHER = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather in a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+
+def running(gateway: GatewayProcess) -> int:
+    status: dict[str, Any] = gateway.client.get("/api/status").json()
+    return int(status["models"][0]["running"])
+
+
+def test_an_answer_is_seen_growing(page: Page) -> None:
+    page.open(model="tiny", temperature="0", max_tokens="800")
+    page.run(WATCH)
+    page.ask(ENDLESS)
+    whole = len(page.answered())
+    seen = page.run("return window.seen")
+    assert len(seen) >= 3
+    assert seen == sorted(seen)
+    assert seen[0] < seen[-1] <= whole
+
+
+def test_stop_stops_and_frees_the_only_slot(page: Page, gateway: GatewayProcess) -> None:
+    page.ask(ENDLESS)
+    page.until(lambda: page.text(".answer .body"))
+    assert running(gateway) == 1
+    page.find("#stop").click()
+    page.until(lambda: page.states() == ["stopped"])
+    page.until(lambda: running(gateway) == 0)
+    assert "stopped" in page.text(".answer .facts")
+    # The model writes one answer at a time: this one had to wait for the place of the first.
+    page.ask("What is 3 + 4?")
+    assert page.answered(2) == "3 + 4 = 7"
+
+
+def test_escape_stops_too(page: Page, gateway: GatewayProcess) -> None:
+    page.ask(ENDLESS)
+    page.until(lambda: page.text(".answer .body"))
+    page.press(Keys.ESCAPE)
+    page.until(lambda: page.states() == ["stopped"])
+    page.until(lambda: running(gateway) == 0)
+
+
+def test_retry_asks_again(page: Page) -> None:
+    page.ask("What is 3 + 4?")
+    first = page.answered()
+    page.run("document.querySelector('.answer').dataset.old = 'yes'")
+    page.find(".answer [aria-label=Retry]").click()
+    page.until(lambda: not page.all("[data-old]") and page.states() == ["done"])
+    assert page.text(".answer .body") == first == "3 + 4 = 7"
+    assert len(page.all(".question")) == 1
+
+
+def test_reasoning_is_folded(page: Page) -> None:
+    page.ask("What is 3 + 4?")
+    assert page.answered() == "3 + 4 = 7"
+    reasoning = page.find(".answer .reasoning")
+    assert reasoning.get_property("open") is False
+    assert reasoning.text.startswith("Thought for ")
+    reasoning.find_element("css selector", "summary").click()
+    assert "I have to find 3 plus 4." in reasoning.text
+
+
+def test_thinking_can_be_turned_off(page: Page) -> None:
+    page.open(model="tiny", temperature="0", thinking="off")
+    page.ask("What is 3 + 4?")
+    assert page.answered() == "3 + 4 = 7"
+    assert not page.find(".answer .reasoning").is_displayed()
+
+
+def test_the_settings_reach_the_model(page: Page) -> None:
+    page.find("#open-settings").click()
+    page.find("[name=max_tokens]").send_keys("5")
+    page.find("[name=thinking]").send_keys("off")
+    page.find("[name=system]").send_keys("The secret code is 4711.")
+    page.find("#settings .solid").click()
+    page.ask("Count to 40.")
+    page.answered()
+    assert "cut at the token limit" in page.text(".answer .facts")
+    page.find("#open-settings").click()
+    page.find("[name=max_tokens]").send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
+    page.find("#settings .solid").click()
+    page.find("#new").click()
+    page.ask("What is the secret code?")
+    assert page.answered() == "The secret code is 4711."
+
+
+def test_a_tool_call_is_shown_and_its_answer_goes_back(page: Page) -> None:
+    page.open(model="tiny", temperature="0", tools=json.dumps(WEATHER))
+    page.ask("What is the weather in Paris?")
+    page.answered()
+    assert page.find(".call h3").text == "get_weather"
+    assert json.loads(page.text(".call pre")) == {"city": "Paris"}
+    page.find(".call textarea").send_keys('{"temperature": 21, "condition": "sunny"}')
+    page.find(".calls .solid").click()
+    assert "21" in page.answered(2)
+    assert "sunny" in page.find(".call .result").text
+
+
+def test_a_dropped_image_is_sent_and_what_comes_of_it_is_shown(page: Page) -> None:
+    page.driver.execute_async_script(DROP, "#transcript")
+    page.until(lambda: page.all("#attached img"))
+    page.ask("What is in this image?")
+    page.answered()
+    assert len(page.all(".question .thumb")) == 1
+    assert page.find(".question .thumb").get_property("naturalWidth") == 40
+    state = page.states()[0]
+    if state == "failed":  # a model without eyes says so, at the message
+        assert "image" in page.find(".answer .error").text.lower()
+        # And it does not spoil what is asked next.
+        page.ask("What is 3 + 4?")
+        assert page.answered(2) == "3 + 4 = 7"
+    else:
+        assert page.text(".answer .body")
+
+
+def test_a_question_can_be_edited(page: Page) -> None:
+    page.ask("What is 3 + 4?")
+    page.answered()
+    page.run("document.querySelector('[aria-label=\"Edit and send again\"]').click()")
+    field = page.find(".question textarea")
+    field.clear()
+    field.send_keys("What is 2 + 2?", Keys.ENTER)
+    page.until(lambda: page.text(".question .said") == "What is 2 + 2?")
+    assert page.answered() == "2 + 2 = 4"
+
+
+def test_conversations_are_kept_and_deleted(page: Page) -> None:
+    page.ask("My name is Ada.")
+    page.answered()
+    page.find("#new").click()
+    page.ask("What is 2 + 2?")
+    page.answered()
+    page.reload()
+    titles = [entry.text for entry in page.all(".entry")]
+    assert titles == ["What is 2 + 2?", "My name is Ada."]
+    page.all(".entry")[1].click()
+    page.ask("What is my name?")
+    assert "Ada" in page.answered(2)
+    page.run("document.querySelector('[aria-label^=Delete]').click()")
+    assert [entry.text for entry in page.all(".entry")] == ["What is 2 + 2?"]
+    page.reload()
+    assert [entry.text for entry in page.all(".entry")] == ["What is 2 + 2?"]
+
+
+def test_another_conversation_can_be_read_meanwhile(page: Page) -> None:
+    page.ask("What is 2 + 2?")
+    page.answered()
+    page.find("#new").click()
+    page.ask("Count to 60.")
+    page.until(lambda: page.text(".answer .body"))
+    page.all(".entry")[1].click()
+    assert page.text(".question .said") == "What is 2 + 2?"
+    page.all(".entry")[0].click()
+    assert page.answered() == " ".join(map(str, range(1, 61)))
+
+
+def test_storage_is_bounded(page: Page) -> None:
+    page.run(
+        "for (let i = 0; i < 60; i += 1) localStorage.setItem(`chat:${i}`, JSON.stringify("
+        "{id: `${i}`, title: `number ${i}`, updated: i, messages: []}))"
+    )
+    page.reload()
+    page.ask("What is 2 + 2?")
+    page.answered()
+    kept = page.run(
+        "return Object.keys(localStorage).filter((key) => key.startsWith('chat:')).length"
+    )
+    assert kept == 50
+    assert page.all(".entry")[0].text == "What is 2 + 2?"
+    assert page.all(".entry")[1].text == "number 59"
+
+
+def test_the_status_shows_slots(page: Page) -> None:
+    page.ask(ENDLESS)
+    page.until(lambda: "1 of 1 slots" in page.find("#status").text)
+    page.until(lambda: "tokens/s" in page.find("#status").text)
+    page.find("#stop").click()
+    page.until(lambda: "0 of 1 slots" in page.find("#status").text)
