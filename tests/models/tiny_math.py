@@ -85,7 +85,11 @@ cross_entropy.vjp(_cross_entropy_vjp)
 def rotation_table(positions: mx.array, dims: int, base: float) -> tuple[mx.array, mx.array]:
     """Cosines and sines of rotary embedding, [rows, 1, length, dims]."""
     frequencies = base ** (-mx.arange(0, dims, 2, dtype=mx.float32) / dims)
-    angles = positions[:, None, :, None].astype(mx.float32) * frequencies
+    return rotation_of(positions[:, None, :, None].astype(mx.float32) * frequencies)
+
+
+def rotation_of(angles: mx.array) -> tuple[mx.array, mx.array]:
+    """Cosines and signed sines for both halves of a head, from the angles of one half."""
     cosine, sine = mx.cos(angles), mx.sin(angles)
     return mx.concatenate([cosine, cosine], -1), mx.concatenate([-sine, sine], -1)
 
@@ -116,23 +120,41 @@ def _attend(attention: Any, x: mx.array, table: tuple[mx.array, mx.array]) -> mx
     return output
 
 
-def logits_of(model: Any, tokens: mx.array, positions: mx.array) -> mx.array:
-    """The logits of mlx-lm's qwen3 model, from its own parameters, at given positions."""
-    table = rotation_table(positions, model.args.head_dim, model.args.rope_theta)
-    x: mx.array = model.model.embed_tokens(tokens)
-    for layer in model.model.layers:
+def logits_from(
+    model: Any,
+    x: mx.array,
+    table: tuple[mx.array, mx.array],
+    after_first: mx.array | None = None,
+) -> mx.array:
+    """The logits of mlx-lm's qwen3 model, from its own parameters, for given embeddings.
+
+    `after_first` is added behind the first layer, where a Qwen3-VL adds its deepstack features.
+    """
+    for number, layer in enumerate(model.model.layers):
         x = x + _attend(layer.self_attn, layer.input_layernorm(x), table)
         y, mlp = layer.post_attention_layernorm(x), layer.mlp
         x = x + mlp.down_proj(silu(mlp.gate_proj(y)) * mlp.up_proj(y))
+        if number == 0 and after_first is not None:
+            x = x + after_first
     logits: mx.array = model.model.embed_tokens.as_linear(model.model.norm(x))
     return logits
+
+
+def logits_of(model: Any, tokens: mx.array, positions: mx.array) -> mx.array:
+    """The logits of mlx-lm's qwen3 model, from its own parameters, at given positions."""
+    table = rotation_table(positions, model.args.head_dim, model.args.rope_theta)
+    return logits_from(model, model.model.embed_tokens(tokens), table)
 
 
 def loss(
     model: Any, tokens: mx.array, positions: mx.array, targets: mx.array, weights: mx.array
 ) -> mx.array:
     """Weighted mean of the cross entropy over a batch."""
-    logits = logits_of(model, tokens, positions)
+    return mean_loss(logits_of(model, tokens, positions), targets, weights)
+
+
+def mean_loss(logits: mx.array, targets: mx.array, weights: mx.array) -> mx.array:
+    """Weighted mean of the cross entropy, from logits of shape (rows, length, vocabulary)."""
     summed: mx.array = cross_entropy(
         logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), weights.reshape(-1)
     )
