@@ -1,0 +1,160 @@
+"""A crowd at the gateway: nobody's answer is lost or mixed up, and nothing is left behind.
+
+Every prompt asks for its own number, so an answer tells whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.gateway_process import GatewayProcess, tiny
+
+STAYING = 64
+PASSING = 200
+LARGEST = 60  # the small model counts to 60 without a mistake
+PATIENCE = httpx.Timeout(250.0)
+
+
+@pytest.fixture
+def crowded() -> Iterator[GatewayProcess]:
+    process = GatewayProcess({"tiny": tiny()})
+    yield process
+    process.close()
+
+
+def request(number: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "stream": True,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": f"Count to {number}."}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    } | fields
+
+
+def counted(number: int) -> str:
+    return " ".join(str(step) for step in range(1, number + 1))
+
+
+async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The data of each event; `{}` for the end."""
+    async for line in answer.aiter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            yield {} if data == "[DONE]" else json.loads(data)
+
+
+async def stay(client: httpx.AsyncClient, number: int) -> str:
+    """The whole of an answer, which must have an end."""
+    text, ended = "", False
+    async with client.stream("POST", "/v1/chat/completions", json=request(number)) as answer:
+        assert answer.status_code == 200
+        async for event in events(answer):
+            assert "error" not in event
+            ended = not event
+            for choice in event.get("choices", ()):
+                text += choice["delta"].get("content") or ""
+    assert ended
+    return text
+
+
+async def pass_by(client: httpx.AsyncClient, number: int, patience: int) -> None:
+    """Leave after some events, or all of it if that is sooner; what was read must fit."""
+    text = ""
+    async with client.stream("POST", "/v1/chat/completions", json=request(number)) as answer:
+        assert answer.status_code == 200
+        seen = 0
+        async for event in events(answer):
+            for choice in event.get("choices", ()):
+                text += choice["delta"].get("content") or ""
+            seen += 1
+            if seen > patience:
+                break
+    assert counted(number).startswith(text)
+
+
+def until_idle(gateway: GatewayProcess) -> None:
+    """Ask again and again, a round trip each, until no answer is being written."""
+    for _ in range(5_000):
+        (model,) = gateway.client.get("/api/status").json()["models"]
+        if model["running"] == 0:
+            return
+    raise AssertionError("answers to nobody are still being written")
+
+
+def open_files(gateway: GatewayProcess) -> int:
+    """File descriptors of the gateway and its backend together."""
+    return sum(process.num_fds() for process in gateway.processes())
+
+
+def test_everybody_gets_the_answer_to_the_question_asked(crowded: GatewayProcess) -> None:
+    dice = random.Random(7)
+
+    async def crowd(staying: int, passing: int) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(
+            base_url=crowded.url, timeout=PATIENCE, limits=limits, trust_env=False
+        ) as client:
+            await stay(client, 3)
+            numbers = [1 + place % LARGEST for place in range(staying)]
+            leaving = [
+                pass_by(client, dice.randint(1, LARGEST), dice.randint(0, 12))
+                for _ in range(passing)
+            ]
+            answers = asyncio.gather(*(stay(client, number) for number in numbers))
+            await asyncio.gather(answers, *leaving)
+            assert await answers == [counted(number) for number in numbers]
+
+    asyncio.run(crowd(8, 8))
+    (backend,) = crowded.backends()
+    until_idle(crowded)
+    files = open_files(crowded)
+    asyncio.run(crowd(STAYING, PASSING))
+    until_idle(crowded)
+    assert crowded.backends() == [backend]
+    # A handful may come and go with keep-alive connections; a leak would be hundreds.
+    assert open_files(crowded) <= files + 16
+
+
+def test_a_killed_backend_is_an_error_and_then_a_fresh_backend(crowded: GatewayProcess) -> None:
+    async def run() -> None:
+        async with httpx.AsyncClient(
+            base_url=crowded.url, timeout=PATIENCE, trust_env=False
+        ) as client:
+            assert await stay(client, 5) == counted(5)
+            (backend,) = crowded.backends()
+            begun = asyncio.Barrier(9)
+
+            async def talk(number: int) -> dict[str, Any]:
+                endless = request(number, ignore_eos=True)
+                async with client.stream("POST", "/v1/chat/completions", json=endless) as answer:
+                    told = events(answer)
+                    async for event in told:
+                        if event["choices"][0]["delta"].get("content"):
+                            break
+                    await begun.wait()
+                    rest = [event async for event in told]
+                assert {} not in rest, "a broken answer has no end"
+                assert all(
+                    choice["finish_reason"] is None
+                    for event in rest
+                    for choice in event.get("choices", ())
+                )
+                return rest[-1]
+
+            talks = [asyncio.ensure_future(talk(number)) for number in range(20, 28)]
+            await begun.wait()
+            backend.kill()
+            for last in await asyncio.gather(*talks):
+                assert last["error"]["type"] == "server_error"
+            assert await stay(client, 7) == counted(7)
+            assert crowded.backends() != [backend]
+
+    asyncio.run(run())
