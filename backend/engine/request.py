@@ -90,6 +90,7 @@ class Extras:
     """What the wire has no field for. A model has defaults of the first five.
 
     grammar_type: how the text of a grammar is to be read; auto tells JSON schemas from GBNF.
+    grammar_or_calls: the grammar holds what is said, and offered tools may be called instead.
     stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
@@ -101,6 +102,7 @@ class Extras:
     xtc_threshold: float = 0.1
     grammar_type: str = "auto"
     parallel_tool_calls: bool = True
+    grammar_or_calls: bool = False
     stream_logprobs: bool = False
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: bool = False

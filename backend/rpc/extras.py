@@ -84,6 +84,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "xtc_threshold": _share,
     "grammar_type": _grammar_type,
     "parallel_tool_calls": _flag,
+    "grammar_or_calls": _flag,
     "stream_logprobs": _flag,
     "prompt_token_ids": _ids,
     "prompt_logprobs": _flag,

@@ -83,6 +83,8 @@ EXTRAS: Mapping[str, str] = {
     "mlx.xtc_threshold": "XTC sampling: share of probability from which a token counts as likely",
     "mlx.grammar_type": "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
     "mlx.parallel_tool_calls": "`false`: a demanded tool call is a single one",
+    "mlx.grammar_or_calls": "`true`: Grammar holds what is said, and the offered tools may be"
+    " called instead, as ToolChoice allows; without it Grammar is the whole wish",
     "mlx.stream_logprobs": "`true`: where log-probabilities are asked for, each Reply of a stream"
     " carries those of the tokens behind it, and the last one what is left, not all of them",
     "mlx.prompt_token_ids": "JSON list of token ids: the raw prompt, in place of Prompt; no BOS is"

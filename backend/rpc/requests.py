@@ -91,22 +91,26 @@ def _constraint(options: pb.PredictOptions, extras: Extras) -> ConstraintSpec | 
 
     Where the choice is free, a strict tool binds the calls that are made: of all the tools, since
     they share the call format. A host that makes a grammar of its tools sends both; the grammar is
-    then the whole wish.
+    then the whole wish, unless the host says that it is for what is said instead of a call.
     """
+    answer = None
     if options.Grammar.strip():
-        return spec_of_grammar(options.Grammar, extras.grammar_type)
+        answer = spec_of_grammar(options.Grammar, extras.grammar_type)
+        if not extras.grammar_or_calls:
+            return answer
     if not (options.UseTokenizerTemplate and options.Messages):
-        return None
+        return answer
     tools, choice = tools_of(options)
-    if choice.mode == "auto" and any(tool["function"].get("strict") is True for tool in tools):
-        parallel = extras.parallel_tool_calls
-        return ConstraintSpec("calls", tools=tools, parallel=parallel, optional=True)
-    if choice.mode != "required":
-        return None
-    if choice.name:
-        named = tuple(tool for tool in tools if tool["function"]["name"] == choice.name)
-        return ConstraintSpec("calls", tools=named, parallel=False)
-    return ConstraintSpec("calls", tools=tools, parallel=extras.parallel_tool_calls)
+    parallel = extras.parallel_tool_calls
+    if choice.mode == "required":
+        if choice.name:
+            named = tuple(tool for tool in tools if tool["function"]["name"] == choice.name)
+            return ConstraintSpec("calls", tools=named, parallel=False)
+        return ConstraintSpec("calls", tools=tools, parallel=parallel)
+    strict = any(tool["function"].get("strict") is True for tool in tools)
+    if strict or (tools and answer is not None):
+        return ConstraintSpec("calls", tools=tools, parallel=parallel, optional=True, answer=answer)
+    return answer
 
 
 def _min_tokens(extras: Extras, most: int | None) -> int:

@@ -48,6 +48,7 @@ _KEYS = (
     "mlx.min_tokens",
     "mlx.xtc_probability",
     "mlx.grammar_type",
+    "mlx.grammar_or_calls",
     "mlx.nothing",
     "user",
 )

@@ -273,6 +273,21 @@ def test_a_strict_tool_binds_the_calls_that_are_made() -> None:
     assert constraint(loose, "auto") is None
 
 
+def test_a_form_may_be_for_what_is_said_beside_calls() -> None:
+    said = ConstraintSpec("json_schema", "{}")
+
+    def constraint(choice: str, tools: tuple[Any, ...] = (CLOCK,)) -> ConstraintSpec | None:
+        options = predict_options(
+            Messages=[HELLO], Tools=json.dumps(tools), ToolChoice=choice, Grammar="{}"
+        )
+        options.Metadata["mlx.grammar_or_calls"] = "true"
+        return request_of(options).constraint
+
+    assert constraint("auto") == ConstraintSpec("calls", tools=(CLOCK,), optional=True, answer=said)
+    assert constraint("required") == ConstraintSpec("calls", tools=(CLOCK,))
+    assert constraint("none") == constraint("auto", ()) == said
+
+
 def test_extras_come_from_metadata_over_the_models_defaults() -> None:
     options = predict_options(Tokens=50)
     options.Metadata.update(

@@ -85,6 +85,7 @@ class ConstraintCompiler:
         body = self._body(spec, table)
         if spec.optional:
             self._require_marked(body, spec, table)
+        answer = None if spec.answer is None else self._answer(spec.answer, table)
         setting = ""
         if answers_messages:
             setting = setting_of(
@@ -94,8 +95,11 @@ class ConstraintCompiler:
                 thinking=thinking,
                 calls=spec.kind == "calls",
                 optional=spec.optional,
+                formed=answer is not None,
             )
         grammars = [{"name": "setting", "lark_grammar": setting}] if setting else []
+        if answer is not None:
+            grammars.append({"name": "answer", **answer})
         text = json.dumps({"grammars": [*grammars, {"name": "body", **body}]})
         return Constraint(
             self._matcher(text, spec, table).deep_copy(),
@@ -112,10 +116,17 @@ class ConstraintCompiler:
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
         first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not set(first.tolist()) <= set(table.special.values()):
+            wish = "strict tools" if spec.answer is None else "tools beside a form of the answer"
             raise InvalidRequest(
-                "strict tools cannot be enforced with tool_choice auto, because this model writes"
-                " calls without a token that marks them: send tool_choice required, or no strict"
+                f"{wish} cannot be enforced with tool_choice auto, because this model writes calls"
+                " without a token that marks them: send tool_choice required, or leave one out"
             )
+
+    def _answer(self, spec: ConstraintSpec, table: TokenTable) -> dict[str, Any]:
+        """The form of an answer beside calls. It is tried alone, so that a complaint names it."""
+        body = self._body(spec, table)
+        self._matcher(json.dumps({"grammars": [{"name": "body", **body}]}), spec, table)
+        return body
 
     def _tokens(self) -> TokenTable:
         with self._table_lock:

@@ -22,16 +22,20 @@ def setting_of(
     thinking: bool | None,
     calls: bool,
     optional: bool = False,
+    formed: bool = False,
 ) -> str:
     """Lark whose `start` holds `@body` in its place, or '' where the body is all.
 
     prompt_tail: the end of the prompt's text, which tells whether reasoning is open. thinking:
     what the request asked for; None: what the model does by itself. calls: the body is a call, so
     that the reasoning must hold none. optional: words may come before the calls, or instead.
+    formed: with optional, what comes instead is `@answer`, and nothing comes before.
     """
     tags = chat_format.grammar.tags
     if chat_format.grammar.openers[:1] == ("<|channel|>commentary to=functions.",):
-        return _harmony(table, prompt_tail, thinking=thinking, calls=calls, optional=optional)
+        return _harmony(
+            table, prompt_tail, thinking=thinking, calls=calls, optional=optional, formed=formed
+        )
     opened = _open_tags(chat_format, prompt_tail)
     avoid = [o for o in chat_format.grammar.openers if len(o) > 1] if calls else []
     before: list[str] = []
@@ -48,12 +52,14 @@ def setting_of(
         names = " | ".join(f"reasoning{index}" for index in range(len(usable)))
         before.append(f"({names})?")
     body = "@body"
-    if optional:
+    if formed:
+        body = "(@answer | @body)"
+    elif optional:
         plain = [text for text in avoid if isinstance(table.pieces(text)[0], str)]
         lines.append(f"FREE: {text_without(plain)} & /(?s:.+)/")
         body = "FREE? (@body)?"
     if "<|open|>response<|sep|>" in getattr(chat_format.grammar, "silent", ()):
-        body = _in_response(table, prompt_tail, calls=calls, optional=optional)
+        body = _in_response(table, prompt_tail, calls=calls, optional=optional, formed=formed)
     if not before and body == "@body":
         return ""
     return "\n".join([f"start: {' '.join([*before, body])}", *lines, "NEWLINES: /\\n{1,2}/", ""])
@@ -94,25 +100,36 @@ def _lark(piece: str | int, table: TokenTable) -> str:
     return f"<[{piece}]>" if isinstance(piece, int) else table.lark(piece)
 
 
-def _in_response(table: TokenTable, prompt_tail: str, *, calls: bool, optional: bool) -> str:
+def _in_response(
+    table: TokenTable, prompt_tail: str, *, calls: bool, optional: bool, formed: bool
+) -> str:
     """Kimi K3 writes an answer into a block of its own, which stays empty before calls."""
     opening, closing = table.lark("<|open|>response<|sep|>"), table.lark("<|close|>response<|sep|>")
     if prompt_tail.endswith("<|open|>response<|sep|>"):
         opening = ""
+    if formed:
+        return f"({opening} @answer {closing} | @body)"
     if optional:
         return f"({opening} FREE? {closing})? (@body)?"
     return f"({opening} {closing})? @body" if calls else f"{opening} @body {closing}"
 
 
 def _harmony(
-    table: TokenTable, prompt_tail: str, *, thinking: bool | None, calls: bool, optional: bool
+    table: TokenTable,
+    prompt_tail: str,
+    *,
+    thinking: bool | None,
+    calls: bool,
+    optional: bool,
+    formed: bool,
 ) -> str:
     """gpt-oss: analysis in a message of its own, then a final one, or the call with its header."""
     turn = prompt_tail.rpartition(_START)[2]
     final = "" if calls else table.lark("<|channel|>final<|message|>")
     body = "@body"
     if optional:
-        body = f"({table.lark('<|channel|>final<|message|>')} TEXT? | @body)"
+        said = "@answer" if formed else "TEXT?"
+        body = f"({table.lark('<|channel|>final<|message|>')} {said} | @body)"
     analysis = table.lark("<|channel|>analysis<|message|>")
     after = table.lark("<|end|><|start|>assistant")
     text = f"TEXT: {text_without([])} & /(?s:.+)/"

@@ -16,7 +16,8 @@ class ConstraintSpec:
 
     tools: for calls, the OpenAI tool objects that may be called, already narrowed to a named one.
     parallel: for calls, whether more than one call may be made. optional: for calls, whether text
-    may stand before them, or be all.
+    may stand before them, or be all. answer: what an answer without calls must match; its text then
+    is all, and none stands before calls.
     """
 
     kind: Kind
@@ -24,6 +25,7 @@ class ConstraintSpec:
     tools: tuple[Mapping[str, Any], ...] = ()
     parallel: bool = True
     optional: bool = False
+    answer: ConstraintSpec | None = None
 
 
 def spec_of_grammar(text: str, kind: str = "auto") -> ConstraintSpec:

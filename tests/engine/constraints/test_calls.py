@@ -151,3 +151,29 @@ def test_a_format_without_calls_is_refused() -> None:
     compiler = compiler_for(tokenizer, ChatFormat.named("plain"))
     with pytest.raises(InvalidRequest, match="cannot be enforced with this model"):
         compiler.compile(ConstraintSpec("calls", tools=TOOLS_OFFERED))
+
+
+@pytest.mark.parametrize("name", ["hermes", "openai", "kimi_k3", "mistral"])
+def test_a_form_is_for_what_is_said_instead_of_calls(name: str) -> None:
+    tokenizer = byte_tokenizer(SPECIAL[name])
+    chat_format = ChatFormat.named(name)
+    compiler = compiler_for(tokenizer, chat_format)
+    tail = "<|start|>assistant" if name == "openai" else ""
+    said = ConstraintSpec("json_schema", '{"enum": ["said"]}')
+    spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=said)
+    seen = set()
+    for seed in range(20):
+        constraint = compiler.compile(spec, prompt_tail=tail, answers_messages=True, thinking=False)
+        text = byte_walk(tokenizer, seed, CLOSERS.get(name, "}")).text(constraint)
+        message = parse_chat(text, chat_format, tools=TOOLS_OFFERED, prompt_tail=tail)
+        assert (message.content == '"said"') != bool(message.tool_calls), text
+        seen.add(bool(message.tool_calls))
+    assert seen == {True, False}
+
+
+def test_a_form_beside_calls_that_cannot_be_held_is_named() -> None:
+    compiler = compiler_for(byte_tokenizer(SPECIAL["hermes"]), ChatFormat.named("hermes"))
+    said = ConstraintSpec("regex", "(")
+    spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=said)
+    with pytest.raises(InvalidRequest, match="the regular expression cannot be enforced"):
+        compiler.compile(spec, answers_messages=True)
