@@ -59,6 +59,7 @@ _SUBJECTS: Mapping[str, str] = {
     "the tools' schemas ": "Tools",
     "tool calls cannot be enforced ": "ToolChoice",
     "strict tools cannot be enforced ": "Tools",
+    "tools beside a form ": "Grammar",
     "the model's chat template ": "Messages",
 }
 _TOO_LONG = re.compile(r"^the prompt has .* but the context holds ")

@@ -69,24 +69,13 @@ def _require_stream_options_fit(request: ChatCompletionRequest) -> None:
 
 
 def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
-    """Tools and the form of the answer. Where a call is demanded, the form has no answer to hold.
-
-    The backend reads Grammar as the whole wish, so a free choice between a call and an answer of
-    that form cannot be said to it.
-    """
+    """Tools and the form of the answer: the form is for what is said, not for calls."""
     offer = offer_of(request)
     constraint = constraint_of(request)
     write_tools(options, offer, single=is_single_call(request))
-    if constraint is not None and offer.may_call:
-        if offer.must_call:
-            return
-        raise ApiError(
-            400,
-            f"{constraint.field} together with tools that the model may call is not supported:"
-            " send tool_choice none, or required, or leave one of them out",
-            param=constraint.field,
-        )
     write_constraint(options, constraint)
+    if constraint is not None and offer.may_call:
+        options.Metadata["mlx.grammar_or_calls"] = "true"
 
 
 def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:

@@ -242,6 +242,23 @@ def test_a_grammar_holds_the_answer(
     assert message(gateway, **fields)["content"] in allowed
 
 
+def test_a_form_is_for_what_is_said_and_tools_may_be_called_instead(
+    gateway: GatewayProcess,
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": AGE}}
+    both: dict[str, Any] = {"tools": [WEATHER], "response_format": form}
+    (choice,) = chat(gateway, messages=PARIS, **both)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    (choice,) = chat(gateway, **both)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert isinstance(json.loads(choice["message"]["content"])["age"], int)
+    told = message(gateway, tool_choice="required", **both)
+    assert told["tool_calls"][0]["function"]["name"] == "get_weather"
+    told = message(gateway, tool_choice="none", messages=PARIS, **both)
+    assert isinstance(json.loads(told["content"])["age"], int)
+
+
 def test_json_object_is_an_object(gateway: GatewayProcess) -> None:
     bias = {str(VOCABULARY["}"]): 100}
     form = {"type": "json_object"}
