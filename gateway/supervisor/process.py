@@ -1,15 +1,8 @@
-"""One backend as a process: started, listened to, ended with all its children.
-
-The process leads a session of its own, so that a signal to its group reaches whatever it starts,
-and none that is meant for the gateway. It begins as a shell that waits for one word before it
-becomes the backend: until then the warden knows of it, so there is no moment at which a killed
-gateway would leave it behind.
-"""
+"""One backend as a process: started, listened to, ended with all its children."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -20,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.supervisor.failures import LoadFailed, end_of
+from gateway.supervisor.spawn import Spawned, spawn
 from gateway.supervisor.warden import Warden, signal_group
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
-_GATE = 'read -r go && exec "$@" </dev/null'
 _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
 _LEVEL = re.compile(r"level=(error|warning|debug)\b")
 _LONGEST_LINE = 8192
@@ -36,12 +29,13 @@ _log = logging.getLogger("gateway.backend")
 class BackendProcess:
     """A running backend. `exited` is done when it is gone, with a sentence that says why."""
 
-    def __init__(self, child: asyncio.subprocess.Process, name: str, warden: Warden) -> None:
-        self.pid = child.pid
+    def __init__(self, spawned: Spawned, name: str, warden: Warden) -> None:
+        self.pid = spawned.child.pid
         self.token = ""
         self.port = 0
         self.last_line = ""
-        self._child = child
+        self._child = spawned.child
+        self._stderr = spawned.stderr
         self._name = name
         self._warden = warden
         self._bound = asyncio.Event()
@@ -60,36 +54,11 @@ class BackendProcess:
         token = secrets.token_urlsafe(32)
         port = 0 if run == OWN_RUN else _free_port()
         command = (str(run), "--addr", f"127.0.0.1:{port}")
-        creating = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", _GATE, "sh", *command),
-                cwd=run.parent if run.parent.is_dir() else None,
-                env=environ | {TOKEN: token, _PARENT_WATCH: "on"},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        )
-        try:
-            child = await asyncio.shield(creating)
-        except asyncio.CancelledError:
-            with contextlib.suppress(OSError):
-                signal_group((await creating).pid, signal.SIGKILL)
-            raise
-        except OSError as problem:
-            raise LoadFailed(f"no process could be started: {problem.strerror}") from None
-        try:
-            warden.watch(child.pid)
-        except OSError as problem:
-            signal_group(child.pid, signal.SIGKILL)
-            raise LoadFailed(f"no process could be started: {problem.strerror}") from None
-        self = cls(child, name, warden)
+        secret = {TOKEN: token, _PARENT_WATCH: "on"}
+        spawned = await spawn(command, run.parent, environ | secret, warden)
+        self = cls(spawned, name, warden)
         self.port = port
         self.token = token
-        assert child.stdin is not None
-        child.stdin.write(b"go\n")
-        child.stdin.close()
         return self
 
     @property
@@ -128,15 +97,20 @@ class BackendProcess:
         return end_of(code, self.last_line)
 
     async def _read(self) -> None:
-        stream = self._child.stderr
-        assert stream is not None
+        stream = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), self._stderr
+        )
         pending = b""
-        while chunk := await stream.read(1 << 16):
-            *lines, pending = (pending + chunk).replace(b"\r", b"\n").split(b"\n")
-            pending = pending[:_LONGEST_LINE]
-            for line in lines:
-                self._heard(line)
-        self._heard(pending)
+        try:
+            while chunk := await stream.read(1 << 16):
+                *lines, pending = (pending + chunk).replace(b"\r", b"\n").split(b"\n")
+                pending = pending[:_LONGEST_LINE]
+                for line in lines:
+                    self._heard(line)
+            self._heard(pending)
+        finally:
+            pipe.close()
 
     def _heard(self, raw: bytes) -> None:
         line = raw[:_LONGEST_LINE].decode(errors="replace").strip()

@@ -42,12 +42,18 @@ async def test_an_early_end_is_told_by_the_last_line(
         assert status_of(supervisor, "tiny").state is State.FAILED
 
 
-async def test_a_command_that_does_not_exist_is_an_early_end(tmp_path: Path) -> None:
-    models = {"tiny": tiny(backend=str(tmp_path / "nowhere" / "run.sh"))}
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [("nowhere.sh", "not found"), ("nowhere/run.sh", "No such file or directory")],
+)
+async def test_a_command_that_does_not_exist_is_told(
+    tmp_path: Path, command: str, sentence: str
+) -> None:
+    models = {"tiny": tiny(backend=str(tmp_path / command))}
     async with supervising(tmp_path, models) as supervisor:
         told = await refusal(supervisor, "tiny")
         assert told.status == 500
-        assert "not found" in told.message
+        assert sentence in told.message
         assert str(tmp_path) not in told.message
 
 
@@ -150,3 +156,11 @@ async def test_a_model_that_cannot_fit_is_not_even_started(tmp_path: Path) -> No
         assert (told.status, told.code) == (500, "no_room")
         assert "about 5000 MiB" in told.message
         assert status_of(supervisor, "large").state is State.STOPPED
+
+
+async def test_what_a_backend_started_ends_with_it(tmp_path: Path) -> None:
+    models = {"tiny": tiny(backend=script(tmp_path, "sleep 1000 & echo $! > child; exit 3"))}
+    async with supervising(tmp_path, models) as supervisor:
+        await refusal(supervisor, "tiny")
+        left = int((tmp_path / "child").read_text())
+        await until(lambda: not psutil.pid_exists(left) or gone(psutil.Process(left)))
