@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import constraints, drafting, latency, parsing, prefix, startup, throughput
+from bench import constraints, drafting, gateway, latency, parsing, prefix, startup, throughput
 from bench.process import ROOT
 from bench.report import Figure
 from demo.default_model import ensure
@@ -27,6 +27,7 @@ def measurements() -> dict[str, Measurement]:
         "constraints": lambda: constraints.measure(model),
         "lookup": lambda: drafting.lookup(model),
         "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),
+        "gateway": lambda: gateway.measure(model),
         "overhead": lambda: throughput.host_overhead(TINY),
         "parsing": lambda: parsing.measure(TINY),
     }

@@ -1,0 +1,154 @@
+"""What the gateway costs: the same answers through it and from its backend directly, in one run.
+
+One backend serves both, and rounds alternate, so nothing but the gateway differs.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from os import environ
+from pathlib import Path
+
+import grpc
+
+from bench.process import ROOT, Run, free_port, stream, until_health
+from bench.report import Figure, at_least, at_most
+from wire import backend_pb2_grpc
+
+WIDTHS = (1, 8)
+TOKENS = 64
+ROUNDS = 5
+SLOWER = 1.03  # the most that the gateway may add
+NAME = "bench"
+
+
+def measure(model: Path) -> Iterator[Figure]:
+    """Tokens per second and time to the first piece, at one stream and at eight."""
+    with _both(model) as (stub, port):
+        ways: dict[str, Callable[[str], Run]] = {
+            "direct": lambda prompt: stream(stub, prompt, TOKENS),
+            "gateway": lambda prompt: _over_http(port, prompt, TOKENS),
+        }
+        for way in ways.values():
+            way("Tell me a story.")
+        for width in WIDTHS:
+            speeds: dict[str, list[float]] = {name: [] for name in ways}
+            firsts: dict[str, list[float]] = {name: [] for name in ways}
+            for turn in range(ROUNDS):
+                for name, way in ways.items():
+                    runs, speed = _together(way, width, f"{name} {turn}")
+                    speeds[name].append(speed)
+                    firsts[name].append(statistics.median(run.first for run in runs))
+            mine, theirs = (statistics.median(speeds[name]) for name in ("gateway", "direct"))
+            yield at_least(
+                f"tokens/s through the gateway / directly, {width} streams",
+                mine / theirs,
+                1 / SLOWER,
+                f"{mine:.1f} / {theirs:.1f}",
+            )
+            mine, theirs = (statistics.median(firsts[name]) for name in ("gateway", "direct"))
+            yield at_most(
+                f"time to first piece through it / directly, {width} streams",
+                mine / theirs,
+                SLOWER,
+                f"{1000 * mine:.0f} / {1000 * theirs:.0f} ms",
+            )
+
+
+@contextmanager
+def _both(model: Path) -> Iterator[tuple[backend_pb2_grpc.BackendStub, int]]:
+    """A backend of its own that a gateway is pointed at: a stub of the one, the other's port."""
+    address, port = f"127.0.0.1:{free_port()}", free_port()
+    quiet = {**environ, "MLX_BACKEND_LOG": "error"}
+    with tempfile.TemporaryDirectory() as folder:
+        config = {
+            "name": NAME,
+            "address": address,
+            "parameters": {"model": str(model)},
+            "context_size": 8192,
+        }
+        (Path(folder) / f"{NAME}.yaml").write_text(json.dumps(config))
+        python = str(ROOT / "scripts" / "python")
+        commands = (
+            [str(ROOT / "run.sh"), "--addr", address],
+            [python, "-m", "gateway", "--models-dir", folder, "--port", str(port)],
+        )
+        children = [
+            subprocess.Popen(
+                command, env=quiet, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            for command in commands
+        ]
+        try:
+            until_health(children[0], int(address.rpartition(":")[2]))
+            _until_open(children[1], port)
+            channel = grpc.insecure_channel(address)
+            yield backend_pb2_grpc.BackendStub(channel), port
+        finally:
+            for child in reversed(children):
+                child.terminate()
+                child.wait()
+
+
+def _until_open(child: subprocess.Popen[bytes], port: int) -> None:
+    while child.poll() is None:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            # The first request makes the gateway load the model, before anything is measured.
+            _over_http(port, "Hello", 1)
+            return
+        except ConnectionError:
+            time.sleep(0.05)
+    raise RuntimeError(f"the gateway ended with {child.returncode}")
+
+
+def _over_http(port: int, prompt: str, tokens: int) -> Run:
+    """Generate exactly `tokens` tokens, greedily, as `bench.process.stream` does directly."""
+    run = Run()
+    body = {
+        "model": NAME,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": prompt}],
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    started = time.perf_counter()
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+    )
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RuntimeError(f"the gateway answered {answer.status}: {answer.read(500)!r}")
+    for line in answer:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if any(choice["delta"].get("content") for choice in event["choices"]):
+            run.arrivals.append(time.perf_counter() - started)
+        if usage := event.get("usage"):
+            run.tokens, run.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+    run.seconds = time.perf_counter() - started
+    connection.close()
+    return run
+
+
+def _together(way: Callable[[str], Run], width: int, name: str) -> tuple[list[Run], float]:
+    """The runs of so many at once, and their tokens per second."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(width) as pool:
+        prompts = [f"Tell me story {place} of {name}." for place in range(width)]
+        runs = list(pool.map(way, prompts))
+    return runs, sum(run.tokens for run in runs) / (time.perf_counter() - started)
