@@ -9,7 +9,7 @@ CHAT ?=
 MODELS ?=
 CHECKED := backend bench common demo gateway tests
 
-export PROMPT MODEL
+export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo chat serve test lint bench protogen package lock clean
@@ -23,9 +23,9 @@ install: ## install the backend into venv/ (see ./install.sh --help)
 install-dev:
 	@./install.sh --dev
 
-serve: ## start the HTTP gateway on the default model (SERVE="--help" passes arguments)
+serve: ## start the HTTP gateway (MODELS=folder, MODEL=path or hub id, SERVE="--port 0" …)
 	@./install.sh --gateway
-	@$(PYTHON_ENV) -m gateway $(SERVE)
+	@$(PYTHON_ENV) -m demo.serve $(SERVE)
 
 chat: ## talk to a model in the terminal (MODELS=folder starts a gateway, CHAT="…" passes arguments)
 	@./install.sh --gateway
