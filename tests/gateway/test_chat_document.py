@@ -1,0 +1,59 @@
+"""The OpenAPI document says of requests and answers what is true of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.gateway.asking import ADDITION, WEATHER, body_of, chat, complete, said
+from tests.gateway.gateway_process import GatewayProcess
+
+
+def schema_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """A named schema that can be used alone; nothing that it does not name may be there."""
+    schemas = {
+        key: {**schema, "additionalProperties": schema.get("additionalProperties", False)}
+        for key, schema in document["components"]["schemas"].items()
+    }
+    return {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"logprobs": True, "top_logprobs": 1, "n": 2, "max_tokens": 3},
+        {"tools": [WEATHER], "tool_choice": "required"},
+        {"functions": [WEATHER["function"]], "messages": said("What is the weather in Paris?")},
+    ],
+    ids=str,
+)
+def test_a_chat_is_as_documented(gateway: GatewayProcess, fields: dict[str, Any]) -> None:
+    document = gateway.client.get("/openapi.json").json()
+    told = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert told["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
+    assert "text/event-stream" in told
+    jsonschema.validate(body_of(fields), schema_of(document, "ChatCompletionRequest"))
+    jsonschema.validate(chat(gateway, **fields), schema_of(document, "ChatCompletion"))
+
+
+def test_a_completion_is_as_documented(gateway: GatewayProcess) -> None:
+    document = gateway.client.get("/openapi.json").json()
+    told = complete(gateway, prompt=ADDITION, echo=True, logprobs=2)
+    jsonschema.validate(told, schema_of(document, "Completion"))
+
+
+@pytest.mark.parametrize("name", ["ChatCompletionRequest", "CompletionRequest"])
+def test_unknown_fields_and_wrong_types_are_documented_as_wrong(
+    gateway: GatewayProcess, name: str
+) -> None:
+    document = gateway.client.get("/openapi.json").json()
+    good = {"model": "tiny", "messages": said("x")}
+    if name == "CompletionRequest":
+        good = {"model": "tiny", "prompt": "x"}
+    jsonschema.validate(good, schema_of(document, name))
+    for wrong in ({"foo": 1}, {"temperature": "0"}, {"n": 129}, {"top_p": 2}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**good, **wrong}, schema_of(document, name))
