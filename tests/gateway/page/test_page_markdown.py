@@ -72,7 +72,8 @@ CASES = [
     (
         "[a *b*](https://a.org/x_(y)) https://a.org/a.",
         (
-            '<p><a href="https://a.org/x_(y)" target="_blank" rel="noopener noreferrer">a <em>b</em></a> '
+            '<p><a href="https://a.org/x_(y)" target="_blank" rel="noopener noreferrer">'
+            "a <em>b</em></a> "
             '<a href="https://a.org/a" target="_blank" rel="noopener noreferrer">https://a.org/a</a>.</p>'
         ),
     ),
@@ -83,12 +84,9 @@ CASES = [
     ("<b>x</b> &amp; <!-- y -->", "<p>&lt;b&gt;x&lt;/b&gt; &amp;amp; &lt;!-- y --&gt;</p>"),
 ]
 # Pieces that mean something to the renderer, in any order.
+MARKS = "* ** _ ` ``` ~~~ ~~ [ ]( ) | |---|---| < > ! \\ https://a.bc word é 😀".split()
 PIECES = st.lists(
-    st.sampled_from(
-        "* ** _ ` ``` ~~~ ~~ [ ]( ) | |---|---| < > ! \\ https://a.bc word é 😀".split()
-        + ["- ", "1. ", "# ", "> ", " ", "  ", "\n", "\n\n"]
-    ),
-    max_size=24,
+    st.sampled_from([*MARKS, "- ", "1. ", "# ", "> ", " ", "  ", "\n", "\n\n"]), max_size=24
 ).map("".join)
 
 
