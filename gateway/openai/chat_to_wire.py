@@ -26,8 +26,20 @@ async def predict_options(
     request: ChatCompletionRequest, lease: Lease, gateway: Gateway
 ) -> list[pb.PredictOptions]:
     """What to ask the backend, one message per choice. Raises ApiError with `param`."""
-    config = lease.config
-    first = pb.PredictOptions(ModelIdentity=lease.identity)
+    wanted = await options_of(request, lease.config, gateway)
+    for options in wanted:
+        options.ModelIdentity = lease.identity
+    return wanted
+
+
+async def options_of(
+    request: ChatCompletionRequest, config: ModelConfig, gateway: Gateway
+) -> list[pb.PredictOptions]:
+    """The same without ModelIdentity, before there is a lease.
+
+    A request that is wrong does not load a model, and is refused with its own HTTP status.
+    """
+    first = pb.PredictOptions()
     write_sampling(first, request, config)
     _require_room(request)
     first.Tokens = most_tokens(

@@ -12,7 +12,6 @@ from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES
 from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
-from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 DEFAULT_TOKENS = 16  # OpenAI's default of max_tokens for completions
@@ -45,8 +44,8 @@ class CompletionPlan:
         return "mlx.prompt_logprobs" in self.wanted[choice].Metadata
 
 
-def completion_plan(request: CompletionRequest, lease: Lease) -> CompletionPlan:
-    """The plan of a request. Raises ApiError with `param`."""
+def completion_plan(request: CompletionRequest, config: ModelConfig) -> CompletionPlan:
+    """The plan of a request, without ModelIdentity. Raises ApiError with `param`."""
     prompts = _prompts(request)
     count = _answers_per_prompt(request, len(prompts))
     if request.stream_options is not None and not request.stream:
@@ -54,11 +53,11 @@ def completion_plan(request: CompletionRequest, lease: Lease) -> CompletionPlan:
             400, "stream_options belongs to stream: send stream true", param="stream_options"
         )
     logprobs = _logprobs(request)
-    first = _common(request, lease, logprobs)
+    first = _common(request, config, logprobs)
     options = request.stream_options
     return CompletionPlan(
         wanted=[
-            _one(first, prompt, seed_of(request, lease.config, index), request, logprobs)
+            _one(first, prompt, seed_of(request, config, index), request, logprobs)
             for prompt in prompts
             for index in range(count)
         ],
@@ -116,9 +115,10 @@ def _logprobs(request: CompletionRequest) -> int | None:
     return agreed(("logprobs", told), ("n_probs", request.n_probs or None))
 
 
-def _common(request: CompletionRequest, lease: Lease, logprobs: int | None) -> pb.PredictOptions:
-    config: ModelConfig = lease.config
-    options = pb.PredictOptions(ModelIdentity=lease.identity)
+def _common(
+    request: CompletionRequest, config: ModelConfig, logprobs: int | None
+) -> pb.PredictOptions:
+    options = pb.PredictOptions()
     write_sampling(options, request, config)
     write_constraint(options, constraint_of(request))
     options.Tokens = most_tokens(

@@ -8,16 +8,15 @@ from contextlib import aclosing
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from gateway.context import Gateway, GatewayDep
-from gateway.generation import Event, generate_all
+from gateway.context import GatewayDep
+from gateway.generation import Event
 from gateway.openai.completion_answer import completion, completion_chunks
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import CompletionPlan, completion_plan
-from gateway.openai.field_names import names_of
-from gateway.openai.identity import identity
+from gateway.openai.identity import Identity, identity
 from gateway.openai.response_models import Completion, documented
+from gateway.openai.running import events_of
 from gateway.sse import event_stream
-from gateway.supervisor.supervisor import Lease
 
 router = APIRouter(tags=["completions"])
 
@@ -29,27 +28,19 @@ router = APIRouter(tags=["completions"])
 )
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """What comes after a text, or after each of several, whole or as a stream."""
+    config = gateway.supervisor.resolve(body.model)
+    plan = completion_plan(body, config)
+    head = identity("cmpl", body.model, config)
+    events = events_of(body, plan.wanted, gateway)
     if body.stream:
-        return event_stream(_stream(body, gateway), gateway.settings)
-    async with gateway.supervisor.lease(body.model, body.adapters, body.draft_model) as lease:
-        plan = completion_plan(body, lease)
-        async with aclosing(_events(body, plan, lease, gateway)) as events:
-            head = identity("cmpl", body.model, lease.config)
-            return JSONResponse(await completion(events, head, plan))
+        return event_stream(_stream(events, head, plan), gateway.settings)
+    async with aclosing(events):
+        return JSONResponse(await completion(events, head, plan))
 
 
-async def _stream(body: CompletionRequest, gateway: Gateway) -> AsyncGenerator[str, None]:
-    async with gateway.supervisor.lease(body.model, body.adapters, body.draft_model) as lease:
-        plan = completion_plan(body, lease)
-        async with aclosing(_events(body, plan, lease, gateway)) as events:
-            head = identity("cmpl", body.model, lease.config)
-            async for chunk in completion_chunks(events, head, plan):
-                yield chunk
-
-
-def _events(
-    body: CompletionRequest, plan: CompletionPlan, lease: Lease, gateway: Gateway
-) -> AsyncGenerator[tuple[int, Event], None]:
-    return generate_all(
-        lease.stub, plan.wanted, seconds=gateway.settings.request_timeout, names=names_of(body)
-    )
+async def _stream(
+    events: AsyncGenerator[tuple[int, Event], None], head: Identity, plan: CompletionPlan
+) -> AsyncGenerator[str, None]:
+    async with aclosing(events):
+        async for chunk in completion_chunks(events, head, plan):
+            yield chunk

@@ -18,7 +18,7 @@ ENDLESS = {
     "max_tokens": 100_000,
     "temperature": 1,
 }
-LONG = {"tiny": tiny(context_size=200_000)}
+LONG = {"tiny": tiny(context_size=200_000), "absent": {"parameters": {"model": "absent"}}}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,17 @@ def test_a_backend_that_dies_in_mid_stream_is_an_error_event(gateway: GatewayPro
     assert json.loads(told[-1])["error"]["type"] == "server_error"
     assert all('"finish_reason":null' in chunk for chunk in told[:-1])
     assert chat(gateway)["choices"][0]["message"]["content"] == "7 + 5 = 12"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_is_wrong_loads_no_model(gateway: GatewayProcess, stream: bool) -> None:
+    wrong = {**body_of({"top_logprobs": 2}), "model": "absent", "stream": stream}
+    answer = gateway.client.post("/v1/chat/completions", json=wrong)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
+    wrong = {"model": "absent", "prompt": "x", "best_of": 2, "stream": stream}
+    answer = gateway.client.post("/v1/completions", json=wrong)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "best_of")
+    assert not any("absent: " in line for line in gateway.log)
 
 
 def test_a_request_that_takes_too_long_is_a_504() -> None:

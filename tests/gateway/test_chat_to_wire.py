@@ -65,7 +65,7 @@ def wanted(fields: dict[str, Any], config: ModelConfig | None = None) -> list[pb
 
 def completion(fields: dict[str, Any]) -> list[pb.PredictOptions]:
     request = CompletionRequest.model_validate({"model": "tiny", "prompt": "x", **fields})
-    return completion_plan(request, Lease(config_of(), STUB, "checkpoint")).wanted
+    return completion_plan(request, config_of()).wanted
 
 
 def as_dict(options: pb.PredictOptions) -> dict[str, Any]:

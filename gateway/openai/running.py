@@ -1,0 +1,35 @@
+"""A request that was understood, run: the model is leased and everything is asked at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from gateway.context import Gateway
+from gateway.generation import Event, generate_all
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.field_names import names_of
+from wire import backend_pb2 as pb
+
+
+async def events_of(
+    request: ChatCompletionRequest | CompletionRequest,
+    wanted: Sequence[pb.PredictOptions],
+    gateway: Gateway,
+) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of the answers, each with its choice. Raises ApiError in the client's words."""
+    async with gateway.supervisor.lease(
+        request.model, request.adapters, request.draft_model
+    ) as lease:
+        for options in wanted:
+            options.ModelIdentity = lease.identity
+        answers = generate_all(
+            lease.stub,
+            wanted,
+            seconds=gateway.settings.request_timeout,
+            names=names_of(request),
+        )
+        async with aclosing(answers):
+            async for answer in answers:
+                yield answer
