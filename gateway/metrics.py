@@ -16,7 +16,8 @@ from gateway.exchange import Exchange
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 disable_created_metrics()  # type: ignore[no-untyped-call]
-_NO_ROUTE = "other"  # a path that nothing is declared for is a client's text
+_OTHER = "other"  # in place of what is a client's own text
+_METHODS = frozenset("GET HEAD POST PUT PATCH DELETE OPTIONS".split())
 
 
 class Metrics:
@@ -62,8 +63,9 @@ class Metrics:
 
     def observe(self, seen: Exchange, status: int) -> None:
         """Count a request that ended with this status."""
-        path = seen.route or _NO_ROUTE
-        self.requests.labels(seen.method, path, str(status)).inc()
+        path = seen.route or _OTHER
+        method = seen.method if seen.method in _METHODS else _OTHER
+        self.requests.labels(method, path, str(status)).inc()
         self.duration.labels(path).observe(seen.seconds)
         if seen.first_byte is not None:
             self.first_byte.labels(path).observe(seen.first_byte)

@@ -62,8 +62,7 @@ def install(app: FastAPI) -> None:
     Making the document takes a second of computing, in which no stream must stand still: it is
     made once, on a thread of its own, and FastAPI's route, which makes it in place, gives way.
     """
-    made: bytes = b""
-    one_at_a_time = asyncio.Lock()
+    making: asyncio.Future[bytes] | None = None
 
     def document() -> dict[str, Any]:
         plain = get_openapi(
@@ -72,10 +71,13 @@ def install(app: FastAPI) -> None:
         return with_refusals(plain)
 
     async def describe(_: Request) -> Response:
-        nonlocal made
-        async with one_at_a_time:
-            made = made or json.dumps(await asyncio.to_thread(document)).encode()
-        return Response(made, media_type="application/json")
+        nonlocal making
+        if making is None:
+            making = asyncio.ensure_future(
+                asyncio.to_thread(lambda: json.dumps(document()).encode())
+            )
+        # Who leaves before it is made takes nothing from those who wait for it.
+        return Response(await asyncio.shield(making), media_type="application/json")
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it
     place = app.openapi_url or ""

@@ -1,0 +1,77 @@
+"""Prometheus' numbers add up, and nobody can make their labels grow."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.gateway.asking import chat
+from tests.gateway.gateway_process import GatewayProcess
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+def scrape(gateway: GatewayProcess) -> dict[Sample, float]:
+    answer = gateway.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def value(found: dict[Sample, float], name: str, **labels: str) -> float:
+    return found.get((name, frozenset(labels.items())), 0.0)
+
+
+def test_an_answer_is_counted_once_with_its_tokens(gateway: GatewayProcess) -> None:
+    before = scrape(gateway)
+    usage = chat(gateway)["usage"]
+    after = scrape(gateway)
+
+    def grown(name: str, **labels: str) -> float:
+        return value(after, name, **labels) - value(before, name, **labels)
+
+    path = "/chat/completions"
+    assert grown("gateway_requests_total", method="POST", path=path, status="200") == 1
+    assert grown("gateway_prompt_tokens_total", path=path) == usage["prompt_tokens"]
+    assert grown("gateway_completion_tokens_total", path=path) == usage["completion_tokens"]
+    assert grown("gateway_first_byte_seconds_count", path=path) == 1
+    assert grown("gateway_request_seconds_sum", path=path) > 0
+    assert value(after, "gateway_model_state", model="tiny", state="ready") == 1
+    assert value(after, "gateway_model_memory_bytes", model="tiny") > 0
+    assert ("gateway_model_tokens_per_second", frozenset({("model", "tiny")})) in after
+    assert grown("gateway_model_generated_tokens_total", model="tiny") > 0
+
+
+def test_a_clients_text_is_no_label(gateway: GatewayProcess) -> None:
+    gateway.client.get("/made/up/path")
+    gateway.client.request("PROPFIND", "/v1/models")
+    gateway.client.post("/v1/tokenize", json={"model": "made-up", "content": "a"})
+    text = gateway.client.get("/metrics").text
+    assert "made-up" not in text
+    assert "made/up" not in text
+    assert "PROPFIND" not in text
+    found = scrape(gateway)
+    assert value(found, "gateway_requests_total", method="GET", path="other", status="404") > 0
+
+
+def test_a_request_is_logged_without_what_it_says(gateway: GatewayProcess) -> None:
+    answer = gateway.client.post(
+        "/v1/tokenize",
+        json={"model": "tiny", "content": "a secret plan"},
+        headers={"x-request-id": "look-here"},
+    )
+    assert answer.status_code == 200
+    line = next(line for line in gateway.log if "request=look-here" in line)
+    for word in ("level=info", "event=request", "method=POST", "path=/v1/tokenize", "status=200"):
+        assert word in line
+    assert "model=tiny" in line
+    assert "secret plan" not in "\n".join(gateway.log)
+
+
+def test_what_is_asked_by_the_clock_is_not_logged(gateway: GatewayProcess) -> None:
+    gateway.client.get("/health", headers={"x-request-id": "the-probe"})
+    gateway.client.get("/v1/models", headers={"x-request-id": "the-next"})
+    assert any("the-next" in line for line in gateway.log)
+    assert not any("the-probe" in line for line in gateway.log)

@@ -1,0 +1,122 @@
+"""The command line: what is taken, and the sentence for what is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gateway.arguments import (
+    KEYS_VARIABLE,
+    BadArgument,
+    flag_of,
+    is_loopback,
+    settings_from,
+    settings_table,
+)
+from gateway.openai import neutral
+from gateway.settings import GatewaySettings
+from tests.gateway.gateway_process import ROOT
+
+KEY = "a-long-enough-key"
+
+
+def read(tmp_path: Path, *arguments: str, **environ: str) -> GatewaySettings:
+    return settings_from(["--models-dir", str(tmp_path), *arguments], environ)
+
+
+def test_sizes_times_and_switches(tmp_path: Path) -> None:
+    told = read(
+        tmp_path,
+        *("--max-body-bytes", "1.5MiB", "--max-memory-bytes", "8G", "--idle-unload", "0.5"),
+        *("--port", "0", "--allow-remote-images", "--cors-origin", "HTTP://Localhost:3000/"),
+    )
+    assert told.max_body_bytes == 3 << 19
+    assert told.max_memory_bytes == 8 << 30
+    assert (told.idle_unload, told.port) == (0.5, 0)
+    assert told.allow_remote_images
+    assert told.cors_origins == ("http://localhost:3000",)
+
+
+def test_keys_come_from_three_places_and_count_once(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# mine\n{KEY}\n\nanother-long-key\n")
+    told = read(tmp_path, "--api-key-file", str(file), **{KEYS_VARIABLE: f"{KEY}, third-long-key"})
+    assert told.api_keys == (KEY, "third-long-key", "another-long-key")
+    assert read(tmp_path, "--api-key", KEY).api_keys == (KEY,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "http"], "--port is 'http': give a whole number"),
+        (["--port", "70000"], "--port is 70000: give at least 0 and at most 65535"),
+        (["--idle-unload", "nan"], "--idle-unload is 'nan': give a number of seconds"),
+        (["--max-body-bytes", "big"], "--max-body-bytes is 'big': give bytes, or a size"),
+        (["--max-body-bytes", "3"], "--max-body-bytes is 3: give at least 1024"),
+        (["--host", ""], "--host is empty"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 can be reached by others, and there is no API key"),
+        (["--host", "::"], "--host :: can be reached by others"),
+        (["--host", "example.org"], "--host example.org can be reached by others"),
+        (["--cors-origin", "*"], "--cors-origin * lets every web page call"),
+        (["--cors-origin", "localhost"], "--cors-origin is 'localhost': give an origin such as"),
+        (["--cors-origin", "https://a.b/c"], "--cors-origin is 'https://a.b/c'"),
+        (["--api-key", "short"], "an API key is shorter than 8 characters"),
+        (["--api-key", "with a space in it"], "an API key holds characters"),
+        (["--api-key-file", "/nowhere/keys"], "--api-key-file /nowhere/keys cannot be read"),
+        (["--models-dir", "/nowhere"], "--models-dir is '/nowhere': there is no such folder"),
+        (["--models"], "unrecognized arguments: --models"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    with pytest.raises(BadArgument, match=re.escape(sentence)):
+        read(tmp_path, *arguments)
+
+
+def test_a_refused_key_is_not_in_its_sentence(tmp_path: Path) -> None:
+    for bad in ("sEcReT", "sEcReT with spaces"):
+        with pytest.raises(BadArgument) as told:
+            read(tmp_path, "--api-key", bad)
+        assert "sEcReT" not in str(told.value)
+
+
+def test_a_key_opens_the_wider_world(tmp_path: Path) -> None:
+    told = read(tmp_path, "--host", "0.0.0.0", "--cors-origin", "*", **{KEYS_VARIABLE: KEY})
+    assert (told.host, told.cors_origins) == ("0.0.0.0", ("*",))
+
+
+def test_an_empty_file_of_keys_does_not_leave_the_door_open(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# none yet\n")
+    with pytest.raises(BadArgument, match="holds no key"):
+        read(tmp_path, "--api-key-file", str(tmp_path / "keys"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.0.1", "localhost.evil.org"])
+def test_what_others_may_reach(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def documented(name: str) -> str:
+    """The table of this name in docs/gateway.md."""
+    text = (ROOT / "docs" / "gateway.md").read_text("utf-8")
+    return text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+
+
+def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:
+    assert documented("settings") == settings_table()
+    for row in fields(GatewaySettings):
+        assert f"`{flag_of(row)}`" in settings_table()
+
+
+def test_every_field_without_meaning_has_a_row_in_the_docs() -> None:
+    rows = [f"| `{field}` | {why} |" for field, why in neutral.table().items()]
+    assert documented("neutral") == "\n".join(["| field | why |", "|---|---|", *rows, ""])

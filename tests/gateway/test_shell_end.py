@@ -1,0 +1,156 @@
+"""Clients that leave, requests that take too long, and SIGTERM while requests run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.gateway.gateway_process import WAIT, GatewayProcess
+from tests.gateway.numbers_backend import NumbersBackend
+
+HELD = {"model": "numbers", "input": "hold"}
+
+
+@pytest.fixture
+def backend() -> Iterator[NumbersBackend]:
+    numbers = NumbersBackend()
+    yield numbers
+    numbers.close()
+
+
+Start = Callable[..., GatewayProcess]
+
+
+@pytest.fixture
+def start(backend: NumbersBackend) -> Iterator[Start]:
+    """Starts a gateway before the backend; what is still there at the end is closed."""
+    started: list[GatewayProcess] = []
+
+    def begin(*arguments: str) -> GatewayProcess:
+        model = {"parameters": {"model": "numbers"}, "address": backend.address}
+        started.append(GatewayProcess({"numbers": model}, *arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        if process.child.poll() is None:
+            process.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Ask again and again, a round trip each, until the answer is yes."""
+    for _ in range(20_000):
+        if holds():
+            return
+    raise AssertionError("it never came true")
+
+
+def test_a_client_that_leaves_takes_its_call_along(backend: NumbersBackend, start: Start) -> None:
+    gateway = start()
+    place = urlsplit(gateway.url)
+    body = b'{"model": "numbers", "input": ["hold", "more"]}'
+    head = (
+        f"POST /v1/embeddings HTTP/1.1\r\nhost: {place.netloc}\r\nx-request-id: leaver\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((place.hostname, place.port), timeout=WAIT) as link:
+        link.sendall(head.encode() + body)
+        assert backend.held.acquire(timeout=WAIT)
+    assert backend.cancelled.acquire(timeout=WAIT)
+
+    def is_logged() -> bool:
+        gateway.client.get("/health")
+        return any("request=leaver" in line and "status=499" in line for line in gateway.log)
+
+    until(is_logged)
+    assert 'status="499"' in gateway.client.get("/metrics").text
+
+
+def test_a_stream_is_counted_while_it_is_open(backend: NumbersBackend, start: Start) -> None:
+    gateway = start()
+    question = {
+        "model": "numbers",
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+    }
+
+    def running() -> bool:
+        return "gateway_running_streams 1.0" in gateway.client.get("/metrics").text
+
+    assert not running()
+    with gateway.client.stream("POST", "/v1/chat/completions", json=question) as answer:
+        lines = answer.iter_lines()
+        assert "a" in next(line for line in lines if '"content":"a"' in line.replace(" ", ""))
+        assert backend.held.acquire(timeout=WAIT)
+        assert running()
+        backend.release.set()
+        assert "data: [DONE]" in list(lines)
+    until(lambda: not running())
+
+
+def test_a_request_that_takes_too_long_is_a_504(backend: NumbersBackend, start: Start) -> None:
+    answer = start("--request-timeout", "0.2").client.post("/v1/embeddings", json=HELD)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "timeout"
+    assert backend.cancelled.acquire(timeout=WAIT)
+
+
+def test_sigterm_waits_for_what_runs_and_takes_no_more(
+    backend: NumbersBackend, start: Start
+) -> None:
+    gateway = start("--drain-timeout", str(WAIT))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(gateway.client.post, "/v1/embeddings", json=HELD)
+        assert backend.held.acquire(timeout=WAIT)
+        gateway.child.send_signal(signal.SIGTERM)
+        until(lambda: gateway.client.get("/ready").status_code == 503)
+        assert gateway.client.get("/ready").json() == {"status": "draining"}
+        assert gateway.client.get("/health").status_code == 200
+        refused = gateway.client.get("/v1/models")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert refused.headers["retry-after"]
+        assert refused.headers["x-should-retry"] == "true"
+        backend.release.set()
+        answer = running.result(WAIT)
+    assert answer.status_code == 200
+    assert gateway.child.wait(WAIT) == 0
+    assert gateway.processes() == []
+
+
+def test_a_request_that_outlasts_the_drain_is_cut(backend: NumbersBackend, start: Start) -> None:
+    gateway = start("--drain-timeout", "0.2")
+    failed = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(httpx.TransportError):
+            assert gateway.client.post("/v1/embeddings", json=HELD).status_code >= 500
+        failed.set()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    assert backend.held.acquire(timeout=WAIT)
+    assert gateway.terminate() == 0
+    assert failed.wait(WAIT)
+    assert backend.cancelled.acquire(timeout=WAIT)
+
+
+def test_a_second_sigterm_does_not_wait(backend: NumbersBackend, start: Start) -> None:
+    gateway = start("--drain-timeout", "86400")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(gateway.client.post, "/v1/embeddings", json=HELD)
+        assert backend.held.acquire(timeout=WAIT)
+        gateway.child.send_signal(signal.SIGTERM)
+        until(lambda: gateway.client.get("/ready").status_code == 503)
+        assert gateway.terminate() == 1
+        with pytest.raises(httpx.TransportError):
+            running.result(WAIT)
+    until(lambda: gateway.processes() == [])

@@ -1,0 +1,178 @@
+"""Embeddings, reranking, scores and tokens: what the bodies of these endpoints mean."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.numbers_backend import NumbersBackend
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    """`tiny` of our own backend, and `numbers` of a foreign one."""
+    backend = NumbersBackend()
+    numbers = {"parameters": {"model": "numbers"}, "address": backend.address}
+    process = GatewayProcess({"tiny": tiny(aliases=["a/b"]), "numbers": numbers})
+    yield process
+    process.close()
+    backend.close()
+
+
+def ask(gateway: GatewayProcess, path: str, status: int = 200, **body: Any) -> Any:
+    answer = gateway.client.post(f"/v1/{path}", json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json() if status == 200 else answer.json()["error"]
+
+
+def embed(gateway: GatewayProcess, given: Any, status: int = 200, **more: Any) -> Any:
+    return ask(gateway, "embeddings", status, model="numbers", input=given, **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "firsts", "tokens"),
+    [
+        ("abc", [3], 3),
+        (["abc", "a"], [3, 1], 4),
+        ([7, 8], [7], 2),
+        ([[7, 8], [9]], [7, 9], 3),
+        (["a" * (n + 1) for n in range(100)], list(range(1, 101)), 5050),
+    ],
+)
+def test_every_form_of_input_has_its_vectors_in_order(
+    gateway: GatewayProcess, given: Any, firsts: list[int], tokens: int
+) -> None:
+    told = embed(gateway, given, user="somebody")
+    assert (told["object"], told["model"]) == ("list", "numbers")
+    assert [entry["index"] for entry in told["data"]] == list(range(len(firsts)))
+    assert [entry["embedding"] for entry in told["data"]] == [[n, 1, 0, 2] for n in firsts]
+    assert told["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def test_base64_is_32_bit_floats_from_the_small_end(gateway: GatewayProcess) -> None:
+    told = embed(gateway, "abc", encoding_format="base64")
+    raw = base64.b64decode(told["data"][0]["embedding"])
+    assert struct.unpack("<4f", raw) == (3, 1, 0, 2)
+
+
+def test_fewer_dimensions_have_length_one_again(gateway: GatewayProcess) -> None:
+    told = embed(gateway, "abc", dimensions=2)
+    assert told["data"][0]["embedding"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
+    assert embed(gateway, "abc", dimensions=4)["data"][0]["embedding"] == [3, 1, 0, 2]
+    assert embed(gateway, "abc", 400, dimensions=5)["param"] == "dimensions"
+
+
+def test_vectors_of_tokens_are_no_embedding(gateway: GatewayProcess) -> None:
+    assert embed(gateway, "rows", 400)["code"] == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "retry"),
+    [
+        ("RESOURCE_EXHAUSTED", 429, True),
+        ("UNAVAILABLE", 503, True),
+        ("DEADLINE_EXCEEDED", 504, False),
+        ("UNIMPLEMENTED", 400, False),
+        ("UNKNOWN", 500, False),
+    ],
+)
+def test_a_status_of_the_backend_reaches_the_client(
+    gateway: GatewayProcess, name: str, status: int, retry: bool
+) -> None:
+    answer = gateway.client.post(
+        "/v1/embeddings", json={"model": "numbers", "input": ["fine", name]}
+    )
+    assert answer.status_code == status
+    assert answer.headers["x-should-retry"] == str(retry).lower()
+    assert ("retry-after" in answer.headers) is retry
+
+
+def test_documents_come_best_first(gateway: GatewayProcess) -> None:
+    documents = ["ab", {"text": "abcd"}, "a"]
+    asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": documents}
+    told = ask(gateway, "rerank", **asked)
+    assert told["results"] == [
+        {"index": 1, "relevance_score": 0.5, "document": {"text": "abcd"}},
+        {"index": 0, "relevance_score": 0.25, "document": {"text": "ab"}},
+        {"index": 2, "relevance_score": 0.125, "document": {"text": "a"}},
+    ]
+    assert told["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    bare = ask(gateway, "rerank", **asked, return_documents=False, top_n=50)
+    assert [set(result) for result in bare["results"]] == [{"index", "relevance_score"}] * 3
+    assert ask(gateway, "rerank", 400, **asked, top_n=0)["param"] == "top_n"
+
+
+def test_the_likelier_candidate_scores_higher(gateway: GatewayProcess) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "a b c ", "candidates": ["d", "zzzz"]}
+    first, second = ask(gateway, "score", **asked)["data"]
+    assert (first["index"], second["index"]) == (0, 1)
+    assert set(first) == {"object", "index", "log_prob", "num_tokens"}
+    assert second["log_prob"] < first["log_prob"] < 0
+    told = ask(gateway, "score", **asked, length_normalize=True, include_token_logprobs=True)
+    for score in told["data"]:
+        assert math.fsum(token["log_prob"] for token in score["tokens"]) == pytest.approx(
+            score["log_prob"]
+        )
+        assert score["length_normalized_log_prob"] == pytest.approx(
+            score["log_prob"] / score["num_tokens"]
+        )
+
+
+def test_tokens_and_back_in_both_forms(gateway: GatewayProcess) -> None:
+    text = "Hello, 世界 😀"
+    llama = ask(gateway, "tokenize", model="tiny", content=text, add_special=False)
+    vllm = ask(gateway, "tokenize", model="a/b", prompt=text, return_token_strs=True)
+    assert llama["tokens"] == vllm["tokens"] != []
+    assert (vllm["count"], vllm["max_model_len"]) == (len(llama["tokens"]), 1024)
+    assert len(vllm["token_strs"]) == vllm["count"]
+    back = ask(gateway, "detokenize", model="tiny", tokens=llama["tokens"])
+    assert back == {"content": text, "prompt": text}
+
+
+def test_pieces_stand_beside_their_ids(gateway: GatewayProcess) -> None:
+    told = ask(gateway, "tokenize", model="tiny", content="2+2", with_pieces=True)
+    assert "".join(token["piece"] for token in told["tokens"]) == "2+2"
+    assert all(isinstance(token["id"], int) for token in told["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"content": "a"}, "model"),  # there are two
+        ({"model": "tiny"}, "content"),
+        ({"model": "tiny", "content": "a", "prompt": "a"}, "prompt"),
+        ({"model": "tiny", "content": "a", "add_special": True}, "add_special"),
+        ({"model": "tiny", "content": "a", "parse_special": False}, "parse_special"),
+    ],
+)
+def test_what_cannot_be_tokenized_as_asked(
+    gateway: GatewayProcess, body: dict[str, Any], param: str
+) -> None:
+    assert ask(gateway, "tokenize", 400, **body)["param"] == param
+
+
+def test_models_are_listed_by_every_name(gateway: GatewayProcess) -> None:
+    cards = {card["id"]: card for card in gateway.client.get("/v1/models").json()["data"]}
+    assert set(cards) == {"tiny", "a/b", "numbers"}
+    assert cards["a/b"]["meta"]["alias_of"] == "tiny"
+    assert cards["tiny"]["meta"]["context_size"] == 1024
+    for name, card in cards.items():
+        assert card["object"] == "model"
+        assert card["owned_by"]
+        assert isinstance(card["created"], int)
+        assert gateway.client.get(f"/v1/models/{name}").json() == card
+    assert gateway.client.get("/models/a%2Fb").json() == cards["a/b"]
+    missing = gateway.client.get("/v1/models/a/b/c")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_a_model_that_does_not_do_it_says_so(gateway: GatewayProcess) -> None:
+    error = ask(gateway, "score", 400, model="numbers", prompt="a", candidates=["b"])
+    assert error["code"] == "unsupported"
