@@ -55,12 +55,18 @@ def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[
         while last < len(labels) and words[first] is not None and words[last] == words[first]:
             last += 1
         named = [label for label in labels[first:last] if label != OUTSIDE]
-        if named:
-            settled[first] = named[0]
-            rest = f"I-{parted(named[0])[1]}"
-            settled[first + 1 : last] = [rest] * (last - first - 1)
+        if named and last - first > 1:
+            settled[first:last] = _spread(named[0], last - first)
         first = last
     return settled
+
+
+def _spread(label: str, pieces: int) -> list[str]:
+    """A word's label over its pieces: it begins with the first, and ends with the last."""
+    mark, group = parted(label)
+    begins = "B" if mark in ("B", "S") else "I"
+    ends = "E" if mark in ("E", "S") else "I"
+    return [f"{begins}-{group}", *[f"I-{group}"] * (pieces - 2), f"{ends}-{group}"]
 
 
 def runs_of(labels: Sequence[str]) -> list[Run]:

@@ -159,9 +159,21 @@ def _opener(checkpoint: Checkpoint) -> Callable[[Path], tuple[Any, dict[str, Any
             config=config,
             lazy=True,
         )
+        if family == "modernbert":
+            _use_exact_gelu(model)
         return model, config
 
     return open_model
+
+
+def _use_exact_gelu(model: Any) -> None:
+    """ModernBERT's own activation, where mlx-vlm 0.7.10 takes the tanh approximation of it."""
+    from mlx.nn.layers.activations import GELU
+
+    for layer in model.layers:
+        layer.mlp.act = GELU()
+    if hasattr(model, "head"):
+        model.head.act = GELU()
 
 
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, wanted: int) -> Limits:
@@ -192,7 +204,9 @@ def _read_kind(
             raise _rejected(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
         run = networks.yes_or_no(model, yes, no, pad)
         return run, PairReader(yes_no_prompt(tokenizer), limits)
-    return networks.classifier(model, pad), PairReader(cross_encoder(tokenizer), limits)
+    tells_apart = "token_type_ids" in loaded.tokenizer.model_input_names
+    encode_pair = cross_encoder(tokenizer, tells_apart=tells_apart)
+    return networks.classifier(model, pad), PairReader(encode_pair, limits)
 
 
 def _label_reader(

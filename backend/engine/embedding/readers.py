@@ -151,12 +151,16 @@ class PairReader:
         return ranked[:top_n] if top_n else ranked
 
 
-def cross_encoder(tokenizer: Any) -> Callable[[str, str], Piece]:
-    """Pairs as the checkpoint's own tokenizer joins them. tokenizer: of the tokenizers package."""
+def cross_encoder(tokenizer: Any, *, tells_apart: bool) -> Callable[[str, str], Piece]:
+    """Pairs as the checkpoint's own tokenizer joins them.
+
+    tokenizer: of the tokenizers package. tells_apart: the model reads which of the two a token
+    belongs to (BERT does, RoBERTa does not).
+    """
 
     def encode(query: str, document: str) -> Piece:
         row = tokenizer.encode(query, document)
-        return Piece(list(row.ids), list(row.type_ids))
+        return Piece(list(row.ids), list(row.type_ids)) if tells_apart else _single(list(row.ids))
 
     return encode
 

@@ -1,0 +1,162 @@
+"""Embedding over the wire: a published model against its reference, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.acceptance.backend import TINY_TEXT, Backend
+from tests.engine.embedding import minilm
+from tests.engine.embedding.texts import PASSAGES, QUESTIONS, TEXTS
+from wire import backend_pb2 as pb
+
+WAIT = 120.0
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Backend]:
+    backend = Backend()
+    backend.load(minilm.ensure(), Embeddings=True)
+    yield backend
+    assert backend.close() == 0
+
+
+def embed(backend: Backend, text: str, **fields: object) -> pb.EmbeddingResult:
+    request = pb.PredictOptions(Embeddings=text, **fields)  # type: ignore[arg-type]
+    result: pb.EmbeddingResult = backend.stub.Embedding(request, timeout=WAIT)
+    return result
+
+
+def refusal(backend: Backend, request: pb.PredictOptions) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        backend.stub.Embedding(request, timeout=WAIT)
+    return caught.value
+
+
+def test_two_hundred_texts_are_the_references_in_any_company(real: Backend) -> None:
+    said = minilm.reference_vectors()
+    order = list(range(len(TEXTS)))
+    random.Random(6).shuffle(order)
+    found = np.zeros_like(said)
+    with ThreadPoolExecutor(24) as clients:
+        for place, result in zip(
+            order, clients.map(lambda place: embed(real, TEXTS[place]), order), strict=True
+        ):
+            assert (result.tokens, result.dim) == (1, minilm.DIM)
+            assert result.layout == pb.EMBEDDING_LAYOUT_FINAL
+            found[place] = result.embeddings
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    cosines = (found * said).sum(axis=1) / np.linalg.norm(said, axis=1)
+    assert cosines.min() > 0.99999
+
+    alone = np.array([embed(real, text).embeddings for text in TEXTS[::25]])
+    assert (alone * found[::25]).sum(axis=1).min() > 0.99999
+
+    ranking = np.argsort(-(found[: len(QUESTIONS)] @ found.T), axis=1)
+    reference = np.argsort(-(said[: len(QUESTIONS)] @ said.T), axis=1)
+    assert (ranking[:, :10] == reference[:, :10]).all()
+    passages = found[len(QUESTIONS) : len(QUESTIONS) + len(PASSAGES)]
+    best = (found[: len(QUESTIONS)] @ passages.T).argmax(axis=1)
+    assert (best == np.arange(len(QUESTIONS))).mean() >= 0.9
+
+
+def test_tokens_give_the_vector_of_their_text(real: Backend) -> None:
+    text = embed(real, "Hello world")
+    tokens = [101, 7592, 2088, 102]
+    result = real.stub.Embedding(pb.PredictOptions(EmbeddingTokens=tokens), timeout=WAIT)
+    assert result.prompt_tokens == text.prompt_tokens == len(tokens)
+    np.testing.assert_allclose(result.embeddings, text.embeddings, atol=1e-6)
+
+
+def test_what_cannot_be_embedded(real: Backend) -> None:
+    both = refusal(real, pb.PredictOptions(Embeddings="a", EmbeddingTokens=[1]))
+    neither = refusal(real, pb.PredictOptions())
+    for error in (both, neither):
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "Embeddings" in str(error.details())
+        assert "EmbeddingTokens" in str(error.details())
+    long = refusal(real, pb.PredictOptions(Embeddings="word " * 300))
+    assert long.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "302 tokens" in str(long.details())
+    assert "at most 256" in str(long.details())
+    unknown = refusal(real, pb.PredictOptions(EmbeddingTokens=[5, 40_000]))
+    assert "EmbeddingTokens[1] is the token 40000" in str(unknown.details())
+    assert refusal(real, pb.PredictOptions(Embeddings="a", Prompt="b")).code() is (
+        grpc.StatusCode.INVALID_ARGUMENT
+    )
+    stranger = refusal(real, pb.PredictOptions(Embeddings="a", ModelIdentity="other"))
+    assert stranger.code() is grpc.StatusCode.NOT_FOUND
+    assert "model identity mismatch" in str(stranger.details())
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Predict", pb.PredictOptions(Prompt="x")),
+        ("Score", pb.ScoreRequest(prompt="x", candidates=["y"])),
+        ("Rerank", pb.RerankRequest(query="x", documents=["y"])),
+        ("TokenClassify", pb.TokenClassifyRequest(text="x")),
+    ],
+)
+def test_what_an_embedding_model_is_not_made_for(
+    real: Backend, method: str, request_: object
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        getattr(real.stub, method)(request_, timeout=WAIT)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "turns text into vectors and generates none" in str(caught.value.details())
+
+
+def test_clients_that_leave_disturb_nobody(real: Backend) -> None:
+    before = embed(real, TEXTS[0])
+    texts = [text for text in TEXTS if len(text) > 400] * 4
+    calls = [real.stub.Embedding.future(pb.PredictOptions(Embeddings=text)) for text in texts]
+    for call in calls[::2]:
+        call.cancel()
+    for call in calls[1::2]:
+        assert call.result(timeout=WAIT).dim == minilm.DIM
+    assert embed(real, TEXTS[0]) == before
+
+
+def test_a_model_that_generates_embeds_while_it_writes() -> None:
+    backend = Backend()
+    try:
+        backend.load(TINY_TEXT, Embeddings=True, Options=["pooling:mean"])
+        question = pb.Message(role="user", content="Count to 20.")
+        options = pb.PredictOptions(Messages=[question], UseTokenizerTemplate=True, Tokens=60)
+        quiet = b"".join(part.message for part in backend.stub.PredictStream(options))
+        first = embed(backend, "What is 2 plus 3?")
+        pieces: list[bytes] = []
+        for part in backend.stub.PredictStream(options):
+            pieces.append(part.message)
+            again = embed(backend, "What is 2 plus 3?")
+            np.testing.assert_allclose(again.embeddings, first.embeddings, atol=1e-6)
+        assert b"".join(pieces) == quiet
+        assert first.dim == 128
+        assert first.layout == pb.EMBEDDING_LAYOUT_FINAL
+        assert abs(np.linalg.norm(first.embeddings) - 1) < 1e-5
+        other = embed(backend, "Tell me a story.")
+        assert np.dot(first.embeddings, other.embeddings) < 0.999
+    finally:
+        assert backend.close() == 0
+
+
+def test_vectors_of_tokens_where_the_host_pools() -> None:
+    backend = Backend()
+    try:
+        backend.load(minilm.ensure(), Embeddings=True, Options=["pooling:none"])
+        result = embed(backend, "Hello world")
+        assert result.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN
+        assert (result.tokens, result.dim) == (4, minilm.DIM)
+        assert len(result.embeddings) == 4 * minilm.DIM
+        mean = np.array(result.embeddings).reshape(4, -1).mean(axis=0)
+        mean /= np.linalg.norm(mean)
+        backend.load(minilm.ensure(), Embeddings=True)
+        np.testing.assert_allclose(embed(backend, "Hello world").embeddings, mean, atol=1e-5)
+    finally:
+        assert backend.close() == 0

@@ -1,0 +1,102 @@
+"""Rerank and TokenClassify over the wire, on small checkpoints of the published formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.acceptance.backend import Backend
+from tests.engine.embedding.tiny_checkpoints import QUERY, TEXTS, write
+from wire import backend_pb2 as pb
+
+WAIT = 120.0
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    backend = Backend()
+    backend.load(write("bert_rerank", tmp_path_factory.mktemp("ranker")), Reranking=True)
+    yield backend
+    assert backend.close() == 0
+
+
+def rerank(backend: Backend, documents: list[str], top_n: int = 0) -> pb.RerankResult:
+    request = pb.RerankRequest(query=QUERY, documents=documents, top_n=top_n)
+    result: pb.RerankResult = backend.stub.Rerank(request, timeout=WAIT)
+    return result
+
+
+def test_documents_come_back_best_first_with_their_place_and_text(ranker: Backend) -> None:
+    documents = list(TEXTS) * 3
+    result = rerank(ranker, documents)
+    scores = [one.relevance_score for one in result.results]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(one.index for one in result.results) == list(range(len(documents)))
+    assert all(one.text == documents[one.index] for one in result.results)
+    assert result.usage.total_tokens == result.usage.prompt_tokens > 0
+    best = rerank(ranker, documents, top_n=2)
+    assert list(best.results) == list(result.results[:2])
+
+
+def test_a_score_does_not_depend_on_company(ranker: Backend) -> None:
+    alone = {text: rerank(ranker, [text]).results[0].relevance_score for text in TEXTS}
+    with ThreadPoolExecutor(8) as clients:
+        for result in clients.map(lambda shift: rerank(ranker, list(TEXTS[shift:])), [0, 1, 2] * 4):
+            for one in result.results:
+                assert one.relevance_score == pytest.approx(alone[one.text], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (pb.RerankRequest(documents=["a"]), "INVALID_ARGUMENT", "query is empty"),
+        (pb.RerankRequest(query="a"), "INVALID_ARGUMENT", "documents is empty"),
+        (pb.RerankRequest(query="a", documents=["b", ""]), "INVALID_ARGUMENT", "documents[1] is"),
+        (pb.RerankRequest(query="a", documents=["b"], top_n=-1), "INVALID_ARGUMENT", "top_n is -1"),
+        (
+            pb.RerankRequest(query="a", documents=["b"] * 1001),
+            "INVALID_ARGUMENT",
+            "documents has 1001 entries: send at most 1000",
+        ),
+        (
+            pb.RerankRequest(query="a", documents=["b", "c " * 200]),
+            "RESOURCE_EXHAUSTED",
+            "the query with documents[1] is 204 tokens long, but the model reads at most 128",
+        ),
+    ],
+)
+def test_what_cannot_be_ranked(
+    ranker: Backend, request_: pb.RerankRequest, code: str, words: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        ranker.stub.Rerank(request_, timeout=WAIT)
+    assert caught.value.code().name == code
+    assert words in str(caught.value.details())
+
+
+def test_entities_lie_where_their_bytes_do(tmp_path: Path) -> None:
+    backend = Backend()
+    try:
+        backend.load(write("bert_labels", tmp_path))
+        text = "Zürich 🙂 paris, the river of france — naïve moon"
+        request = pb.TokenClassifyRequest(text=text)
+        found = backend.stub.TokenClassify(request, timeout=WAIT).entities
+        assert found
+        for entity in found:
+            assert text.encode()[entity.start : entity.end].decode() == entity.text
+            assert entity.entity_group in ("PER", "LOC")
+            assert 0 < entity.score <= 1
+        threshold = sorted(entity.score for entity in found)[len(found) // 2]
+        request.threshold = threshold
+        some = backend.stub.TokenClassify(request, timeout=WAIT).entities
+        assert list(some) == [entity for entity in found if entity.score >= threshold]
+        assert not backend.stub.TokenClassify(pb.TokenClassifyRequest(), timeout=WAIT).entities
+        request.threshold = 2
+        with pytest.raises(grpc.RpcError, match="threshold is 2"):
+            backend.stub.TokenClassify(request, timeout=WAIT)
+    finally:
+        assert backend.close() == 0

@@ -1,0 +1,123 @@
+"""Which rows run together, who is answered, and what a fault or a cancel leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.engine.commands import Encode
+from backend.engine.embedding.batch_plan import ActivationCost
+from backend.engine.embedding.encode_queue import EncodeQueue, EncoderModel
+from backend.engine.embedding.encoding import Encoded, Piece
+from backend.engine.errors import Cancelled, EngineFailed, Overloaded
+from backend.engine.gauges import Gauges
+
+
+class Room:
+    """A queue over a model that gives the sum of a row's ids; an id of -1 is a fault."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.steps: list[list[int]] = []
+        self.told: dict[int, Any] = {}
+        self.faults: list[str] = []
+        model = EncoderModel(self._run, ActivationCost(1, 16, 4), 64, 250, room)
+        self.queue = EncodeQueue(model, self.told.__setitem__, self._report, Gauges())
+
+    def _run(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
+        self.steps.append([len(piece.ids) for piece in pieces])
+        if any(-1 in piece.ids for piece in pieces):
+            raise ValueError("secret")
+        sums = [float(sum(piece.ids)) for piece in pieces]
+        return [np.array([np.nan if total == 13 else total]) for total in sums]
+
+    def _report(self, where: str, fault: BaseException) -> None:
+        self.faults.append(where)
+
+    def ask(self, ticket: int, *rows: list[int]) -> None:
+        self.queue.submit(Encode(1, ticket, [Piece(row, [0] * len(row)) for row in rows]))
+
+    def finish(self) -> None:
+        while self.queue.busy:
+            self.queue.step(running=False)
+
+    def sums(self, ticket: int) -> list[float]:
+        answer = self.told[ticket]
+        assert isinstance(answer, Encoded)
+        return [float(output[0]) for output in answer.outputs]
+
+
+def test_requests_share_steps_and_get_their_own_rows_in_order() -> None:
+    room = Room()
+    room.ask(1, [1] * 40, [2] * 3, [3] * 40)
+    room.ask(2, [4] * 4)
+    room.ask(3, [5] * 5)
+    room.finish()
+    assert [3, 4, 5] in room.steps
+    assert room.sums(1) == [40, 6, 120]
+    assert (room.sums(2), room.sums(3)) == ([16], [25])
+
+
+def test_the_oldest_row_is_never_passed_over() -> None:
+    room = Room()
+    room.ask(1, [1] * 60)
+    for ticket in range(2, 40):
+        room.ask(ticket, [1])
+    room.queue.step(running=True)
+    assert room.steps[0] == [60]
+
+
+def test_a_cancelled_request_runs_no_further() -> None:
+    room = Room()
+    room.ask(1, *[[1] * 50] * 8)
+    room.ask(2, [1] * 50)
+    room.queue.step(running=False)
+    room.queue.cancel(1)
+    room.finish()
+    assert set(room.told) == {2}
+    assert sum(map(len, room.steps)) < 9
+
+
+def test_a_fault_ends_those_of_its_step_and_nobody_else() -> None:
+    room = Room()
+    room.ask(1, [-1, 1], [1] * 60)
+    room.ask(2, [2, 2])
+    room.ask(3, [3] * 60)
+    room.finish()
+    assert isinstance(room.told[1], EngineFailed)
+    assert "secret" not in str(room.told[1])
+    assert isinstance(room.told[2], EngineFailed)
+    assert room.sums(3) == [180]
+    assert room.faults == ["encoding"]
+
+
+def test_a_row_without_numbers_fails_its_request_alone() -> None:
+    room = Room()
+    room.ask(1, [13], [13], [1] * 60)
+    room.ask(2, [7])
+    room.finish()
+    assert isinstance(room.told[1], EngineFailed)
+    assert room.sums(2) == [7]
+
+
+def test_a_row_that_memory_cannot_hold_is_refused_at_once() -> None:
+    room = Room(room=100_000)
+    room.ask(1, [1] * 1000)
+    room.ask(2, [1] * 10)
+    room.finish()
+    assert isinstance(room.told[1], Overloaded)
+    assert "a text of 1000 tokens needs" in str(room.told[1])
+    assert room.sums(2) == [10]
+
+
+def test_all_are_told_when_the_model_goes() -> None:
+    room = Room()
+    room.ask(1, [1], [1] * 60)
+    room.ask(2, [1])
+    room.queue.cancel_all(Cancelled("the model was unloaded"))
+    assert not room.queue.busy
+    assert {ticket: type(what) for ticket, what in room.told.items()} == {
+        1: Cancelled,
+        2: Cancelled,
+    }

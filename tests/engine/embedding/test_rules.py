@@ -1,0 +1,196 @@
+"""The decisions behind embedding, ranking and labelling: pure, and held to their properties."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
+from backend.engine.embedding.encoding import Piece
+from backend.engine.embedding.entities import entities_of, labels_of_words, runs_of
+from backend.engine.embedding.kind import ModelKind, kind_of
+from backend.engine.embedding.label_reader import windows
+from backend.engine.embedding.pooling_rule import (
+    Mode,
+    PoolingRule,
+    pooling_of_checkpoint,
+    sequence_limit,
+)
+from backend.engine.embedding.vectors import padded, pool
+from backend.engine.errors import ModelRejected
+from backend.engine.settings import Settings
+
+LENGTHS = st.lists(st.integers(1, 9000), min_size=1, max_size=60)
+
+
+@given(LENGTHS, st.integers(16, 20_000), st.integers(1, 1 << 40))
+def test_a_step_is_within_its_bounds_or_a_single_row(
+    lengths: list[int], tokens: int, room: int
+) -> None:
+    cost = ActivationCost(heads=4, hidden=512, itemsize=4)
+    rows = rows_that_fit(lengths, tokens, cost, room)
+    assert 1 <= rows <= len(lengths)
+    longest = max(lengths[:rows])
+    if rows > 1:
+        assert rows * longest <= tokens
+        assert cost.of(rows, longest) <= room
+    if rows < len(lengths):
+        wider = max(longest, lengths[rows])
+        assert (rows + 1) * wider > tokens or cost.of(rows + 1, wider) > room
+
+
+@given(st.integers(1, 1 << 20))
+def test_rows_of_a_bucket_are_of_about_the_same_length(length: int) -> None:
+    bucket = bucket_of(length)
+    assert length <= bucket
+    assert length > bucket * 2 // 3 - 1 or bucket == 16
+    assert bucket_of(bucket) == bucket
+
+
+@given(st.integers(0, 2000), st.integers(4, 300))
+def test_every_token_counts_in_one_window(length: int, size: int) -> None:
+    parts = windows(length, size)
+    counted = [place for part in parts for place in range(part.kept, part.until)]
+    assert counted == list(range(length))
+    for part in parts:
+        assert part.first <= part.kept < part.until <= part.last
+        assert part.last - part.first <= size
+
+
+LABELS = st.lists(st.sampled_from(["O", "B-PER", "I-PER", "E-PER", "S-LOC", "I-LOC", "NAME"]))
+
+
+@given(LABELS, st.data())
+def test_runs_are_apart_and_hold_all_that_is_labelled(
+    labels: list[str], data: st.DataObject
+) -> None:
+    runs = runs_of(labels)
+    assert all(first.last <= second.first for first, second in pairwise(runs))
+    held = {place for run in runs for place in range(run.first, run.last)}
+    assert held == {place for place, label in enumerate(labels) if label != "O"}
+    words = sorted(
+        data.draw(st.lists(st.integers(0, 5), min_size=len(labels), max_size=len(labels)))
+    )
+    settled = runs_of(labels_of_words(labels, words))
+    for run in settled:
+        assert run.first == 0 or words[run.first] != words[run.first - 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "runs"),
+    [
+        ("B-PER I-PER O", [("PER", 0, 2)]),
+        ("B-PER B-PER", [("PER", 0, 1), ("PER", 1, 2)]),
+        ("I-PER I-LOC", [("PER", 0, 1), ("LOC", 1, 2)]),
+        ("B-PER E-PER I-PER", [("PER", 0, 2), ("PER", 2, 3)]),
+        ("S-LOC I-LOC", [("LOC", 0, 1), ("LOC", 1, 2)]),
+        ("PER PER O PER", [("PER", 0, 2), ("PER", 3, 4)]),
+    ],
+)
+def test_marks_of_labels(labels: str, runs: list[tuple[str, int, int]]) -> None:
+    assert [(run.group, run.first, run.last) for run in runs_of(labels.split())] == runs
+
+
+@given(st.lists(st.text("aé漢🙂 ", min_size=1, max_size=4), min_size=1, max_size=8))
+def test_offsets_count_bytes(tokens: list[str]) -> None:
+    text = "".join(tokens)
+    ends = np.cumsum([len(token) for token in tokens]).tolist()
+    offsets = [(end - len(token), end) for token, end in zip(tokens, ends, strict=True)]
+    runs = runs_of(["S-X"] * len(tokens))
+    found = entities_of(text, runs, offsets, [0.5] * len(runs))
+    assert [entity.text for entity in found] == [part.strip() for part in tokens if part.strip()]
+    for entity in found:
+        assert text.encode()[entity.start : entity.end].decode() == entity.text
+
+
+ROWS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5)
+MODES: tuple[Mode, ...] = ("cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len")
+
+
+@given(ROWS, st.sampled_from(MODES))
+def test_padding_does_not_move_a_vector(rows: list[list[int]], mode: Mode) -> None:
+    table = np.random.RandomState(1).standard_normal((10, 6)).astype(np.float32)
+    batch = padded([Piece(row, [0] * len(row)) for row in rows], pad_token=3)
+    hidden = mx.where(batch.mask[..., None] > 0, mx.array(table)[batch.ids], mx.nan)
+    found = np.array(pool(hidden, batch, mode))
+    for row, vector in zip(rows, found, strict=True):
+        states = table[row].astype(np.float64)
+        places = np.arange(1, len(row) + 1)[:, None]
+        wanted = {
+            "cls": states[0],
+            "last": states[-1],
+            "max": states.max(axis=0),
+            "mean": states.mean(axis=0),
+            "mean_sqrt_len": states.sum(axis=0) / np.sqrt(len(row)),
+            "weighted_mean": (states * places).sum(axis=0) / places.sum(),
+        }[mode]
+        np.testing.assert_allclose(vector, wanted, atol=1e-5)
+
+
+def state(folder: Path, *modules: str, **pooling: Any) -> PoolingRule:
+    steps = [{"path": f"{place}_{kind}", "type": f"x.{kind}"} for place, kind in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(steps))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return pooling_of_checkpoint(folder, "m", {"model_type": "bert"}, Settings())
+
+
+def test_pooling_is_what_the_checkpoint_states(tmp_path: Path) -> None:
+    two = ("Transformer", "Pooling")
+    assert state(tmp_path, *two, pooling_mode_cls_token=True) == PoolingRule("cls", False)
+    assert state(tmp_path, *two, "Normalize", pooling_mode="lasttoken") == PoolingRule("last", True)
+    with pytest.raises(ModelRejected, match=r"joins several poolings \(cls, mean\)"):
+        state(tmp_path, *two, pooling_mode_cls_token=True, pooling_mode_mean_tokens=True)
+    with pytest.raises(ModelRejected, match="its pooling 'attention' is not computed"):
+        state(tmp_path, *two, pooling_mode="attention")
+    with pytest.raises(ModelRejected, match="its step 'Dense' of modules"):
+        state(tmp_path, *two, "Dense", pooling_mode="mean")
+    (tmp_path / "modules.json").unlink()
+    rule = pooling_of_checkpoint(tmp_path, "m", {"model_type": "bert"}, Settings())
+    assert rule == PoolingRule("mean", True)
+
+
+def test_how_much_a_checkpoint_reads(tmp_path: Path) -> None:
+    roberta = {"model_type": "roberta", "max_position_embeddings": 514}
+    assert sequence_limit(tmp_path, "m", {"model_type": "bert"}) == 0
+    assert sequence_limit(tmp_path, "m", roberta) == 512
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
+    assert sequence_limit(tmp_path, "m", roberta) == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    assert sequence_limit(tmp_path, "m", roberta) == 256
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "wanted", "kind"),
+    [
+        ({"model_type": "qwen3"}, (), "", ModelKind.TEXT),
+        ({"model_type": "qwen3"}, ("modules.json",), "", ModelKind.EMBEDDING),
+        ({"model_type": "qwen3"}, (), "embedding", ModelKind.EMBEDDING),
+        ({"model_type": "qwen3"}, (), "rerank", ModelKind.RERANK),
+        ({"model_type": "bert"}, (), "", ModelKind.EMBEDDING),
+        (
+            {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
+            ("config_sentence_transformers.json",),
+            "",
+            ModelKind.RERANK,
+        ),
+        (
+            {"model_type": "bert", "architectures": ["BertForTokenClassification"]},
+            (),
+            "",
+            ModelKind.TOKEN_CLASSIFY,
+        ),
+    ],
+)
+def test_the_kind_of_a_checkpoint(
+    config: dict[str, Any], files: tuple[str, ...], wanted: str, kind: ModelKind
+) -> None:
+    assert kind_of(config, frozenset(files), wanted) is kind

@@ -1,0 +1,381 @@
+"""Small checkpoints with random weights, in the formats in which real ones are published.
+
+The weights come from a seed, so that a reference implementation elsewhere reads the very same
+checkpoint (`make_references`). Needs NumPy, safetensors and tokenizers, and nothing of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+HIDDEN, HEADS, WIDE, LAYERS, POSITIONS = 32, 4, 48, 2, 128
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+_WORDS = ("yes", "no", "the", "of", "is", "paris", "france", "river", "moon", "bread")
+
+Tensors = Iterator[tuple[str, tuple[int, ...]]]
+
+
+class Specials:
+    """The tokens that a family puts around texts; their ids are their places in `tokens`."""
+
+    def __init__(
+        self, *tokens: str, start: str, between: str, end: str, pad: str, unk: str
+    ) -> None:
+        self.tokens = tokens
+        self.start, self.between, self.end, self.pad, self.unk = start, between, end, pad, unk
+
+
+_BERT = Specials(
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
+    start="[CLS]",
+    between="[SEP]",
+    end="[SEP]",
+    pad="[PAD]",
+    unk="[UNK]",
+)
+_ROBERTA = Specials(
+    *("<s>", "<pad>", "</s>", "<unk>"),
+    start="<s>",
+    between="</s> </s>",
+    end="</s>",
+    pad="<pad>",
+    unk="<unk>",
+)
+_QWEN = Specials(
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<unk>"),
+    start="",
+    between="",
+    end="<|endoftext|>",
+    pad="<|endoftext|>",
+    unk="<unk>",
+)
+_GEMMA = Specials(
+    *("<pad>", "<eos>", "<bos>", "<unk>"),
+    start="<bos>",
+    between="",
+    end="<eos>",
+    pad="<pad>",
+    unk="<unk>",
+)
+
+
+def write(family: str, folder: Path, **changes: Any) -> Path:
+    """Write the checkpoint of a family of FAMILIES; `changes` go into its config.json."""
+    specials, config, tensors, modules = FAMILIES[family]
+    vocabulary = _tokenizer(folder, specials, appends=family != "qwen3_rerank")
+    config = {**config, "vocab_size": vocabulary, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.RandomState(20)
+    weights = {name: _random(rng, name, shape) for name, shape in tensors(vocabulary)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    if modules:
+        _modules(folder, rng, modules)
+    return folder
+
+
+def _random(rng: np.random.RandomState, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    values = rng.standard_normal(shape) * (0.3 if len(shape) > 1 else 0.1)
+    if name.endswith(("norm.weight", "Norm.weight")):
+        values += 1
+    return values.astype(np.float32)
+
+
+def _tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
+    """A WordPiece tokenizer of a few words and all ASCII characters; returns its size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = [*specials.tokens, *_WORDS, *string.ascii_lowercase, *string.digits]
+    pieces += [f"##{letter}" for letter in string.ascii_lowercase + string.digits]
+    pieces += [*string.punctuation]
+    vocabulary = {piece: place for place, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=specials.unk))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(list(specials.tokens))
+    if appends:
+        around = [part for part in (specials.start, "$A", specials.end) if part]
+        pair = [part for part in (specials.start, "$A") if part]
+        pair += [*specials.between.split(), "$B:1", f"{specials.end}:1"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=" ".join(around),
+            pair=" ".join(pair),
+            special_tokens=[(token, vocabulary[token]) for token in specials.tokens],
+        )
+    tokenizer.enable_truncation(16)  # real ones come with such leftovers, and nobody obeys them
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"cls_token": specials.start, "sep_token": specials.end}
+    if not specials.start or specials is _GEMMA:
+        named = {"eos_token": specials.end}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 512 if specials is _QWEN else POSITIONS,
+        "pad_token": specials.pad,
+        "unk_token": specials.unk,
+        "model_input_names": ["input_ids", "attention_mask"]
+        + (["token_type_ids"] if specials is _BERT else []),
+        **named,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(pieces)
+
+
+def _modules(folder: Path, rng: np.random.RandomState, modules: Mapping[str, Any]) -> None:
+    """modules.json of sentence-transformers, and a folder for each of its steps."""
+    steps = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    ]
+    for place, (kind, settings) in enumerate(modules.items(), 1):
+        name = kind.rstrip("0123456789")
+        path = f"{place}_{name}"
+        steps.append(
+            {
+                "idx": place,
+                "name": str(place),
+                "path": path,
+                "type": f"sentence_transformers.models.{name}",
+            }
+        )
+        (folder / path).mkdir(exist_ok=True)
+        if name != "Normalize":
+            (folder / path / "config.json").write_text(json.dumps(settings))
+        if name == "Dense":
+            shape = (settings["out_features"], settings["in_features"])
+            weights = {"linear.weight": _random(rng, "linear", shape)}
+            save_file(weights, folder / path / "model.safetensors", {"format": "pt"})
+    (folder / "modules.json").write_text(json.dumps(steps))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": POSITIONS}))
+
+
+def _linear(name: str, rows: int, columns: int) -> Tensors:
+    yield f"{name}.weight", (rows, columns)
+    yield f"{name}.bias", (rows,)
+
+
+def _norm(name: str) -> Tensors:
+    yield f"{name}.weight", (HIDDEN,)
+    yield f"{name}.bias", (HIDDEN,)
+
+
+def _bert(prefix: str, positions: int, types: int, vocabulary: int) -> Tensors:
+    yield f"{prefix}embeddings.word_embeddings.weight", (vocabulary, HIDDEN)
+    yield f"{prefix}embeddings.position_embeddings.weight", (positions, HIDDEN)
+    yield f"{prefix}embeddings.token_type_embeddings.weight", (types, HIDDEN)
+    yield from _norm(f"{prefix}embeddings.LayerNorm")
+    for layer in range(LAYERS):
+        here = f"{prefix}encoder.layer.{layer}"
+        for part in ("query", "key", "value"):
+            yield from _linear(f"{here}.attention.self.{part}", HIDDEN, HIDDEN)
+        yield from _linear(f"{here}.attention.output.dense", HIDDEN, HIDDEN)
+        yield from _norm(f"{here}.attention.output.LayerNorm")
+        yield from _linear(f"{here}.intermediate.dense", WIDE, HIDDEN)
+        yield from _linear(f"{here}.output.dense", HIDDEN, WIDE)
+        yield from _norm(f"{here}.output.LayerNorm")
+
+
+def _bert_alone(vocabulary: int) -> Tensors:
+    return _bert("", POSITIONS, 2, vocabulary)
+
+
+def _roberta_alone(vocabulary: int) -> Tensors:
+    return _bert("", POSITIONS + 2, 1, vocabulary)
+
+
+def _bert_pairs(vocabulary: int) -> Tensors:
+    yield from _bert("bert.", POSITIONS, 2, vocabulary)
+    yield from _linear("bert.pooler.dense", HIDDEN, HIDDEN)
+    yield from _linear("classifier", 1, HIDDEN)
+
+
+def _roberta_pairs(vocabulary: int) -> Tensors:
+    yield from _bert("roberta.", POSITIONS + 2, 1, vocabulary)
+    yield from _linear("classifier.dense", HIDDEN, HIDDEN)
+    yield from _linear("classifier.out_proj", 1, HIDDEN)
+
+
+def _bert_labels(vocabulary: int) -> Tensors:
+    yield from _bert("bert.", POSITIONS, 2, vocabulary)
+    yield from _linear("classifier", len(LABELS), HIDDEN)
+
+
+def _modernbert(prefix: str, vocabulary: int) -> Tensors:
+    yield f"{prefix}embeddings.tok_embeddings.weight", (vocabulary, HIDDEN)
+    yield f"{prefix}embeddings.norm.weight", (HIDDEN,)
+    for layer in range(LAYERS + 1):
+        here = f"{prefix}layers.{layer}"
+        if layer:
+            yield f"{here}.attn_norm.weight", (HIDDEN,)
+        yield f"{here}.attn.Wqkv.weight", (3 * HIDDEN, HIDDEN)
+        yield f"{here}.attn.Wo.weight", (HIDDEN, HIDDEN)
+        yield f"{here}.mlp_norm.weight", (HIDDEN,)
+        yield f"{here}.mlp.Wi.weight", (2 * WIDE, HIDDEN)
+        yield f"{here}.mlp.Wo.weight", (HIDDEN, WIDE)
+    yield f"{prefix}final_norm.weight", (HIDDEN,)
+
+
+def _modernbert_alone(vocabulary: int) -> Tensors:
+    return _modernbert("", vocabulary)
+
+
+def _modernbert_pairs(vocabulary: int) -> Tensors:
+    yield from _modernbert("model.", vocabulary)
+    yield "head.dense.weight", (HIDDEN, HIDDEN)
+    yield "head.norm.weight", (HIDDEN,)
+    yield from _linear("classifier", 1, HIDDEN)
+
+
+def _decoder(prefix: str, layers: int, norms: tuple[str, ...], vocabulary: int) -> Tensors:
+    yield f"{prefix}embed_tokens.weight", (vocabulary, HIDDEN)
+    for layer in range(layers):
+        here = f"{prefix}layers.{layer}"
+        yield f"{here}.self_attn.q_proj.weight", (HIDDEN, HIDDEN)
+        yield f"{here}.self_attn.k_proj.weight", (HIDDEN // 2, HIDDEN)
+        yield f"{here}.self_attn.v_proj.weight", (HIDDEN // 2, HIDDEN)
+        yield f"{here}.self_attn.o_proj.weight", (HIDDEN, HIDDEN)
+        yield f"{here}.self_attn.q_norm.weight", (HIDDEN // HEADS,)
+        yield f"{here}.self_attn.k_norm.weight", (HIDDEN // HEADS,)
+        yield f"{here}.mlp.gate_proj.weight", (WIDE, HIDDEN)
+        yield f"{here}.mlp.up_proj.weight", (WIDE, HIDDEN)
+        yield f"{here}.mlp.down_proj.weight", (HIDDEN, WIDE)
+        for norm in ("input_layernorm", "post_attention_layernorm", *norms):
+            yield f"{here}.{norm}.weight", (HIDDEN,)
+    yield f"{prefix}norm.weight", (HIDDEN,)
+
+
+def _qwen3_alone(vocabulary: int) -> Tensors:
+    return _decoder("", LAYERS, (), vocabulary)
+
+
+def _qwen3_whole(vocabulary: int) -> Tensors:
+    return _decoder("model.", LAYERS, (), vocabulary)
+
+
+def _gemma3(vocabulary: int) -> Tensors:
+    norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    return _decoder("", 6, norms, vocabulary)
+
+
+_ENCODER = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": WIDE,
+    "max_position_embeddings": POSITIONS,
+}
+_BERT_CONFIG = _ENCODER | {
+    "model_type": "bert",
+    "architectures": ["BertModel"],
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "pad_token_id": 0,
+}
+_ROBERTA_CONFIG = _BERT_CONFIG | {
+    "model_type": "xlm-roberta",
+    "architectures": ["XLMRobertaModel"],
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": POSITIONS + 2,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
+_MODERNBERT_CONFIG = _ENCODER | {
+    "model_type": "modernbert",
+    "architectures": ["ModernBertModel"],
+    "num_hidden_layers": LAYERS + 1,
+    "local_attention": 8,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 10000.0,
+    "pad_token_id": 0,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+_QWEN3_CONFIG = _ENCODER | {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_key_value_heads": HEADS // 2,
+    "head_dim": HIDDEN // HEADS,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_GEMMA3_CONFIG = _QWEN3_CONFIG | {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3TextModel"],
+    "num_hidden_layers": 6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 8,
+    "rope_local_base_freq": 10000.0,
+    "rope_theta": 1000000.0,
+    "sliding_window": 8,
+    "use_bidirectional_attention": True,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+_ONE_SCORE = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+_NAMED = {
+    "id2label": {str(place): label for place, label in enumerate(LABELS)},
+    "label2id": {label: place for place, label in enumerate(LABELS)},
+}
+_DENSE = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+
+FAMILIES: dict[str, tuple[Specials, dict[str, Any], Any, dict[str, Any]]] = {
+    "bert": (_BERT, _BERT_CONFIG, _bert_alone, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": True,
+                    "pooling_mode_mean_tokens": False},
+    }),
+    "xlm_roberta": (_ROBERTA, _ROBERTA_CONFIG, _roberta_alone, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
+        "Normalize": {},
+    }),
+    "modernbert": (_BERT, _MODERNBERT_CONFIG, _modernbert_alone, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_max_tokens": True,
+                    "pooling_mode_mean_tokens": False},
+    }),
+    "qwen3": (_QWEN, _QWEN3_CONFIG, _qwen3_alone, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_lasttoken": True,
+                    "pooling_mode_mean_tokens": False},
+        "Normalize": {},
+    }),
+    "gemma3": (_GEMMA, _GEMMA3_CONFIG, _gemma3, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
+        "Dense1": {"in_features": HIDDEN, "out_features": 4 * HIDDEN, **_DENSE},
+        "Dense2": {"in_features": 4 * HIDDEN, "out_features": HIDDEN, **_DENSE},
+        "Normalize": {},
+    }),
+    "bert_rerank": (_BERT, _BERT_CONFIG | _ONE_SCORE | {
+        "architectures": ["BertForSequenceClassification"]}, _bert_pairs, {}),
+    "xlm_roberta_rerank": (_ROBERTA, _ROBERTA_CONFIG | _ONE_SCORE | {
+        "architectures": ["XLMRobertaForSequenceClassification"]}, _roberta_pairs, {}),
+    "modernbert_rerank": (_BERT, _MODERNBERT_CONFIG | _ONE_SCORE | {
+        "architectures": ["ModernBertForSequenceClassification"],
+        "classifier_pooling": "mean"}, _modernbert_pairs, {}),
+    "qwen3_rerank": (_QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
+    "bert_labels": (_BERT, _BERT_CONFIG | _NAMED | {
+        "architectures": ["BertForTokenClassification"]}, _bert_labels, {}),
+}  # fmt: skip
+EMBEDDERS = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
+RERANKERS = ("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank")
+TEXTS = (
+    "paris",
+    "The river of France is not the Moon.",
+    "bread and butter, 3 times a day; what else is there to say of the long road to paris?",
+    "a",
+)
+QUERY = "What is the river of paris?"
