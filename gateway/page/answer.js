@@ -11,6 +11,7 @@ export class Reader {
   #started = performance.now();
   #first = 0;
   #firstThought = 0;
+  #pieces = 0;
 
   constructor(message) {
     this.#message = message;
@@ -23,7 +24,10 @@ export class Reader {
     for (const { delta = {}, finish_reason: finish } of chunk.choices) {
       const thought = delta.reasoning_content ?? delta.reasoning ?? "";
       const content = delta.content ?? delta.refusal ?? "";
-      if (thought || content || delta.tool_calls) this.#first ||= now;
+      if (thought || content || delta.tool_calls) {
+        this.#first ||= now;
+        this.#pieces += 1;
+      }
       if (thought) this.#firstThought ||= now;
       if ((content || delta.tool_calls || finish) && this.#firstThought) {
         facts.thought ??= (now - this.#firstThought) / 1000;
@@ -44,10 +48,12 @@ export class Reader {
     call.arguments += called.arguments ?? "";
   }
 
-  // The first token belongs to the prompt's time, so what remains is one token less.
+  // The first token belongs to the prompt's time, so what remains is one token less. What came in
+  // lumps, as calls of tools do, tells nothing of the time between tokens.
   #count(tokens, now) {
     const { facts } = this.#message;
     facts.tokens = tokens;
-    if (tokens > 1 && now > this.#first) facts.rate = ((tokens - 1) * 1000) / (now - this.#first);
+    const steady = this.#pieces > 1 && this.#pieces * 4 >= tokens;
+    if (steady && now > this.#first) facts.rate = ((tokens - 1) * 1000) / (now - this.#first);
   }
 }

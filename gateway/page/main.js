@@ -169,6 +169,9 @@ async function written(message, body, signal) {
 function sentence(error) {
   if (!(error instanceof ApiFailure)) return `The page could not read the answer: ${error.message}`;
   if (error.status === 401) settings.open("key");
+  if (error.param?.includes("image_url")) {
+    return `The image was refused: ${error.message.replaceAll(error.param, "the image")}`;
+  }
   return error.message;
 }
 

@@ -3,7 +3,7 @@
 import { wrongTools } from "./request.js";
 
 const PLACE = "settings";
-const KEY_PLACE = "key";
+const KEY_PLACE = "api-key";
 const dialog = document.getElementById("settings");
 const form = dialog.querySelector("form");
 const toolsError = document.getElementById("tools-error");

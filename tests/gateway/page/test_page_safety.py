@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.routes.page import FOLDER
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 from tests.gateway.page.browser import Page
 
 HOSTILE = [
@@ -100,7 +100,8 @@ def test_every_file_has_the_policy_and_nothing_else_is_served(gateway: GatewayPr
 
 
 def test_the_key_is_asked_for_and_forgotten_with_the_tab(page: Page) -> None:
-    guarded = GatewayProcess({"tiny": tiny()}, MLX_GATEWAY_API_KEYS="open-sesame")
+    greedy = {"model": str(TINY_TEXT), "temperature": 0}
+    guarded = GatewayProcess({"tiny": tiny(parameters=greedy)}, MLX_GATEWAY_API_KEYS="open-sesame")
     try:
         assert httpx.get(f"{guarded.url}/api/status", trust_env=False).status_code == 401
         page.driver.get(guarded.url)

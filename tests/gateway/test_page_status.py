@@ -1,0 +1,52 @@
+"""What `/api/status` tells, and that looking loads nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.engine.settings import Settings
+from gateway.models.config import ModelConfig
+from gateway.routes.status import DEFAULT_SLOTS, slots
+from tests.gateway.gateway_process import GatewayProcess
+
+
+def config(**settings: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"name": "m", "parameters": {"model": "x"}, **settings})
+
+
+def test_the_default_is_the_backend_s() -> None:
+    assert Settings().parallel == DEFAULT_SLOTS
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, DEFAULT_SLOTS),
+        ({"options": ["parallel:4"]}, 4),
+        ({"options": ["parallel:4", "parallel:5"]}, 5),
+        ({"options": ["parallel:4"], "engine_args": {"parallel": 2}}, 2),
+        ({"options": ["parallel:many"]}, None),
+        ({"address": "127.0.0.1:1"}, None),
+        ({"backend": "/opt/other/run.sh"}, None),
+    ],
+)
+def test_slots_are_read_from_the_model_file(settings: dict[str, Any], expected: int | None) -> None:
+    assert slots(config(**settings)) == expected
+
+
+def test_looking_loads_nothing(gateway: GatewayProcess) -> None:
+    for _ in range(3):
+        told = gateway.client.get("/api/status").json()
+    assert told["models"] == [
+        {
+            "name": "tiny",
+            "state": "stopped",
+            "running": 0,
+            "slots": DEFAULT_SLOTS,
+            "tokens_per_second": 0.0,
+            "memory_bytes": 0,
+        }
+    ]
+    assert gateway.backends() == []
