@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, generate
 from gateway.openai.chat_to_wire import predict_options
 from gateway.openai.field_names import names_of
+from gateway.supervisor.supervisor import Lease
 from gateway.translation import Translation
 
 
@@ -20,19 +22,25 @@ async def answer(
 
     prompt_only: read the prompt into the prefix cache, count it, and generate nothing.
     """
-    async with gateway.supervisor.lease(translation.chat.model) as lease:
-        try:
-            options = (await predict_options(translation.chat, lease, gateway))[0]
-            if prompt_only:
-                options.Metadata["mlx.prompt_only"] = "true"
-            seconds = gateway.settings.request_timeout
-            names = names_of(translation.chat)
-            replies = generate(lease.stub, options, seconds=seconds, names=names)
-            async with aclosing(replies) as events:
-                async for event in events:
-                    yield event
-        except ApiError as error:
-            raise translation.named(error) from None
+
+    async def send(lease: Lease) -> AsyncGenerator[Event, None]:
+        options = (await predict_options(translation.chat, lease, gateway))[0]
+        if prompt_only:
+            options.Metadata["mlx.prompt_only"] = "true"
+        seconds = gateway.settings.request_timeout
+        names = names_of(translation.chat)
+        replies = generate(lease.stub, options, seconds=seconds, names=names)
+        async with aclosing(replies) as events:
+            async for event in events:
+                yield event
+
+    try:
+        said = ask(lambda: gateway.supervisor.lease(translation.chat.model), send)
+        async with aclosing(said) as events:
+            async for event in events:
+                yield event
+    except ApiError as error:
+        raise translation.named(error) from None
 
 
 async def count_prompt(translation: Translation, gateway: Gateway) -> int:

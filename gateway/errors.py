@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 INVALID = "invalid_request_error"
+BACKEND_GONE = "backend_unavailable"  # the code of a process that died
 SERVER = "server_error"
 RETRY_AFTER = 1  # seconds that a client should wait where nothing better is known
 
@@ -78,8 +79,8 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.FAILED_PRECONDITION: Row(503, SERVER, "model_not_loaded", retry=True),
     grpc.StatusCode.CANCELLED: Row(503, SERVER, "cancelled", retry=True),
     # What gRPC says of a broken connection is about sockets, and names addresses.
-    grpc.StatusCode.UNAVAILABLE: Row(503, SERVER, "backend_unavailable", True, _GONE),
-    grpc.StatusCode.ABORTED: Row(503, SERVER, "backend_unavailable", True, _GONE),
+    grpc.StatusCode.UNAVAILABLE: Row(503, SERVER, BACKEND_GONE, True, _GONE),
+    grpc.StatusCode.ABORTED: Row(503, SERVER, BACKEND_GONE, True, _GONE),
     grpc.StatusCode.INTERNAL: Row(500, SERVER, "backend_failed"),
     grpc.StatusCode.DATA_LOSS: Row(500, SERVER, "backend_failed"),
     # gRPC's word for an exception that nobody caught: its text is about a program.

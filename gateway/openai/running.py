@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 
+from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.generation import Event, generate_all
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.field_names import names_of
+from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 
@@ -19,17 +21,16 @@ async def events_of(
     gateway: Gateway,
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """The events of the answers, each with its choice. Raises ApiError in the client's words."""
-    async with gateway.supervisor.lease(
-        request.model, request.adapters, request.draft_model
-    ) as lease:
+
+    def lend() -> AbstractAsyncContextManager[Lease]:
+        return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)
+
+    def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
         for options in wanted:
             options.ModelIdentity = lease.identity
-        answers = generate_all(
-            lease.stub,
-            wanted,
-            seconds=gateway.settings.request_timeout,
-            names=names_of(request),
-        )
-        async with aclosing(answers):
-            async for answer in answers:
-                yield answer
+        seconds = gateway.settings.request_timeout
+        return generate_all(lease.stub, wanted, seconds=seconds, names=names_of(request))
+
+    async with aclosing(ask(lend, send)) as answers:
+        async for answer in answers:
+            yield answer

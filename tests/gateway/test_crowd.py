@@ -158,3 +158,15 @@ def test_a_killed_backend_is_an_error_and_then_a_fresh_backend(crowded: GatewayP
             assert crowded.backends() != [backend]
 
     asyncio.run(run())
+
+
+def test_a_request_right_behind_a_kill_is_served(crowded: GatewayProcess) -> None:
+    """There are milliseconds in which the gateway cannot know of the death yet."""
+    body = request(4, stream=False)
+    crowded.client.post("/v1/chat/completions", json=body)
+    (backend,) = crowded.backends()
+    backend.kill()
+    answer = crowded.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == counted(4)
+    assert crowded.backends() != [backend]

@@ -1,0 +1,50 @@
+"""A leased model asked, once more where its backend proves to be dead before it said anything.
+
+Between the death of a process and the news of it lie milliseconds in which a request may still be
+sent there. It has done nothing yet, so it is sent again; the supervisor looks at a backend whose
+connection is down before it lends it a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TypeVar
+
+from gateway.errors import BACKEND_GONE, ApiError
+from gateway.supervisor.supervisor import Lease
+
+Said = TypeVar("Said")
+
+
+async def ask(
+    lend: Callable[[], AbstractAsyncContextManager[Lease]],
+    send: Callable[[Lease], AsyncGenerator[Said, None]],
+) -> AsyncGenerator[Said, None]:
+    """What `send` says to a lease of `lend`, which is held until the last of it.
+
+    Raises ApiError.
+    """
+    silent = True
+    try:
+        async with aclosing(_once(lend, send)) as first:
+            async for said in first:
+                silent = False
+                yield said
+    except ApiError as error:
+        if not silent or error.code != BACKEND_GONE:
+            raise
+    else:
+        return
+    async with aclosing(_once(lend, send)) as second:
+        async for said in second:
+            yield said
+
+
+async def _once(
+    lend: Callable[[], AbstractAsyncContextManager[Lease]],
+    send: Callable[[Lease], AsyncGenerator[Said, None]],
+) -> AsyncGenerator[Said, None]:
+    async with lend() as lease, aclosing(send(lease)) as sayings:
+        async for said in sayings:
+            yield said
