@@ -27,13 +27,16 @@ for optional in lib python LICENSE README.md; do
 done
 cp -R "$venv" "$staging/venv"
 
-# What only tests and lint need stays behind; the stamp must say so, for an install.sh over there.
-names() { grep -oE '^[a-z0-9-]+==' "$@" | tr -d '=' | sort -u; }
+# What only the gateway, tests and lint need stays behind; the stamp must say so, for an install.sh
+# over there.
+names() { grep -ohE '^[a-z0-9-]+==' "$@" | tr -d '=' | sort -u; }
 profile=$(sed -n 's/^profile //p' "$venv/.installed")
-if grep -q '^dev ' "$venv/.installed"; then
-    comm -23 <(names "$root/requirements/dev.lock") <(names "$root/requirements/$profile.lock") |
+extra_locks=$(sed -nE "s#^(gateway|dev) .*#$root/requirements/\1.lock#p" "$venv/.installed")
+if [ -n "$extra_locks" ]; then
+    # shellcheck disable=SC2086 # a path a line
+    (IFS=$'\n' && comm -23 <(names $extra_locks) <(names "$root/requirements/$profile.lock")) |
         xargs "$staging/venv/bin/python" -m pip uninstall --quiet --yes --disable-pip-version-check --root-user-action=ignore
-    sed '/^dev /d' "$venv/.installed" >"$staging/venv/.installed"
+    sed -E '/^(gateway|dev) /d' "$venv/.installed" >"$staging/venv/.installed"
 fi
 
 # Compiled code stays for the packages in venv/, which nobody edits; ours is compiled on its first

@@ -42,8 +42,9 @@ def test_it_has_what_a_host_looks_for_and_nothing_more(package: Path) -> None:
     names = {path.name for path in package.iterdir()}
     needed = {"run.sh", "install.sh", "backend.proto", "backend", "common", "wire", "venv"}
     assert needed <= names
-    assert names.isdisjoint({"tests", "demo", "bench", "docs", ".git", "build"})
-    assert list(package.glob("venv/lib/python3*/site-packages/mypy")) == []
+    assert names.isdisjoint({"tests", "demo", "bench", "docs", "gateway", ".git", "build"})
+    for foreign in ("mypy", "fastapi", "uvicorn", "prometheus_client"):
+        assert list(package.glob(f"venv/lib/python3*/site-packages/{foreign}")) == []
 
 
 def test_no_link_leads_out_of_it_but_to_the_interpreter(package: Path) -> None:
