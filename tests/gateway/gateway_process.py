@@ -61,6 +61,7 @@ class GatewayProcess:
             text=True,
         )
         self._bound = threading.Event()
+        self._told = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._bound.wait(WAIT) or not self.url:
@@ -76,11 +77,24 @@ class GatewayProcess:
     def _read(self) -> None:
         assert self.child.stderr is not None
         for line in self.child.stderr:
-            self.log.append(line.rstrip())
+            with self._told:
+                self.log.append(line.rstrip())
+                self._told.notify_all()
             if not self.url and (match := _LISTENING.search(line)):
                 self.url = match[1]
                 self._bound.set()
         self._bound.set()
+
+    def line_with(self, *words: str) -> str:
+        """The first line of the log that holds all the words; it may come after the answer."""
+
+        def found() -> str | None:
+            return next((line for line in self.log if all(word in line for word in words)), None)
+
+        with self._told:
+            line = self._told.wait_for(found, WAIT)
+        assert line is not None, (words, self.log)
+        return line
 
     def processes(self) -> list[psutil.Process]:
         """Every process that the gateway or its children started, itself included."""

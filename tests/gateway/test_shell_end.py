@@ -66,11 +66,7 @@ def test_a_client_that_leaves_takes_its_call_along(backend: NumbersBackend, star
         assert backend.held.acquire(timeout=WAIT)
     assert backend.cancelled.acquire(timeout=WAIT)
 
-    def is_logged() -> bool:
-        gateway.client.get("/health")
-        return any("request=leaver" in line and "status=499" in line for line in gateway.log)
-
-    until(is_logged)
+    gateway.line_with("request=leaver", "status=499")
     assert 'status="499"' in gateway.client.get("/metrics").text
 
 
