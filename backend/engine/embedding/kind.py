@@ -67,9 +67,14 @@ ANSWERING_RERANKERS = frozenset({"qwen3"})
 
 
 def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
-    """The kind of a checkpoint. `wanted` is the option `type`, "" where it was not given."""
+    """The kind of a checkpoint. `wanted` is the option `type`, "" where it was not given.
+
+    A checkpoint with code of its own (`model_file`) is mlx-lm's to read, and generates.
+    """
     if wanted:
         return ModelKind(wanted)
+    if config.get("model_file"):
+        return ModelKind.TEXT
     architectures = [str(name) for name in config.get("architectures") or ()]
     if any(name.endswith("ForTokenClassification") for name in architectures):
         return ModelKind.TOKEN_CLASSIFY

@@ -147,6 +147,7 @@ def _opener(checkpoint: Checkpoint) -> Callable[[Path], tuple[Any, dict[str, Any
         from mlx_vlm.encoder_loader import load_encoder_model
 
         config = dict(checkpoint.config)
+        config.pop("model_file", None)  # code of the checkpoint, which mlx-vlm would run
         labels = labels_of(config)
         if checkpoint.kind is not ModelKind.EMBEDDING:
             config["num_labels"] = len(labels) or 1

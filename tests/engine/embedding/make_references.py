@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from tests.engine.embedding.texts import TEXTS as REAL_TEXTS
-from tests.engine.embedding.tiny_checkpoints import EMBEDDERS, QUERY, RERANKERS, TEXTS, write
+from tests.engine.embedding.tiny_checkpoints import (
+    EMBEDDERS,
+    LABELLERS,
+    QUERY,
+    RERANKERS,
+    TEXTS,
+    write,
+)
 
 HERE = Path(__file__).parent
 PROMPT = (
@@ -82,7 +89,8 @@ def main() -> None:
             said[family] = embedded(folder, list(TEXTS), 1).tolist()
         for family in RERANKERS:
             said[family] = reranked(family, write(family, Path(scratch) / family))
-        said["bert_labels"] = labelled(write("bert_labels", Path(scratch) / "labels"))
+        for family in LABELLERS:
+            said[family] = labelled(write(family, Path(scratch) / family))
     (HERE / "tiny_references.json").write_text(json.dumps(said))
     vectors = embedded(Path(sys.argv[1]), list(REAL_TEXTS), 32).astype("<f2")
     (HERE / "minilm_vectors.txt").write_text(base64.b64encode(vectors.tobytes()).decode() + "\n")

@@ -21,7 +21,7 @@ from tests.engine.embedding.rooms import embed, entities, rerank, serving
 from tests.engine.embedding.tiny_checkpoints import (
     EMBEDDERS,
     HIDDEN,
-    LABELS,
+    LABELLERS,
     QUERY,
     RERANKERS,
     TEXTS,
@@ -54,17 +54,19 @@ async def test_scores_are_the_references(family: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, SAID[family], atol=1e-4)
 
 
-async def test_labels_are_the_references(tmp_path: Path) -> None:
-    async with serving(write("bert_labels", tmp_path)) as engine:
+@pytest.mark.parametrize("family", LABELLERS)
+async def test_labels_are_the_references(family: str, tmp_path: Path) -> None:
+    async with serving(write(family, tmp_path)) as engine:
         reader = engine.reader(LabelReader)
-        for text, said in zip(TEXTS, SAID["bert_labels"], strict=True):
-            read = reader.read(text)
-            (shares,) = (await engine.encode(lambda read=read: read.pieces)).outputs  # type: ignore[misc]
+        for text, said in zip(TEXTS, SAID[family], strict=True):
+            pieces = reader.read(text).pieces
+            (shares,) = (await engine.encode(lambda given=pieces: given)).outputs  # type: ignore[misc]
             np.testing.assert_allclose(shares, said, atol=1e-4)
             for entity in await entities(engine, text):
-                assert entity.group in {label[2:] for label in LABELS if label != "O"}
+                assert entity.group in {label.partition("-")[2] for label in reader.labels}
                 assert text.encode()[entity.start : entity.end].decode() == entity.text
         everything = await entities(engine, TEXTS[2])
+        assert everything
         some = await entities(engine, TEXTS[2], 0.5)
         assert some == [entity for entity in everything if entity.score >= 0.5]
 

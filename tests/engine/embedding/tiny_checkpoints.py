@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 HIDDEN, HEADS, WIDE, LAYERS, POSITIONS = 32, 4, 48, 2, 128
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+PRIVACY_LABELS = ("O", *(f"{mark}-{group}" for group in ("secret", "email") for mark in "BIES"))
 _WORDS = ("yes", "no", "the", "of", "is", "paris", "france", "river", "moon", "bread")
 
 Tensors = Iterator[tuple[str, tuple[int, ...]]]
@@ -70,7 +71,9 @@ _GEMMA = Specials(
 def write(family: str, folder: Path, **changes: Any) -> Path:
     """Write the checkpoint of a family of FAMILIES; `changes` go into its config.json."""
     specials, config, tensors, modules = FAMILIES[family]
-    vocabulary = _tokenizer(folder, specials, appends=family != "qwen3_rerank")
+    vocabulary = _tokenizer(
+        folder, specials, appends=family not in ("qwen3_rerank", "privacy_labels")
+    )
     config = {**config, "vocab_size": vocabulary, **changes}
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.RandomState(20)
@@ -261,6 +264,24 @@ def _gemma3(vocabulary: int) -> Tensors:
     return _decoder("", 6, norms, vocabulary)
 
 
+def _privacy(vocabulary: int) -> Tensors:
+    yield "model.embed_tokens.weight", (vocabulary, HIDDEN)
+    for layer in range(LAYERS):
+        here = f"model.layers.{layer}"
+        for part, rows in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2), ("o", HIDDEN)):
+            yield from _linear(f"{here}.self_attn.{part}_proj", rows, HIDDEN)
+        yield f"{here}.self_attn.sinks", (HEADS,)
+        yield from _linear(f"{here}.mlp.router", 4, HIDDEN)
+        yield f"{here}.mlp.experts.gate_up_proj", (4, HIDDEN, 2 * WIDE)
+        yield f"{here}.mlp.experts.gate_up_proj_bias", (4, 2 * WIDE)
+        yield f"{here}.mlp.experts.down_proj", (4, WIDE, HIDDEN)
+        yield f"{here}.mlp.experts.down_proj_bias", (4, HIDDEN)
+        yield f"{here}.input_layernorm.weight", (HIDDEN,)
+        yield f"{here}.post_attention_layernorm.weight", (HIDDEN,)
+    yield "model.norm.weight", (HIDDEN,)
+    yield from _linear("score", len(PRIVACY_LABELS), HIDDEN)
+
+
 _ENCODER = {
     "hidden_size": HIDDEN,
     "num_hidden_layers": LAYERS,
@@ -333,6 +354,31 @@ _NAMED = {
     "id2label": {str(place): label for place, label in enumerate(LABELS)},
     "label2id": {label: place for place, label in enumerate(LABELS)},
 }
+_PRIVACY_CONFIG = _ENCODER | {
+    "model_type": "openai_privacy_filter",
+    "architectures": ["OpenAIPrivacyFilterForTokenClassification"],
+    "num_key_value_heads": HEADS // 2,
+    "head_dim": HIDDEN // HEADS,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "id2label": {str(place): label for place, label in enumerate(PRIVACY_LABELS)},
+    "label2id": {label: place for place, label in enumerate(PRIVACY_LABELS)},
+}
 _DENSE = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
 
 FAMILIES: dict[str, tuple[Specials, dict[str, Any], Any, dict[str, Any]]] = {
@@ -369,7 +415,9 @@ FAMILIES: dict[str, tuple[Specials, dict[str, Any], Any, dict[str, Any]]] = {
     "qwen3_rerank": (_QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
     "bert_labels": (_BERT, _BERT_CONFIG | _NAMED | {
         "architectures": ["BertForTokenClassification"]}, _bert_labels, {}),
+    "privacy_labels": (_QWEN, _PRIVACY_CONFIG, _privacy, {}),
 }  # fmt: skip
+LABELLERS = ("bert_labels", "privacy_labels")
 EMBEDDERS = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
 RERANKERS = ("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank")
 TEXTS = (
