@@ -94,7 +94,7 @@ def colour_dialogue(rng: random.Random, colours: list[str]) -> Seen:
     turns = rng.choice((1, 1, 1, 2, 2, 3))
     for turn in range(turns):
         if turn == 0 or rng.random() < 0.6:
-            current = [rng.randrange(len(colours)) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+            current = [rng.randrange(len(colours)) for _ in range(rng.choice((1, 1, 2, 2, 3, 3)))]
             fresh = current
         else:
             fresh = []
