@@ -6,6 +6,7 @@ registries the tests of clients say that they were skipped.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -32,9 +33,13 @@ def _once(folder: Path, source: Path, install: Any) -> Path:
     """`folder`, made by `install` unless it was made from this very `source`."""
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     stamp = folder / ".installed"
-    if not stamp.is_file() or stamp.read_text() != digest:
+    folder.parent.mkdir(exist_ok=True)
+    # Tests run in several processes.
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.is_file() and stamp.read_text() == digest:
+            return folder
         shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(exist_ok=True)
         try:
             install(folder)
         except subprocess.CalledProcessError as error:
@@ -57,7 +62,7 @@ def _python() -> Path:
     def install(folder: Path) -> None:
         _command(sys.executable, "-m", "venv", folder)
         pip = (folder / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check")
-        _command(*pip, "--no-input", "--no-deps", "--require-hashes", "-r", LOCK)
+        _command(*pip, "--no-input", "--no-compile", "--no-deps", "--require-hashes", "-r", LOCK)
 
     return _once(BUILD / "clients", LOCK, install) / "bin" / "python"
 
