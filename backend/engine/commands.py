@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.score_plan import ScorePlan
+    from backend.engine.vision.plan import MediaPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Submit:
     """Start a generation on the model of generation number `epoch`.
 
     stored: a prefix of the prompt that was read from disk. plan: the prompt's continuations are to
-    be scored, and nothing is generated.
+    be scored, and nothing is generated. media: what stands for images and sounds in the prompt.
     """
 
     epoch: int
@@ -33,6 +34,7 @@ class Submit:
     constraint: Constraint | None = None
     stored: StoredPrefix | None = None
     plan: ScorePlan | None = None
+    media: MediaPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

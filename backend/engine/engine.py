@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -97,6 +97,7 @@ class LoadRequest:
     adapters: in the order in which they were named; they add up.
     draft_model: a smaller model that guesses ahead, as the host names it; empty means none.
     embeddings, reranking: what the model must be able to answer.
+    most_images, most_audios, most_videos: of one request; 0: the default.
     settings: our settings by name (`backend.engine.settings`), already typed and checked.
     """
 
@@ -112,6 +113,9 @@ class LoadRequest:
     draft_model: str = ""
     embeddings: bool = False
     reranking: bool = False
+    most_images: int = 0
+    most_audios: int = 0
+    most_videos: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -121,6 +125,7 @@ class ModelFacts:
 
     vocabulary_size: width of its logits. token_bytes: what a token writes. new_text: a decoder of
     tokens; the argument says whether its text goes on from an earlier one. kind: what it answers.
+    media: which of image and audio it takes; media_marker: where they go in a raw prompt.
     """
 
     name: str
@@ -134,6 +139,8 @@ class ModelFacts:
     new_text: Callable[[bool], TextStream]
     defaults: Extras = field(default_factory=Extras)
     kind: ModelKind = ModelKind.TEXT
+    media: frozenset[str] = frozenset()
+    media_marker: str = ""
 
 
 class Engine:
@@ -398,18 +405,30 @@ class Engine:
                 self._worker.send(Cancel(ticket))
 
     def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
-        prompt = served.prompts.build(request.prompt)
+        prompt = served.prompts.build(request.prompt, request.attachments)
+        request = replace(request, attachments=None)
         if request.prompt_logprobs is not None:
             require_tellable(len(prompt.tokens), request.prompt_logprobs)
         constraint = _constraint(served, request, prompt.tail)
-        stored = self._find_on_disk(served, request, prompt.tokens)
+        stored = None
+        if prompt.media is None:
+            stored = self._find_on_disk(served, request, prompt.tokens)
         if not isinstance(generation := self._generations.get(ticket), Generation):
             return
         generation.prompt_tail = prompt.tail
         room = served.facts.context_size - len(prompt.tokens)
         limit = min(request.max_tokens or served.default_max_tokens or room, room)
         self._worker.send(
-            Submit(served.epoch, ticket, request, prompt.tokens, limit, constraint, stored)
+            Submit(
+                served.epoch,
+                ticket,
+                request,
+                prompt.tokens,
+                limit,
+                constraint,
+                stored,
+                media=prompt.media,
+            )
         )
 
     def _prepare_score(self, served: Served, ticket: int, request: ScoreRequest) -> None:

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from backend.engine.quantized_kv import QuantizedRow
+from backend.engine.vision.row_shift import RowShift
 
 _STEP: int = KVCache.step  # tokens by which a cache grows
 
@@ -64,7 +65,7 @@ def can_trim(cache: RowCache) -> bool:
 
 def always_trims(cache: RowCache) -> bool:
     """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
-    return all(type(layer) in (KVCache, QuantizedRow) for layer in _leaves(cache))
+    return all(type(layer) in (KVCache, QuantizedRow, RowShift) for layer in _leaves(cache))
 
 
 def trim(cache: RowCache, tokens: int) -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from backend.engine.cache_kind import CacheKind, cache_kind
 from backend.engine.disk_cache.use import cache_folder
@@ -21,6 +23,7 @@ from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.reference import HubModel, resolve
+from backend.engine.media.limits import MediaLimits, media_limits
 from backend.engine.settings import Settings
 from common.options import shown
 
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
     from backend.engine.embedding.encode_queue import EncoderModel
     from backend.engine.embedding.readers import Reader
     from backend.engine.engine import LoadRequest, ModelFacts
+    from backend.engine.loading.weights import LoadedModel
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
+    from backend.engine.vision.loading import Vision
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +50,7 @@ class Found:
     cache_kind: CacheKind
     adapters: tuple[Adapter, ...]
     draft: Checkpoint | None
+    limits: MediaLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ def find(request: LoadRequest, cancelled: threading.Event) -> Found:
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
     kind = cache_kind(settings, request.cache_type_key, request.cache_type_value)
+    limits = media_limits(settings, request.most_images, request.most_videos, request.most_audios)
     place = resolve(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )
@@ -98,7 +105,12 @@ def find(request: LoadRequest, cancelled: threading.Event) -> Found:
     cache_folder(settings.prompt_cache_dir)
     checkpoint = _flagged(inspect(path, place.name, settings), request)
     draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
-    return Found(checkpoint, settings, kind, adapters, draft)
+    if checkpoint.media and adapters:
+        raise InvalidRequest(
+            "LoraAdapter is set, but adapters are not applied to vision-language models: leave it"
+            " empty, or set the option type:text"
+        )
+    return Found(checkpoint, settings, kind, adapters, draft, limits)
 
 
 def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
@@ -150,6 +162,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         dtype=request.dtype,
         adapters=found.adapters,
         cancel=cancelled,
+        open_model=_opener(found.checkpoint),
     )
     try:
         use_cache_kind(loaded.model, found.cache_kind)
@@ -176,9 +189,12 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         cancel=cancelled,
     )
     taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
+    if found.checkpoint.media:
+        taken += settings.vision_cache_mib * device.MIB
     plan = device.memory_plan(here, settings, taken)
     device.apply(plan)
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary)
+    vision = _vision(found, loaded, prompts, vocabulary)
     texts = TokenTexts(loaded.tokenizer)
     engine = EngineModel(
         model=loaded.model,
@@ -204,6 +220,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             adapter=loaded.adapter_digest,
             copy=device.host_reads_disturb(here),
         ),
+        media=vision.reader if vision else None,
     )
     facts = ModelFacts(
         name=loaded.name,
@@ -221,6 +238,8 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         token_bytes=texts.bytes_of,
         new_text=texts.stream,
         defaults=settings.extras,
+        media=vision.prompts.kinds if vision else frozenset(),
+        media_marker=vision.prompts.place if vision else "",
     )
     _log.info(
         "model %s: %s on %s, %s, context %d, %d rows, weights %d MiB, loaded in %.1f s",
@@ -257,4 +276,25 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
             reader=reader,
         ),
+    )
+
+
+def _opener(checkpoint: Checkpoint) -> Callable[[Path], tuple[Any, dict[str, Any]]] | None:
+    """How weights become a model: by mlx-vlm where it sees or hears, else by mlx-lm."""
+    if not checkpoint.media:
+        return None
+    from backend.engine.vision.loading import open_seeing_model
+
+    return open_seeing_model
+
+
+def _vision(
+    found: Found, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
+) -> Vision | None:
+    if not found.checkpoint.media:
+        return None
+    from backend.engine.vision.loading import open_vision
+
+    return open_vision(
+        loaded, found.checkpoint.path, prompts, found.settings, found.limits, vocabulary
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.drafting.loading import Drafting
 from backend.engine.kv import CacheCost
 from backend.engine.token_text import TextStream
+
+if TYPE_CHECKING:
+    from backend.engine.vision.prefill import MediaReader
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +23,8 @@ class EngineModel:
     goes on from the prompt's. slots: rows that may decode together. batches: whether its caches
     can hold several sequences. memory_limit: bytes that MLX may use in all; weights_bytes of them
     are taken by the model itself. drafting: how it guesses
-    ahead while one row decodes. disk: prompt caches that survive the process.
+    ahead while one row decodes. disk: prompt caches that survive the process. media: what reads
+    images and sounds, where the model takes any.
     """
 
     model: Any
@@ -38,3 +42,4 @@ class EngineModel:
     drafting: Drafting | None = None
     disk: DiskCache | None = None
     batches: bool = True
+    media: MediaReader | None = None

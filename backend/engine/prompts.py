@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from backend.engine.control_tokens import ControlTokens
 from backend.engine.errors import InvalidRequest
 from backend.engine.quoted_text import QuotedText
-from backend.engine.request import ChatPrompt, Prompt, RawPrompt, TokenPrompt
+from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
+from backend.engine.vision.plan import MediaItem, MediaPlan, spliced
+
+if TYPE_CHECKING:
+    from backend.engine.vision.prompts import MediaPrompts
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +33,14 @@ _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt in tokens, and the end of its text: it tells whether reasoning has begun."""
+    """A prompt in tokens, and the end of its text: it tells whether reasoning has begun.
+
+    media: the images and sounds among the tokens, where there are any.
+    """
 
     tokens: list[int]
     tail: str
+    media: MediaPlan | None = None
 
 
 def require_tellable(tokens: int, alternatives: int) -> None:
@@ -49,10 +58,12 @@ class PromptBuilder:
     """Turns prompts into token ids for one loaded model.
 
     tokenizer: mlx-lm's TokenizerWrapper. context_size: tokens of prompt and output together.
-    model_vocabulary: ids that the model has; a tokenizer may know more.
+    model_vocabulary: ids that the model has; a tokenizer may know more. media: what puts images
+    and sounds into prompts, where the model takes any (`take_media`).
     """
 
     def __init__(self, tokenizer: Any, context_size: int, model_vocabulary: int) -> None:
+        self._media: MediaPrompts | None = None
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
@@ -68,30 +79,55 @@ class PromptBuilder:
         self._quoted = QuotedText(self._control, backend, self.tokenize)
         self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
 
-    def build(self, prompt: Prompt) -> BuiltPrompt:
+    @property
+    def control(self) -> ControlTokens:
+        """The control strings of the tokenizer."""
+        return self._control
+
+    def take_media(self, media: MediaPrompts) -> None:
+        """From now on prompts may have images and sounds."""
+        self._media = media
+
+    def build(self, prompt: Prompt, attachments: Attachments | None = None) -> BuiltPrompt:
         """The whole prompt in tokens. Raises InvalidRequest."""
+        items: list[MediaItem] = []
+        if attachments is not None:
+            assert self._media is not None, "whoever takes the request knows the model"
+            items = self._media.items(attachments)
         if isinstance(prompt, TokenPrompt):
             text, tokens = "", list(prompt.tokens)
         elif isinstance(prompt, RawPrompt):
             text = prompt.text
+            if items and self._media is not None:
+                text = self._media.marked(text, items)
             bos = self._tokenizer.bos_token
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
-            marked = self.render(replace(prompt, messages=quoted.messages))
+            messages = quoted.messages
+            if self._media is not None:
+                given = attachments or Attachments()
+                messages, items = self._media.attach(messages, given, items)
+            marked = self.render(replace(prompt, messages=messages))
             self._require_short(marked)
             text = marked.replace(quoted.mark, "") if quoted.mark else marked
             if text == marked:
                 tokens = self._encode(text, special=False)
             else:
                 tokens = self._quoted.tokenize(marked, quoted.mark)
+        media = None
+        if items and self._media is not None:
+            tokens, spans = spliced(tokens, self._media.places(tokens, items), items)
+            media = MediaPlan(tokens, spans)
         if not tokens:
             raise InvalidRequest("the prompt is empty: it has no token")
         if len(tokens) >= self._context_size:
             raise self._too_long(f"{len(tokens)} tokens")
         self._require_known(tokens)
-        return BuiltPrompt(tokens, text[-_TAIL:])
+        if media is not None and media.spans[-1].stop == len(tokens):
+            raise InvalidRequest("the prompt ends with an image or a sound: write text after it")
+        return BuiltPrompt(tokens, text[-_TAIL:], media)
 
     def render(self, prompt: ChatPrompt) -> str:
         """The chat template's text for these messages. Raises InvalidRequest."""
@@ -139,7 +175,10 @@ class PromptBuilder:
     def sample(self) -> str:
         """A short conversation as the template renders it, or '' where it cannot."""
         try:
-            return self.render(ChatPrompt(_SAMPLE))
+            messages: tuple[Mapping[str, Any], ...] = _SAMPLE
+            if self._media is not None:
+                messages, _ = self._media.attach(messages, Attachments(), ())
+            return self.render(ChatPrompt(messages))
         except InvalidRequest:
             return ""
 

@@ -49,6 +49,20 @@ Prompt = RawPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class Attachments:
+    """The images, sounds and videos of a request as they came, still encoded.
+
+    image_messages, audio_messages: the message of each, as an index into Messages; None: unknown.
+    """
+
+    images: tuple[str, ...] = ()
+    audios: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
+    image_messages: tuple[int, ...] | None = None
+    audio_messages: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen, in the order in which it is applied.
 
@@ -95,6 +109,7 @@ class Extras:
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
+    image_messages, audio_messages: the message to which each image, each sound belongs.
     """
 
     min_tokens: int = 0
@@ -107,6 +122,8 @@ class Extras:
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: bool = False
     prompt_only: bool = False
+    image_messages: tuple[int, ...] | None = None
+    audio_messages: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +140,7 @@ class GenerationRequest:
     constraint: a grammar that the output must match.
     n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
     disk: how the prompt cache on disk is used.
+    attachments: media of the prompt; None where there are none, and once they are in it.
     """
 
     request_id: str
@@ -139,6 +157,7 @@ class GenerationRequest:
     constraint: ConstraintSpec | None = None
     n_draft: int = 0
     disk: DiskUse = UNSET
+    attachments: Attachments | None = None
 
     @property
     def end_opens_at(self) -> int:

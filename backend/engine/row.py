@@ -25,6 +25,8 @@ from common.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
     from backend.engine.siblings import Sibling
+    from backend.engine.vision.plan import MediaPlan
+    from backend.engine.vision.prefill import MediaPrefill
 
 
 @dataclass(eq=False, slots=True)
@@ -34,8 +36,9 @@ class Row:
     ticket: names the request towards its owner. limit: most tokens to generate, at least 1.
     constraint: the state of its grammar. stored: a prefix that was read from disk. scoring: what
     is done with the prompt in place of going on from it. stable: how many prompt tokens later
-    prompts share; 0: unknown. cache: its own KV while it is prefilled; `filled` prompt tokens are
-    in it. checkpoints: prompt lengths at which a copy of the cache is stored. sibling: whose
+    prompts share; 0: unknown. media: the images and sounds among its prompt's tokens, and
+    media_prefill, what reads them. cache: its own KV while it is prefilled; `filled` prompt tokens
+    are in it. checkpoints: prompt lengths at which a copy of the cache is stored. sibling: whose
     prefill it waits for.
     """
 
@@ -49,6 +52,8 @@ class Row:
     stored: StoredPrefix | None = None
     scoring: Scoring | None = None
     stable: int = 0
+    media: MediaPlan | None = None
+    media_prefill: MediaPrefill | None = None
     clock: Callable[[], float] = time.perf_counter
     cache: list[Any] | None = None
     filled: int = 0
@@ -63,6 +68,22 @@ class Row:
     _admitted_at: float = 0.0
     _first_token_at: float = 0.0
     _last_token_at: float = 0.0
+
+    @property
+    def key(self) -> Sequence[int]:
+        """The prompt as caches compare it: media by their content, the rest by its tokens."""
+        return self.prompt if self.media is None else self.media.key
+
+    def key_of(self, held: Sequence[int]) -> Sequence[int]:
+        """The same of tokens that begin with the prompt, or with a part of it."""
+        if self.media is None:
+            return held
+        key = self.media.key
+        return (*key[: len(held)], *held[len(key) :])
+
+    def whole_media(self, length: int) -> int:
+        """The longest prefix of at most `length` tokens that cuts through no image or sound."""
+        return length if self.media is None else self.media.before(length)
 
     @property
     def longest(self) -> int:
@@ -86,6 +107,7 @@ class Row:
     def restart(self) -> None:
         """Give the KV back and be ready to be admitted again."""
         self.cache, self.filled, self.reused, self.checkpoints = None, 0, 0, ()
+        self.media_prefill = None
         self.prompt_logprobs.clear()
         if self.scoring is not None:
             self.scoring.restart()

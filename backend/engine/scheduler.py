@@ -77,6 +77,7 @@ class Scheduler:
                 stored=command.stored,
                 scoring=self._scoring(command.plan),
                 stable=0 if command.plan is None else command.plan.stable,
+                media=command.media,
             )
         )
 
@@ -102,6 +103,8 @@ class Scheduler:
         self.prefilling.clear()
         self.batch.clear()
         self.store.memory.clear()
+        if self._model.media is not None:
+            self._model.media.features.clear()
         self._settle()
 
     def step(self) -> None:
@@ -134,9 +137,15 @@ class Scheduler:
             row.admit()
             try:
                 self.store.start(row)
+                self._open_media(row)
                 self.prefilling.append(row)
             except Exception as fault:
                 self._fail(row, "prefix reuse", fault)
+
+    def _open_media(self, row: Row) -> None:
+        if self._model.media is not None:
+            assert row.cache is not None
+            row.media_prefill = self._model.media.begin(row.media, row.prompt, row.cache)
 
     def _has_slot(self, kept: int) -> bool:
         return len(self.admitted) + kept < self._model.slots
@@ -172,10 +181,11 @@ class Scheduler:
             budget = min(budget, prompt_logprobs.longest_chunk(self._model.vocabulary))
         end = chunk_end(row.filled, len(row.prompt), budget, row.checkpoints)
         tokens = end - row.filled
+        if row.media_prefill is not None and (seen := row.media_prefill.look(row.filled, end)):
+            return seen  # a step of its own: it cannot be cut, and says nothing of the pace
         if tokens > 0:
             started = time.perf_counter()
-            chunk = mx.array([row.prompt[row.filled : end]])
-            logits = self._model.model(chunk, cache=row.cache)
+            logits = self._run(row, row.filled, end)
             if alternatives is not None:
                 following = row.prompt[row.filled + 1 : end + 1]
                 row.prompt_logprobs += prompt_logprobs.read(logits[0], following, alternatives)
@@ -185,6 +195,14 @@ class Scheduler:
             row.filled = end
         self.store.prefilled(row, tokens)
         return max(tokens, SMALLEST_STEP)
+
+    def _run(self, row: Row, start: int, end: int) -> mx.array:
+        """Logits of a stretch of the prompt, which goes into the row's cache."""
+        assert row.cache is not None
+        if row.media_prefill is not None:
+            return row.media_prefill.run(start, end, row.cache)
+        logits: mx.array = self._model.model(mx.array([row.prompt[start:end]]), cache=row.cache)
+        return logits
 
     def _score(self, row: Row, scoring: Scoring, budget: int) -> int:
         """Run one stretch of the continuations; returns what it counts against the budget."""
@@ -198,7 +216,7 @@ class Scheduler:
     def _start(self, row: Row) -> None:
         """Move a prefilled row into the batch."""
         assert row.cache is not None
-        cache, row.cache = row.cache, None
+        cache, row.cache, row.media_prefill = row.cache, None, None
         grammar_ended = row.constraint is not None and row.constraint.ended
         if row.request.prompt_only or row.scoring is not None or grammar_ended:
             for event in row.finish_unstarted():

@@ -180,12 +180,19 @@ class Settings:
         600, 1, 7200, "Most seconds of all sounds of a request together."
     )
     max_media_mib: int = _number(64, 1, 1024, "Most MiB of an image or sound, as its file is.")
+    vision_cache_mib: int = _number(
+        512,
+        0,
+        _MIB,
+        "Memory in MiB for images and sounds seen before: half for what the model made of them,"
+        " half for what its processor did; 0 turns it off.",
+    )
     revision: str = _text("", "Branch, tag or commit of a hub repository; empty means main.")
     type: str = _text(
         "",
         "Kind of model, in place of what the checkpoint says: text (of a vision-language model its"
-        " text part alone), embedding, rerank or token_classify.",
-        ("", "text", "embedding", "rerank", "token_classify"),
+        " text part alone), vision, embedding, rerank or token_classify.",
+        ("", "text", "vision", "embedding", "rerank", "token_classify"),
     )
     pooling: str = _text(
         "",
@@ -351,10 +358,6 @@ def _checked(source: str, name: str, value: Any) -> Any:
         good = rule.minimum <= value <= rule.maximum
     if good:
         return value
-    if name == "type" and value == "vision":
-        raise InvalidRequest(
-            f"{source} type is 'vision', but this version serves text models only: remove it"
-        )
     raise InvalidRequest(f"{source} {name} must be {rule.expects}, but it is {shown(value)}")
 
 

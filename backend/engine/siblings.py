@@ -34,7 +34,10 @@ def closest(row: Row, prefilling: Iterable[Row], held: int) -> Sibling | None:
 
     The last token of either prompt does not count: it is never prefilled.
     """
-    siblings = [Sibling(other, _shared(row.prompt[:-1], other.prompt[:-1])) for other in prefilling]
+    siblings = [
+        Sibling(other, row.whole_media(_shared(row.key[:-1], other.key[:-1])))
+        for other in prefilling
+    ]
     best = max(siblings, key=lambda sibling: sibling.length, default=None)
     return best if best is not None and best.length >= held + SMALLEST_STEP else None
 

@@ -2,7 +2,8 @@
 
 With several rows the forward pass is already used well, so guessing is parked until one is left.
 A row with a grammar, with penalties or with log-probabilities takes plain steps: what is chosen
-there depends on more than the count of tokens.
+there depends on more than the count of tokens. So does a row with images: a drafter has not seen
+them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Speculation:
 
     def fits(self, rows: Sequence[Row], length: int) -> bool:
         """Whether guessing may pay now. length: tokens of the one row."""
-        if len(rows) != 1:
+        if len(rows) != 1 or rows[0].media is not None:
             return False
         row = rows[0]
         request = row.request

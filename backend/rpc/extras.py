@@ -78,6 +78,13 @@ def _ids(text: str) -> tuple[int, ...]:
     raise ValueError("send a JSON list of token ids")
 
 
+def _indices(text: str) -> tuple[int, ...]:
+    try:
+        return _ids(text)
+    except ValueError:
+        raise ValueError("send a JSON list with the number of a message for each item") from None
+
+
 READERS: Mapping[str, Callable[[str], Any]] = {
     "min_tokens": _count,
     "xtc_probability": _share,
@@ -89,4 +96,6 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "prompt_token_ids": _ids,
     "prompt_logprobs": _flag,
     "prompt_only": _flag,
+    "image_messages": _indices,
+    "audio_messages": _indices,
 }

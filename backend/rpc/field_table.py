@@ -20,6 +20,10 @@ PREDICT: Mapping[str, str] = {
     "Metadata": "`enable_thinking`, `reasoning_effort` and `chat_template_kwargs` reach the chat"
     " template; keys that begin with `mlx.` are the settings below; other keys are labels of"
     " clients and mean nothing",
+    "Images": "shown to a model that takes images, before the words of the last user's message, or"
+    " where `mlx.image_messages` says (docs/vision.md); else refused",
+    "Audios": "the same with sounds and `mlx.audio_messages`",
+    "Videos": "none is decoded: one is refused, and its frames may be sent as Images",
     "Tools": "shown to the chat template; answers that call one become tool-call deltas;"
     " with a tool that is `strict`, calls are held to the schemas by a grammar",
     "ToolChoice": "`none` hides the tools; `required` and a named function are enforced by a"
@@ -74,6 +78,9 @@ LOAD: Mapping[str, str] = {
     "LoraScale": "multiplies the adapter's own scale; 0 means 1",
     "LoraScales": "the same, in the order of LoraAdapters",
     "DraftModel": "a smaller model of the same tokenizer that guesses ahead while one request runs",
+    "LimitImagePerPrompt": "most Images of a request; 0 means 16",
+    "LimitAudioPerPrompt": "most Audios of a request; 0 means 16",
+    "LimitVideoPerPrompt": "most Videos of a request; 0 means 16, and none is decoded",
     "EngineArgs": "the same settings as a JSON object; an unknown key fails",
 }
 
@@ -94,6 +101,9 @@ EXTRAS: Mapping[str, str] = {
     " what the token adds to the text, and the first `logprob` is null",
     "mlx.prompt_only": "`true`: the prompt is read and nothing is generated, whatever Tokens says;"
     " the finish reason is `length`",
+    "mlx.image_messages": "JSON list: for each of Images the message that it belongs to, counted"
+    " from 0",
+    "mlx.audio_messages": "the same for Audios",
 }
 
 

@@ -25,7 +25,9 @@ REFUSED: Mapping[str, Refused] = {
     "LoraBase": Refused(
         empty, "adapters are applied to the weights of the model itself", "leave it empty"
     ),
-    "MMProj": Refused(empty, "this version serves text models only", "remove mmproj"),
+    "MMProj": Refused(
+        empty, "a vision model for MLX has its vision tower among its weights", "remove mmproj"
+    ),
     "Quantization": Refused(
         empty, "an MLX checkpoint carries its own quantisation", "choose a quantised checkpoint"
     ),
@@ -46,7 +48,6 @@ REFUSED: Mapping[str, Refused] = {
 
 _DEVICE = "MLX places memory and work itself"
 _CHECKPOINT = "the checkpoint's config.json says it"
-_MEDIA = "limits media of a prompt, and text models take none"
 _IMAGES = "for models that make images"
 
 UNUSED: Mapping[str, str] = {
@@ -71,9 +72,6 @@ UNUSED: Mapping[str, str] = {
     "RMSNormEps": _CHECKPOINT,
     "NGQA": _CHECKPOINT,
     "GrammarTriggers": "start a grammar, and requests with a grammar are refused",
-    "LimitImagePerPrompt": _MEDIA,
-    "LimitVideoPerPrompt": _MEDIA,
-    "LimitAudioPerPrompt": _MEDIA,
     "DisableLogStatus": "MLX_BACKEND_LOG sets the log level",
     "VocabOnly": "no host sets it",
     "Type": "names a class of another engine; the checkpoint says what it is",
@@ -109,6 +107,9 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         draft_model=_reference("DraftModel", options.DraftModel),
         embeddings=options.Embeddings,
         reranking=options.Reranking,
+        most_images=options.LimitImagePerPrompt,
+        most_audios=options.LimitAudioPerPrompt,
+        most_videos=options.LimitVideoPerPrompt,
         settings=settings,
     )
     if not request.model and not request.model_file:

@@ -19,4 +19,5 @@ def response(facts: ModelFacts) -> pb.ModelMetadataResponse:
         supports_thinking=chat.thinks,
         rendered_template=facts.rendered_template,
         tool_format=markers,
+        media_marker=facts.media_marker,
     )

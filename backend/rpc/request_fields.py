@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from backend.rpc.neutral import Neutral, Refused, empty, one_of
 
 _LATER = "this version does not apply it"
-_TEXT_ONLY = "the backend serves text models only"
-
 
 # A probability mass that keeps every token: 0 is unset, 1 and more is everything.
 _off_share = Neutral(lambda value: value == 0 or 1 <= value < math.inf, "0, or 1 and more")
@@ -24,9 +22,6 @@ REFUSED: Mapping[str, Refused] = {
     "TailFreeSamplingZ": Refused(_off_share, _LATER, "send 1 and use TopP or MinP"),
     "Mirostat": Refused(one_of(0), _LATER, "send 0 and use TopP or MinP"),
     "NegativePrompt": Refused(empty, _LATER, "leave it empty"),
-    "Images": Refused(empty, _TEXT_ONLY, "send none"),
-    "Videos": Refused(empty, _TEXT_ONLY, "send none"),
-    "Audios": Refused(empty, _TEXT_ONLY, "send none"),
 }
 
 _AT_LOAD = "fixed when the model is loaded"

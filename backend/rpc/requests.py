@@ -14,12 +14,13 @@ from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.engine import ModelFacts
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import Extras, GenerationRequest
+from backend.engine.request import Attachments, Extras, GenerationRequest
 from backend.rpc.extras import of as read_extras
 from backend.rpc.neutral import require_neutral
 from backend.rpc.prompt_fields import prompt_of, tools_of
 from backend.rpc.request_fields import REFUSED
 from backend.rpc.sampling_fields import sampling
+from common.options import shown
 from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
@@ -55,7 +56,40 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
             answer=options.PromptCacheAll,
             read_only=options.PromptCacheRO,
         ),
+        attachments=_attachments(options, extras, facts),
     )
+
+
+def _attachments(
+    options: pb.PredictOptions, extras: Extras, facts: ModelFacts
+) -> Attachments | None:
+    """The media of the prompt; what they hold is looked at on a prompt thread."""
+    given = Attachments(
+        tuple(options.Images),
+        tuple(options.Audios),
+        tuple(options.Videos),
+        extras.image_messages,
+        extras.audio_messages,
+    )
+    if given == Attachments():
+        return None
+    for name in ("Images", "Audios", "Videos"):
+        if getattr(options, name) and not facts.media:
+            raise InvalidRequest(
+                f"{name} has {len(getattr(options, name))} items, but the loaded model"
+                f" {shown(facts.name)} takes text alone: send none, or load a vision-language model"
+            )
+    if not facts.media:
+        raise InvalidRequest(
+            f"Metadata mlx.image_messages and mlx.audio_messages place media, and the loaded model"
+            f" {shown(facts.name)} takes text alone: leave them out"
+        )
+    if extras.prompt_token_ids is not None or extras.prompt_logprobs:
+        key = "prompt_logprobs" if extras.prompt_token_ids is None else "prompt_token_ids"
+        raise InvalidRequest(
+            f"Metadata mlx.{key} and media are both given: send the one or the other"
+        )
+    return given
 
 
 def _request_id(label: str) -> str:

@@ -125,7 +125,7 @@ def test_bad_configurations(model: Path, text: str, sentence: str) -> None:
         ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder model"),
         (
             {"model_type": "florence2", "vision_config": {"depth": 1}},
-            "it is a vision-language model, and this version serves text models only",
+            "vision-language models of type 'florence2' are not served: it does not generate text",
         ),
     ],
 )
@@ -146,22 +146,26 @@ VISION = {"vision_config": {"depth": 1}, "image_token_id": 5}
 @pytest.mark.parametrize(
     "tensor", ["vision_tower.a.weight", "model.visual.a.weight", "audio_tower.a.weight"]
 )
-def test_vision_weights_are_refused_and_their_text_part_is_an_option(
+def test_vision_weights_are_served_and_their_text_part_is_an_option(
     model: Path, tensor: str
 ) -> None:
     configure(model, model_type="gemma3", **VISION)
     write_weights(model, read_weights(model) | {tensor: mx.zeros((2,))})
-    sentence = refusal(model)
-    assert "it is a vision-language model, and this version serves text models only" in sentence
-    assert sentence.endswith("to serve its text part alone, set the option type:text")
-    assert inspect(model, "mine", Settings(type="text")).config["model_type"] == "gemma3"
+    assert inspect(model, "mine", Settings()).media
+    assert inspect(model, "mine", Settings(type="vision")).media
+    assert not inspect(model, "mine", Settings(type="text")).media
 
 
-def test_a_vision_model_is_refused_by_its_index_alone(model: Path) -> None:
-    configure(model, model_type="gemma3", **VISION)
+def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(model: Path) -> None:
+    configure(model, model_type="mllama", **VISION)
     index = {"weight_map": {"vision_tower.a.weight": "model.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "it is a vision-language model" in refusal(model)
+    assert "vision-language models of type 'mllama' are not served" in refusal(model)
+
+
+def test_a_text_model_cannot_be_told_to_see(model: Path) -> None:
+    with pytest.raises(ModelRejected, match="mlx-vlm has no vision-language model of type 'llama'"):
+        inspect(model, "mine", Settings(type="vision"))
 
 
 def test_a_text_conversion_that_keeps_the_vision_configuration_is_a_text_model(

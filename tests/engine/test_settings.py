@@ -99,7 +99,6 @@ def test_sampling_options_are_not_honoured(name: str) -> None:
         (["prefill_chunk:99999"], "", "from 16 to 8192, or auto, but it is 99999"),
         (["trust_remote_code:1"], "", "trust_remote_code must be true or false, but it is 1"),
         (["dtype:int4"], "", "must be one of auto, float32, float16, bfloat16, but it is 'int4'"),
-        (["type:vision"], "", "option type is 'vision', but this version serves text models only"),
         ([], '{"paralel": 4}', "unknown EngineArgs key 'paralel'; did you mean 'parallel'?"),
         ([], '{"qqq": 4}', "unknown EngineArgs key 'qqq'; docs/options.md lists all settings"),
         ([], '{"parallel": "4"}', "EngineArgs key parallel must be a whole number"),

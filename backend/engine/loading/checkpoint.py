@@ -22,6 +22,7 @@ from backend.engine.loading.architectures import (
 from backend.engine.loading.reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
+from backend.engine.vision.families import why_not_seen
 from common.options import did_you_mean, shown
 
 _TOKENIZER_FILES = (
@@ -45,7 +46,8 @@ class IncompleteError(ModelRejected):
 class Checkpoint:
     """A directory that can be loaded, as far as its files tell.
 
-    weights_bytes: as stored; a cast at load time changes them. kind: what it is for.
+    weights_bytes: as stored; a cast at load time changes them. kind: what it is for. media: it
+    generates text from images or sounds too, and is loaded with what sees and hears.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class Checkpoint:
     config: dict[str, Any]
     weights_bytes: int
     kind: ModelKind = ModelKind.TEXT
+    media: bool = False
 
 
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
@@ -62,11 +65,12 @@ def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
         require_files(name, files)
         config = inspect_config(path, name, settings)
         shards = _weights(path, name)
-        kind = kind_of(config, files, settings.type)
-        if kind is ModelKind.TEXT and is_multimodal(config):
-            _refuse_media(name, shards.tensors, settings)
+        kind = _kind(config, files, settings)
+        media = kind is ModelKind.TEXT and _takes_media(name, config, shards.tensors, settings)
+        if kind is ModelKind.TEXT and not media and not config.get("model_file"):
+            _require_text_family(name, config["model_type"])
         _require_tokenizer(path, name)
-        return Checkpoint(path, name, config, shards.bytes, kind)
+        return Checkpoint(path, name, config, shards.bytes, kind, media)
     except OSError as error:
         raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
 
@@ -88,23 +92,35 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
         if Path(str(own_code)).name != own_code or own_code not in files:
             raise _rejected(name, f"its code file {shown(own_code)} is not in its folder")
         return config
-    kind = kind_of(config, files, settings.type)
+    kind = _kind(config, files, settings)
     if kind is not ModelKind.TEXT:
         require_family(name, kind, config)
         return config
     if config.get("is_encoder_decoder"):
         raise _rejected(name, "it is an encoder-decoder model; this version serves decoders only")
+    tensors = _indexed(path, name)
+    if not tensors and is_multimodal(config) and settings.type != "text":
+        why = why_not_seen(config)
+        if not why:
+            return config
+        if model_type not in model_types():
+            raise _rejected(name, why)
+    if not _takes_media(name, config, tensors, settings):
+        _require_text_family(name, model_type)
+    return config
+
+
+def _require_text_family(name: str, model_type: str) -> None:
     if model_type not in model_types():
-        if is_multimodal(config):
-            raise _media_refused(name, text_part=False)
         raise _rejected(
             name,
             f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
             f"{did_you_mean(model_type, model_types())}",
         )
-    if is_multimodal(config):
-        _refuse_media(name, _indexed(path, name), settings)
-    return config
+
+
+def _kind(config: dict[str, Any], files: frozenset[str], settings: Settings) -> ModelKind:
+    return kind_of(config, files, "text" if settings.type == "vision" else settings.type)
 
 
 def _read_config(path: Path, name: str) -> dict[str, Any]:
@@ -155,21 +171,26 @@ def _indexed(path: Path, name: str) -> frozenset[str]:
         raise IncompleteError(_sentence(name, str(error))) from None
 
 
-def _refuse_media(name: str, tensors: frozenset[str], settings: Settings) -> None:
-    """Refuse weights that see or hear, unless the user asked for the text part alone.
+def _takes_media(
+    name: str, config: dict[str, Any], tensors: frozenset[str], settings: Settings
+) -> bool:
+    """Whether the model is served with what sees and hears. Raises ModelRejected.
 
     Conversions to text models keep the configuration of the whole model, so only the weights
     tell what is there.
     """
-    if holds_media(tensors) and settings.type != "text":
-        raise _media_refused(name, text_part=True)
-
-
-def _media_refused(name: str, text_part: bool) -> ModelRejected:
-    hint = "; to serve its text part alone, set the option type:text" if text_part else ""
-    return _rejected(
-        name, f"it is a vision-language model, and this version serves text models only{hint}"
-    )
+    wanted = settings.type == "vision"
+    if settings.type == "text" or config.get("model_file"):
+        return False
+    if not wanted and not (is_multimodal(config) and holds_media(tensors)):
+        return False
+    if wanted and tensors and not holds_media(tensors):
+        raise _rejected(name, "type is vision, but its weights hold no part that sees or hears")
+    if why := why_not_seen(config):
+        text_part = config["model_type"] in model_types()
+        hint = "; to serve its text part alone, set the option type:text" if text_part else ""
+        raise _rejected(name, f"{why}{hint}")
+    return True
 
 
 def _require_tokenizer(path: Path, name: str) -> None:

@@ -1,0 +1,153 @@
+"""What an image or a sound is to the language model: embeddings, computed once for each content.
+
+Each item is encoded by itself, with the tokens that stand for it and nothing around them, so its
+features depend on its content alone and serve every prompt in which it appears.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.vision.model import SeeingModel, accepted
+from backend.engine.vision.plan import MediaItem
+
+# Outputs of mlx-vlm's get_input_embeddings. Positions are computed for the whole prompt instead.
+_READ = {"inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs"}
+_RECOMPUTED = {"position_ids", "rope_deltas"}
+# Gemma 3's mask is made, and read by nothing in mlx-vlm's own generation either.
+_IDLE = {"gemma3": {"attention_mask_4d"}}
+_GRIDS = ("image_grid_thw", "video_grid_thw")
+
+
+class UnusualFeaturesError(Exception):
+    """The family's features need more than an embedding per token; the argument names what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Embeddings of tokens: of an item, or of a stretch of text.
+
+    embeddings: [tokens, hidden]. visual: [tokens], which of them are added to by the `deep` ones,
+    one array [visual tokens, hidden] for each layer that adds. per_layer: [tokens, …].
+    """
+
+    embeddings: mx.array
+    visual: np.ndarray | None = None
+    deep: tuple[mx.array, ...] = ()
+    per_layer: mx.array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        arrays = [self.embeddings, *self.deep]
+        return sum(array.nbytes for array in arrays) + (
+            0 if self.per_layer is None else self.per_layer.nbytes
+        )
+
+    def part(self, start: int, stop: int) -> Features:
+        """Those of the tokens from `start` to `stop`."""
+        if (start, stop) == (0, self.embeddings.shape[0]):
+            return self
+        visual, deep = self.visual, self.deep
+        if visual is not None:
+            first, last = int(visual[:start].sum()), int(visual[:stop].sum())
+            visual, deep = visual[start:stop], tuple(layer[first:last] for layer in deep)
+        per_layer = None if self.per_layer is None else self.per_layer[start:stop]
+        return Features(self.embeddings[start:stop], visual, deep, per_layer)
+
+
+def encode(model: SeeingModel, item: MediaItem) -> Features:
+    """Run the encoder on an item. Raises UnusualFeaturesError, and what the family raises."""
+    arrays = thawed(item.arrays)
+    pixels = arrays.pop("pixel_values", None)
+    mask = arrays.pop("attention_mask", None)
+    arrays.pop("input_ids", None)
+    features = _features(model, item.tokens, pixels, {"mask": mask, **arrays})
+    mx.eval(features.embeddings, features.deep, features.per_layer)
+    return features
+
+
+def of_text(model: SeeingModel, tokens: Sequence[int]) -> Features:
+    """The embeddings of a stretch of text."""
+    return _features(model, tokens, None, {})
+
+
+def positions_of(model: SeeingModel, item: MediaItem) -> np.ndarray:
+    """[3, tokens]: the positions of an item's tokens, from 0 on, for models that shift them."""
+    arrays = thawed({name: item.arrays[name] for name in _GRIDS if name in item.arrays})
+    if not arrays:  # a family that shows images as plain sequences through such a text model
+        return np.broadcast_to(np.arange(len(item.tokens)), (3, len(item.tokens)))
+    positions, _ = model.language_model.get_rope_index(mx.array([item.tokens]), **arrays)
+    found = np.array(positions).reshape(-1, len(item.tokens))
+    return np.broadcast_to(found, (3, len(item.tokens)))
+
+
+def _features(
+    model: SeeingModel, tokens: Sequence[int], pixels: Any, rest: Mapping[str, Any]
+) -> Features:
+    whole = model.whole
+    embed = whole.get_input_embeddings
+    output = embed(mx.array([list(tokens)]), pixels, **accepted(embed, rest)).to_dict()
+    given = {name: value for name, value in output.items() if value is not None}
+    idle = _IDLE.get(str(getattr(whole.config, "model_type", "")), set())
+    if unusual := sorted(given.keys() - _READ - _RECOMPUTED - idle):
+        raise UnusualFeaturesError(", ".join(unusual))
+    visual = given.get("visual_pos_masks")
+    deep = given.get("deepstack_visual_embeds")
+    per_layer = given.get("per_layer_inputs")
+    return Features(
+        given["inputs_embeds"][0],
+        None if visual is None else np.array(visual).reshape(-1).astype(bool),
+        () if deep is None else tuple(deep),
+        None if per_layer is None else per_layer[0],
+    )
+
+
+def frozen(value: Any) -> Any:
+    """A processor's output without MLX: its arrays as NumPy's."""
+    if isinstance(value, mx.array):
+        return np.array(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(frozen, value))
+    return value
+
+
+def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the encoder: NumPy's arrays as MLX's, but for lists, which stay as they are."""
+    return {
+        name: mx.array(value) if isinstance(value, np.ndarray) else value
+        for name, value in arrays.items()
+    }
+
+
+class FeatureCache:
+    """The features of contents seen before, the least recently used ones dropped first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[bytes, Features] = OrderedDict()
+        self.nbytes = 0
+
+    def find(self, digest: bytes) -> Features | None:
+        features = self._held.get(digest)
+        if features is not None:
+            self._held.move_to_end(digest)
+        return features
+
+    def store(self, digest: bytes, features: Features) -> None:
+        if digest in self._held or features.nbytes > self._max_bytes:
+            return
+        self._held[digest] = features
+        self.nbytes += features.nbytes
+        while self.nbytes > self._max_bytes:
+            _, dropped = self._held.popitem(last=False)
+            self.nbytes -= dropped.nbytes
+
+    def clear(self) -> None:
+        self._held.clear()
+        self.nbytes = 0

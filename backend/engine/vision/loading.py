@@ -1,0 +1,213 @@
+"""A vision-language checkpoint from its files to what the engine runs; the engine thread.
+
+A family is taken by trial: a small picture, and a short tone where there is a place for sounds, go
+all the way from the chat template to logits before the model is served. What fails there would
+fail every request, so it fails the load, with a sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine import kv
+from backend.engine.device import MIB
+from backend.engine.errors import ModelRejected
+from backend.engine.loading.weights import LoadedModel
+from backend.engine.media.items import SOUND_RATE, Picture, Sound
+from backend.engine.media.limits import MediaLimits
+from backend.engine.prompts import PromptBuilder
+from backend.engine.request import ChatPrompt
+from backend.engine.settings import Settings
+from backend.engine.vision.features import UnusualFeaturesError
+from backend.engine.vision.markers import Marker, TemplateForm, learn
+from backend.engine.vision.model import SeeingModel, UnknownCacheError
+from backend.engine.vision.plan import MediaItem, MediaPlan, Span
+from backend.engine.vision.prefill import MediaReader
+from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
+from backend.engine.vision.prompts import MediaPrompts
+from common.options import shown
+
+_log = logging.getLogger(__name__)
+
+_HINT = "; to serve its text part alone, set the option type:text"
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """Both halves of what sees and hears: the engine thread's, and the prompt threads'."""
+
+    reader: MediaReader
+    prompts: MediaPrompts
+
+
+def open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The model with its weights still lazy, and its configuration (`load_model`'s open_model)."""
+    from mlx_vlm.utils import load_config, load_model
+
+    open_model: Any = load_model
+    read_config: Any = load_config
+    return SeeingModel(open_model(path, lazy=True)), read_config(path)
+
+
+def open_vision(
+    loaded: LoadedModel,
+    path: Path,
+    prompts: PromptBuilder,
+    settings: Settings,
+    limits: MediaLimits,
+    vocabulary: int,
+) -> Vision:
+    """What lets a loaded model see. `prompts` takes media from then on. Raises ModelRejected."""
+    try:
+        return _opened(loaded, path, prompts, settings, limits, vocabulary)
+    except ModelRejected:
+        raise
+    except UnusualFeaturesError as unusual:
+        reason = f"its images come with {unusual}, which this version does not pass on"
+    except Exception as fault:
+        _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
+        reason = f"it failed on its first image ({type(fault).__name__})"
+    raise _rejected(loaded.name, reason)
+
+
+def unbatched(name: str, cache: UnknownCacheError) -> ModelRejected:
+    """The refusal of a model whose layers have caches of mlx-vlm's own."""
+    return _rejected(name, f"its layers have caches of their own kind ({cache})")
+
+
+def _opened(
+    loaded: LoadedModel,
+    path: Path,
+    prompts: PromptBuilder,
+    settings: Settings,
+    limits: MediaLimits,
+    vocabulary: int,
+) -> Vision:
+    model: SeeingModel = loaded.model
+    config = model.whole.config
+    processor = load_processor(path, trust_remote_code=settings.trust_remote_code)
+    kinds = [IMAGE, *([AUDIO] if takes_audio(processor) else [])]
+    form = learn(
+        _renderer(prompts),
+        prompts.control,
+        kinds,
+        {kind: _of_family(loaded.model_type, kind) for kind in kinds},
+        lambda kind, text: _ends(ItemProcessor(processor, config, {kind: text}, 0), kind, prompts),
+    )
+    half = settings.vision_cache_mib * MIB // 2
+    trial = ItemProcessor(processor, config, _expanded(form), 0)
+    works = {
+        kind: marker
+        for kind, marker in form.markers.items()
+        if _tried(model, trial, kind, marker, prompts, vocabulary)
+    }
+    if not works:
+        raise _rejected(loaded.name, "its chat template has no place for images")
+    form = TemplateForm(form.lists, works)
+    media = MediaPrompts(
+        form,
+        ItemProcessor(processor, config, _expanded(form), half),
+        {kind: prompts.tokenize(marker.core) for kind, marker in works.items()},
+        limits,
+    )
+    prompts.take_media(media)
+    return Vision(MediaReader(model, half), media)
+
+
+def _tried(
+    model: SeeingModel,
+    processor: ItemProcessor,
+    kind: str,
+    marker: Marker,
+    prompts: PromptBuilder,
+    vocabulary: int,
+) -> bool:
+    """Whether an item of the kind gets through. A model that cannot see is not served at all."""
+    control = set(map(tuple, (prompts.tokenize(token) for token in prompts.control.tokens)))
+    if not any((token,) in control for token in prompts.tokenize(marker.core)):
+        return False
+    try:
+        item = processor.prepare(_sample(kind), f"the first {kind}")
+        _run(model, item, vocabulary)
+    except Exception:
+        if kind == IMAGE:
+            raise
+        _log.warning("this model's %s is not served: the first one failed", kind, exc_info=True)
+        return False
+    return True
+
+
+def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> None:
+    """The item and a token after it, through everything. Raises where that cannot be served."""
+    if not all(0 <= token < vocabulary for token in item.tokens):
+        raise UnusualFeaturesError("tokens that the vocabulary does not have")
+    tokens = [0, *item.tokens, 0]
+    reader = MediaReader(model, 0)
+    cache = kv.new_row(model)
+    prefill = reader.begin(MediaPlan(tokens, [Span(1, item)]), tokens, cache)
+    assert prefill is not None
+    half = 1 + len(item.tokens) // 2
+    for start, stop in ((0, half), (half, len(tokens))):
+        prefill.look(start, stop)
+        logits = prefill.run(start, stop, cache)
+        kv.evaluate(cache)
+    if not bool(mx.isfinite(logits).all()):
+        raise ValueError("logits that are no numbers")
+    batch = kv.to_batch(cache)
+    mx.eval(model(mx.array([[0]]), cache=batch))
+
+
+def _sample(kind: str) -> Picture | Sound:
+    if kind == AUDIO:
+        tone = np.sin(np.arange(SOUND_RATE // 2) * 0.17).astype(np.float32) / 4
+        return Sound(tone, SOUND_RATE, hashlib.sha256(tone.tobytes()).digest())
+    from PIL import Image
+
+    pixels = Image.radial_gradient("L").convert("RGB")
+    digest = hashlib.sha256(pixels.tobytes()).digest()
+    return Picture(pixels, digest, pixels.width, pixels.height)
+
+
+def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
+    return lambda messages: prompts.render(ChatPrompt(tuple(messages)))
+
+
+def _expanded(form: TemplateForm) -> dict[str, str]:
+    return {kind: marker.expands for kind, marker in form.markers.items()}
+
+
+def _ends(processor: ItemProcessor, kind: str, prompts: PromptBuilder) -> str:
+    """The control strings that the processor puts around an item; '' where it does not."""
+    try:
+        tokens = processor.prepare(_sample(kind), f"the first {kind}").tokens
+    except Exception:
+        return ""
+    strings = {tuple(prompts.tokenize(text)): text for text in prompts.control.tokens}
+    around = [strings.get((token,), "") for token in (tokens[0], tokens[-1])]
+    return "".join(around) if len(tokens) > 1 and all(around) else ""
+
+
+def _of_family(model_type: str, kind: str) -> list[str]:
+    """What mlx-vlm puts into a text for one item of this family."""
+    plain = ["<audio>"] if kind == AUDIO else []
+    from mlx_vlm.prompt_utils import MessageFormatter
+
+    counts = {"num_images": int(kind == IMAGE), "num_audios": int(kind == AUDIO)}
+    try:
+        message = MessageFormatter(model_type).format_message("", **counts)
+    except Exception:
+        return plain
+    content = message.get("content") if isinstance(message, dict) else message
+    return [content, *plain] if isinstance(content, str) and content.strip() else plain
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}{_HINT}")

@@ -1,0 +1,123 @@
+"""What the chat template writes for an image or a sound, found by rendering with and without one.
+
+Families differ in everything here: some templates take content as a list of parts and write the
+marker themselves, some want the marker in the text, some cannot render plain text any more. It is
+found out once, when the model is loaded. A marker holds a control token, which the text of users
+and tools cannot (`engine.control_tokens`), so nobody can write an image into a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.engine.control_tokens import ControlTokens
+
+_TEXT = "Zyx wvu"
+_PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "image": ({"type": "image"}, {"type": "image_url"}),
+    "audio": ({"type": "audio"}, {"type": "input_audio"}),
+}
+
+Render = Callable[[Sequence[Mapping[str, Any]]], str]
+# The control strings around what a processor makes of one item of a kind at a marker; '' for none.
+Ends = Callable[[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """How one item gets into a prompt.
+
+    core: its text in the rendered prompt, from its first control token to its last. expands: the
+    text that the processor takes for one item. part: the part of a message's content that makes
+    the template write it; None: `text` goes into the content itself, before the words. several:
+    whether a prompt may hold more than one.
+    """
+
+    core: str
+    expands: str
+    part: Mapping[str, Any] | None
+    text: str
+    several: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateForm:
+    """What the template takes. lists: content must be a list of parts even where it is only text.
+
+    markers: by kind; a kind that is not there cannot be shown to the model.
+    """
+
+    lists: bool
+    markers: Mapping[str, Marker]
+
+
+def learn(
+    render: Render,
+    control: ControlTokens,
+    kinds: Sequence[str],
+    fallbacks: Mapping[str, Sequence[str]],
+    ends: Ends,
+) -> TemplateForm:
+    """Find out what the template does.
+
+    render: the text of messages; raises where it cannot. fallbacks: by kind, markers that the
+    family's processor takes in a text. Where such a marker is plain text, what the processor puts
+    around an item marks its place instead.
+    """
+    lists = _TEXT not in _rendered(render, _TEXT)
+    markers: dict[str, Marker] = {}
+    for kind in kinds:
+        marker = _of_parts(render, control, kind)
+        for text in fallbacks.get(kind, ()):
+            if marker is None:
+                core = _core(text, control)
+                marker = _of_text(render, core or ends(kind, text), text, core)
+        if marker is not None:
+            markers[kind] = marker
+    return TemplateForm(lists, markers)
+
+
+def _of_parts(render: Render, control: ControlTokens, kind: str) -> Marker | None:
+    words = {"type": "text", "text": _TEXT}
+    plain = _rendered(render, [words])
+    for part in _PARTS[kind]:
+        text = _inserted(plain, _rendered(render, [part, words]))
+        core = _core(text, control)
+        if core:
+            twice = _rendered(render, [part, part, words])
+            return Marker(core, core, part, text, several=twice.count(core) == 2)
+    return None
+
+
+def _of_text(render: Render, core: str, expands: str, own: str) -> Marker | None:
+    text = expands if own else core
+    if not core or core not in _rendered(render, text + _TEXT):
+        return None
+    return Marker(core, own or expands, None, text, several=True)
+
+
+def _rendered(render: Render, content: Any) -> str:
+    try:
+        return render([{"role": "user", "content": content}])
+    except Exception:
+        return ""
+
+
+def _inserted(plain: str, longer: str) -> str:
+    """What `longer` has that `plain` has not, where it is one stretch; else nothing."""
+    if not plain or len(longer) <= len(plain):
+        return ""
+    start = next(
+        (at for at, pair in enumerate(zip(plain, longer, strict=False)) if pair[0] != pair[1]),
+        len(plain),
+    )
+    stop = start + len(longer) - len(plain)
+    return longer[start:stop] if longer[:start] + longer[stop:] == plain else ""
+
+
+def _core(text: str, control: ControlTokens) -> str:
+    found = [(text.find(token), text.rfind(token) + len(token)) for token in control.tokens]
+    inside = [place for place in found if place[0] >= 0]
+    return text[min(inside)[0] : max(stop for _, stop in inside)] if inside else ""

@@ -1,0 +1,127 @@
+"""The model's own processor: from a picture or a sound to tokens and what its encoder takes.
+
+It is mlx-vlm's, and gets one decoded item at a time with the marker that the chat template writes
+for one. Strings never reach it as media: those it would open as URLs or paths. It runs on prompt
+threads; arrays of MLX that it makes of NumPy's are taken back at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.media.items import Picture, Sound
+from backend.engine.vision.features import frozen
+from backend.engine.vision.plan import MediaItem
+
+_log = logging.getLogger(__name__)
+
+IMAGE, AUDIO = "image", "audio"
+FIELDS = {IMAGE: "Images", AUDIO: "Audios"}
+# The text of the marker, which says nothing about the item.
+_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+
+
+def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
+    """The processor of a checkpoint, from local files alone. Raises what mlx-vlm raises."""
+    from mlx_vlm import utils
+
+    extra = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    open_processor: Any = utils.load_processor
+    open_image_processor: Any = utils.load_image_processor
+    images = open_image_processor(path, **extra)
+    processor = open_processor(path, True, **extra)
+    if images is not None:
+        processor.image_processor = images
+    return processor
+
+
+class ItemProcessor:
+    """Prepares items, one at a time: its tokenizer is not made for several threads.
+
+    markers: by kind, the text that stands for one item in a rendered prompt. most_bytes: of
+    prepared items that are remembered by their content.
+    """
+
+    def __init__(
+        self, processor: Any, config: Any, markers: Mapping[str, str], most_bytes: int
+    ) -> None:
+        self._processor = processor
+        self._image_token = getattr(config, "image_token_index", None)
+        self._markers = markers
+        self._most_bytes = most_bytes
+        self._held: OrderedDict[bytes, MediaItem] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def prepare(self, given: Picture | Sound, name: str) -> MediaItem:
+        """`name` is the item's for a refusal, such as `Images[2]`. Raises InvalidRequest."""
+        kind = IMAGE if isinstance(given, Picture) else AUDIO
+        digest = given.digest
+        with self._lock:
+            if digest in self._held:
+                self._held.move_to_end(digest)
+                return self._held[digest]
+            try:
+                item = self._prepared(given, kind)
+            except Exception as fault:
+                _log.warning("the processor failed on an item", exc_info=True)
+                raise InvalidRequest(
+                    f"{name} cannot be prepared for this model ({type(fault).__name__}): send it in"
+                    " another size or length"
+                ) from None
+            self._hold(item)
+            return item
+
+    def _prepared(self, given: Picture | Sound, kind: str) -> MediaItem:
+        from mlx_vlm.utils import prepare_inputs
+
+        media: dict[str, Any] = (
+            {"images": [given.pixels]} if isinstance(given, Picture) else {"audio": [given.samples]}
+        )
+        output = prepare_inputs(
+            self._processor,
+            prompts=self._markers[kind],
+            image_token_index=self._image_token,
+            add_special_tokens=False,
+            **media,
+        )
+        arrays = {name: frozen(value) for name, value in output.items() if value is not None}
+        tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
+        arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
+        return MediaItem(kind, given.digest, tokens, arrays, _bytes(arrays))
+
+    def _hold(self, item: MediaItem) -> None:
+        if item.nbytes > self._most_bytes:
+            return
+        self._held[item.digest] = item
+        while sum(held.nbytes for held in self._held.values()) > self._most_bytes:
+            self._held.popitem(last=False)
+
+
+def takes_audio(processor: Any) -> bool:
+    """Whether the processor has a place for sounds and what turns them into features."""
+    parameters = inspect.signature(getattr(processor, "process", processor)).parameters
+    if not {"audio", "audios"} & parameters.keys():
+        return False
+    return any(
+        getattr(processor, name, None) is not None
+        for name in ("feature_extractor", "audio_processor")
+    )
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, value))
+    return 0

@@ -1,0 +1,187 @@
+"""The prompt threads' half of what sees and hears: media into messages, markers into tokens.
+
+The wire flattens media: nothing ties an item to its message (contract 3.4.1). They go to the last
+message of a user, images before sounds before its words, unless the request says where each
+belongs (`mlx.image_messages`, `mlx.audio_messages`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.media.decoding import decode
+from backend.engine.media.items import Picture, Sound
+from backend.engine.media.limits import MediaLimits
+from backend.engine.request import Attachments
+from backend.engine.vision.markers import TemplateForm
+from backend.engine.vision.plan import MediaItem
+from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, ItemProcessor
+
+# What hosts put into a Prompt that they have rendered themselves (contract 3.4.4).
+PLACE = "<__media__>"
+_CANNOT = {
+    IMAGE: "this model takes no images: send none",
+    AUDIO: "this model takes no audio: send none, or a transcript as text",
+}
+
+Message = Mapping[str, Any]
+
+
+class MediaPrompts:
+    """Puts the media of requests into the prompts of one loaded model.
+
+    token_markers: by kind, the tokens of its marker.
+    """
+
+    def __init__(
+        self,
+        form: TemplateForm,
+        processor: ItemProcessor,
+        token_markers: Mapping[str, Sequence[int]],
+        limits: MediaLimits,
+    ) -> None:
+        self._form = form
+        self._processor = processor
+        self._token_markers = token_markers
+        self._limits = limits
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Which of image and audio the model takes."""
+        return frozenset(self._form.markers)
+
+    @property
+    def place(self) -> str:
+        """What stands for an item in a raw prompt."""
+        return PLACE
+
+    def items(self, given: Attachments) -> list[MediaItem]:
+        """Everything that a request brought, decoded and prepared. Raises InvalidRequest."""
+        self._require_taken(IMAGE, len(given.images))
+        self._require_taken(AUDIO, len(given.audios))
+        media = decode(given.images, given.audios, given.videos, self._limits)
+        kinds: tuple[tuple[str, Sequence[Picture | Sound]], ...] = (
+            (IMAGE, media.pictures),
+            (AUDIO, media.sounds),
+        )
+        return [
+            self._processor.prepare(item, f"{FIELDS[kind]}[{index}]")
+            for kind, items in kinds
+            for index, item in enumerate(items)
+        ]
+
+    def _require_taken(self, kind: str, count: int) -> None:
+        field = FIELDS[kind]
+        marker = self._form.markers.get(kind)
+        if count and marker is None:
+            raise InvalidRequest(f"{field} has {count} items, but {_CANNOT[kind]}")
+        if marker is not None and count > 1 and not marker.several:
+            raise InvalidRequest(
+                f"{field} has {count} items, but this model's chat template takes one: send one"
+            )
+
+    def attach(
+        self, messages: Sequence[Message], given: Attachments, items: Sequence[MediaItem]
+    ) -> tuple[tuple[Message, ...], list[MediaItem]]:
+        """The messages with a place for every item, and the items in the order of their places."""
+        wanted = _wanted(messages, given)
+        placed: list[Message] = []
+        ordered: list[MediaItem] = []
+        for index, message in enumerate(messages):
+            own = [item for item, at in zip(items, wanted, strict=True) if at == index]
+            ordered += own
+            placed.append(self._with(message, own))
+        return tuple(placed), ordered
+
+    def _with(self, message: Message, items: Sequence[MediaItem]) -> Message:
+        content = message.get("content")
+        text = content if isinstance(content, str) else ""
+        markers = [self._form.markers[item.kind] for item in items]
+        words = "".join(marker.text for marker in markers if marker.part is None) + text
+        parts = [dict(marker.part) for marker in markers if marker.part is not None]
+        if not parts and not self._form.lists:
+            return {**message, "content": words} if items else message
+        spoken = [{"type": "text", "text": words}] if words else []
+        return {**message, "content": [*parts, *spoken]}
+
+    def marked(self, text: str, items: Sequence[MediaItem]) -> str:
+        """A raw prompt with the model's markers at its places. Raises InvalidRequest."""
+        cores = sorted({marker.core for marker in self._form.markers.values()}, key=len)
+        places = re.findall("|".join(map(re.escape, [PLACE, *reversed(cores)])), text)
+        if len(places) != len(items):
+            raise InvalidRequest(
+                f"Prompt has {len(places)} places for media, and {len(items)} items are sent: write"
+                f" {PLACE} where each of them belongs"
+            )
+        for item in items:
+            text = text.replace(PLACE, self._form.markers[item.kind].core, 1)
+        return text
+
+    def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
+        """Where the markers stand in a tokenised prompt. Raises InvalidRequest."""
+        found: list[tuple[int, int]] = []
+        at = 0
+        for item in items:
+            marker = self._token_markers[item.kind]
+            at = _find(tokens, marker, at)
+            if at < 0:
+                break
+            found.append((at, at + len(marker)))
+            at += len(marker)
+        beyond = any(_find(tokens, marker, max(at, 0)) >= 0 for marker in self._markers(items))
+        if len(found) < len(items) or beyond:
+            raise InvalidRequest(
+                f"the prompt has places for {'more' if beyond else len(found)} media, and"
+                f" {len(items)} items are sent: the model's chat template does not show each of"
+                " them once; send them with the last message"
+            )
+        return found
+
+    def _markers(self, items: Sequence[MediaItem]) -> list[Sequence[int]]:
+        return [self._token_markers[kind] for kind in {item.kind for item in items}]
+
+
+def _wanted(messages: Sequence[Message], given: Attachments) -> list[int]:
+    """The message of every item: images, then sounds. Raises InvalidRequest."""
+    last = next((at for at in range(len(messages) - 1, -1, -1) if _asks(messages[at])), None)
+    wanted: list[int] = []
+    for kind, count, named in (
+        (IMAGE, len(given.images), given.image_messages),
+        (AUDIO, len(given.audios), given.audio_messages),
+    ):
+        if named is None:
+            if count and last is None:
+                raise InvalidRequest(
+                    f"{FIELDS[kind]} has {count} items, but Messages has no message of a user for"
+                    " them: add one"
+                )
+            wanted += [last or 0] * count
+            continue
+        key = f"Metadata mlx.{kind}_messages"
+        if len(named) != count:
+            raise InvalidRequest(
+                f"{key} has {len(named)} entries, and {FIELDS[kind]} {count}: send one for each"
+            )
+        for at in named:
+            if not (0 <= at < len(messages) and _asks(messages[at])):
+                raise InvalidRequest(
+                    f"{key} names message {at}, which is no message of a user: Messages has"
+                    f" {len(messages)}, counted from 0"
+                )
+        wanted += named
+    return wanted
+
+
+def _asks(message: Message) -> bool:
+    return message.get("role") == "user"
+
+
+def _find(tokens: Sequence[int], wanted: Sequence[int], start: int) -> int:
+    wanted, length = list(wanted), len(wanted)
+    for at in range(start, len(tokens) - length + 1):
+        if tokens[at] == wanted[0] and list(tokens[at : at + length]) == wanted:
+            return at
+    return -1
