@@ -30,10 +30,11 @@ def main() -> int:
         return 2
     folder = read_folder(settings.models_dir)
     traffic = Traffic()
-    app = create_app(settings, Supervisor(settings, folder), traffic)
+    supervisor = Supervisor(settings, folder)
+    app = create_app(settings, supervisor, traffic)
     for line in greeting(url_of(listener), settings, folder.models):
         print(f"gateway: {line}", file=sys.stderr, flush=True)
-    Server(app, settings, traffic).run(sockets=[listener])
+    Server(app, settings, supervisor, traffic).run(sockets=[listener])
     return 0
 
 

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gateway.settings import GatewaySettings
+from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 
 # After the drain nothing should run any more; what still does is cut off.
@@ -29,7 +30,9 @@ _BACKLOG = 2048
 class Server(uvicorn.Server):
     """The HTTP server of one gateway."""
 
-    def __init__(self, app: FastAPI, settings: GatewaySettings, traffic: Traffic) -> None:
+    def __init__(
+        self, app: FastAPI, settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -43,6 +46,7 @@ class Server(uvicorn.Server):
             )
         )
         self._settings = settings
+        self._supervisor = supervisor
         self._traffic = traffic
         self._drain: asyncio.Task[None] | None = None
 
@@ -59,7 +63,10 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _end_when_drained(self) -> None:
-        await self._traffic.drain(self._settings.drain_timeout)
+        if not await self._traffic.drain(self._settings.drain_timeout):
+            # Without its backend a stream ends with an error event, and not in the middle.
+            await self._supervisor.stop()
+            await self._traffic.drain(_LAST_SECONDS)
         self.should_exit = True
 
 

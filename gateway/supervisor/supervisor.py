@@ -109,8 +109,8 @@ class Supervisor:
             if config != instance.config:
                 self._outdated.append(self._instances.pop(key))
 
-    async def stop(self) -> None:
-        """Refuse new requests, wait for running ones up to drain_timeout, end every process."""
+    async def stop(self, patience: float = 0.0) -> None:
+        """Refuse new requests, wait for running ones `patience` seconds, end every process."""
         self._stopping = True
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         for task in self._background:
@@ -118,10 +118,10 @@ class Supervisor:
         loading = [i for i in self._all() if i.state is not State.READY]
         await asyncio.gather(*(instance.shut() for instance in loading))
         try:
-            async with asyncio.timeout(self._settings.drain_timeout):
+            async with asyncio.timeout(patience):
                 await self._unused.wait()
         except TimeoutError:
-            _log.warning("requests still run after %s s", self._settings.drain_timeout)
+            _log.warning("requests are cut: they still run after %g s", patience)
         await asyncio.gather(*(instance.shut() for instance in self._all()))
         self._warden.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import threading
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.gateway.gateway_process import WAIT, GatewayProcess
+from tests.gateway.gateway_process import WAIT, GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 
 HELD = {"model": "numbers", "input": "hold"}
@@ -150,3 +151,26 @@ def test_a_second_sigterm_does_not_wait(backend: NumbersBackend, start: Start) -
         with pytest.raises(httpx.TransportError):
             running.result(WAIT)
     until(lambda: gateway.processes() == [])
+
+
+def test_a_stream_that_outlasts_the_drain_ends_with_an_error() -> None:
+    """A cut answer must not look like a whole one."""
+    gateway = GatewayProcess({"tiny": tiny()}, "--drain-timeout", "0.2")
+    endless = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Count to 60."}],
+        "stream": True,
+        "ignore_eos": True,
+        "max_tokens": 900,
+    }
+    try:
+        with gateway.client.stream("POST", "/v1/chat/completions", json=endless) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+            next(lines)
+            gateway.child.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["type"] == "server_error"
+        assert not any('"finish_reason":"' in line for line in rest)
+        assert gateway.child.wait(WAIT) == 0
+    finally:
+        gateway.close()

@@ -14,7 +14,7 @@ from gateway.errors import ApiError
 from gateway.supervisor import instance
 from gateway.supervisor.status import State
 from tests.acceptance.backend import Backend
-from tests.gateway.gateway_process import ROOT, TINY_TEXT, tiny
+from tests.gateway.gateway_process import ROOT, TINY_TEXT, WAIT, tiny
 from tests.gateway.supervising import (
     ask,
     gone,
@@ -129,7 +129,7 @@ async def test_a_changed_file_and_the_end_wait_for_those_who_are_served(tmp_path
 
         async with supervisor.lease("tiny"):
             process = process_of(supervisor, "tiny")
-            stopping = asyncio.create_task(supervisor.stop())
+            stopping = asyncio.create_task(supervisor.stop(WAIT))
             await asyncio.sleep(0)  # it has begun
             told = await refusal(supervisor, "tiny")
             assert (told.status, told.code) == (503, "stopping")
