@@ -101,6 +101,12 @@ class Row:
         whole = self.filled == len(self.prompt) - 1
         return whole and (self.scoring is None or self.scoring.done)
 
+    def read_media(self) -> None:
+        """The whole prompt is in the KV: what its media came from is of no use any more."""
+        self.media_prefill = None
+        if self.media is not None:
+            self.media.release()
+
     def admit(self) -> None:
         self._admitted_at = self.clock()
 

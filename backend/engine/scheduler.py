@@ -216,7 +216,8 @@ class Scheduler:
     def _start(self, row: Row) -> None:
         """Move a prefilled row into the batch."""
         assert row.cache is not None
-        cache, row.cache, row.media_prefill = row.cache, None, None
+        cache, row.cache = row.cache, None
+        row.read_media()
         grammar_ended = row.constraint is not None and row.constraint.ended
         if row.request.prompt_only or row.scoring is not None or grammar_ended:
             for event in row.finish_unstarted():

@@ -54,11 +54,15 @@ class MediaPlan:
     """
 
     def __init__(self, tokens: Sequence[int], spans: Sequence[Span]) -> None:
-        self.spans = tuple(spans)
+        self.spans: tuple[Span, ...] = tuple(spans)
         key = list(tokens)
         for span in self.spans:
             key[span.start : span.stop] = span.item.key
         self.key: tuple[int, ...] = tuple(key)
+
+    def release(self) -> None:
+        """Let go of what the encoder takes: the prompt has been read."""
+        self.spans = ()
 
     def before(self, length: int) -> int:
         """The longest prefix of at most `length` tokens that ends within no item."""
