@@ -1,0 +1,179 @@
+"""Images over the wire: the real process, one client or several, and everything that text has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.acceptance.backend import WAIT, Backend, chat, text_of
+from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, encoded, picture
+from wire import backend_pb2 as pb
+
+TOOLS = json.dumps([
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sighted() -> Iterator[Backend]:
+    backend = Backend()
+    result = backend.load(TINY_VISION, LimitImagePerPrompt=3)
+    assert result.success, result.message
+    yield backend
+    assert backend.close() == 0
+
+
+def seen(*colours: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
+    images = [encoded(picture(colour, seed)) for seed, colour in enumerate(colours)]
+    return chat(question, Images=images, **fields)
+
+
+def said(backend: Backend, request: pb.PredictOptions) -> str:
+    reply: pb.Reply = backend.stub.Predict(request, timeout=WAIT)
+    return reply.message.decode()
+
+
+def refusal(backend: Backend, request: pb.PredictOptions) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        backend.stub.Predict(request, timeout=WAIT)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    return str(caught.value.details())
+
+
+def test_it_names_what_it_is_shown(sighted: Backend) -> None:
+    assert said(sighted, seen("blue")) == "The image is blue."
+    assert said(sighted, seen("red", "green", question=MANY)) == "The images are red and green."
+
+
+def test_a_data_uri_is_an_image_too(sighted: Backend) -> None:
+    uri = "data:image/png;base64," + encoded(picture("orange"))
+    assert said(sighted, chat(ONE, Images=[uri])) == "The image is orange."
+
+
+def test_four_clients_get_their_own_picture_and_a_fifth_its_text(sighted: Backend) -> None:
+    colours = ["yellow", "black", "purple", "white"]
+    requests = [*map(seen, colours), chat("What is the capital of France?")]
+
+    def ask(request: pb.PredictOptions) -> str:
+        with sighted.connect() as channel:
+            stub = type(sighted.stub)(channel)
+            return text_of(stub.PredictStream(request, timeout=WAIT))
+
+    with ThreadPoolExecutor(len(requests)) as clients:
+        for _ in range(3):
+            *answers, text = clients.map(ask, requests)
+            assert answers == [f"The image is {colour}." for colour in colours]
+            assert text == "The capital of France is Paris."
+
+
+def test_a_stream_says_the_same_with_seed_and_temperature(sighted: Backend) -> None:
+    request = seen("pink", Temperature=0.8, Seed=3, Tokens=30)
+    assert text_of(sighted.stub.PredictStream(request, timeout=WAIT)) == said(sighted, request)
+
+
+def test_stops_logprobs_and_limits_hold(sighted: Backend) -> None:
+    reply = sighted.stub.Predict(seen("red", StopPrompts=[" is"], Logprobs=1), timeout=WAIT)
+    assert reply.message == b"The image"
+    assert json.loads(reply.logprobs)["content"]
+    reply = sighted.stub.Predict(seen("red", Tokens=2), timeout=WAIT)
+    assert reply.tokens == 2
+
+
+def test_a_grammar_binds_what_is_said_of_an_image(sighted: Backend) -> None:
+    grammar = 'root ::= "The image is " ("red" | "blue" | "green") "!"'
+    assert said(sighted, seen("blue", Grammar=grammar)) == "The image is blue!"
+    assert said(sighted, seen("red", Grammar=grammar)) == "The image is red!"
+
+
+def test_it_calls_tools_with_an_image_in_the_prompt(sighted: Backend) -> None:
+    request = seen("red", question="What is the weather in Paris?", Tools=TOOLS)
+    request.ToolChoice = "required"
+    reply: pb.Reply = sighted.stub.Predict(request, timeout=WAIT)
+    calls = [call for delta in reply.chat_deltas for call in delta.tool_calls]
+    assert {call.name for call in calls if call.name} == {"get_weather"}
+
+
+def test_it_thinks_about_an_image(sighted: Backend) -> None:
+    request = seen("green", question="Think about the colour of the image.")
+    request.Metadata["enable_thinking"] = "true"
+    reply: pb.Reply = sighted.stub.Predict(request, timeout=WAIT)
+    reasoning = "".join(delta.reasoning_content for delta in reply.chat_deltas)
+    content = "".join(delta.content for delta in reply.chat_deltas)
+    assert "green" in reasoning + content
+    assert "<think>" not in content
+
+
+def test_a_picture_of_an_earlier_turn_is_placed_by_metadata(sighted: Backend) -> None:
+    request = chat(
+        ONE,
+        "The image is purple.",
+        "What colour is this?",
+        Images=[encoded(picture(colour)) for colour in ("purple", "cyan")],
+        Metadata={"enable_thinking": "false", "mlx.image_messages": "[0, 2]"},
+    )
+    assert said(sighted, request) == "The image is cyan."
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (chat(ONE, Images=["aGk="]), "Images[0] "),
+        (seen("red", "red", "red", "red"), "Images has 4 items, and a prompt may have 3"),
+        (chat(ONE, Audios=["aGk="]), "Audios has 1 items, but this model takes no audio"),
+        (chat(ONE, Videos=["aGk="]), "Videos[0] is a video"),
+        (chat(ONE, Images=["/etc/hostname"]), "Images[0] "),
+        (chat(ONE, Images=["http://127.0.0.1/x.png"]), "Images[0] "),
+    ],
+)
+def test_what_it_cannot_be_shown_is_refused(
+    sighted: Backend, request_: pb.PredictOptions, sentence: str
+) -> None:
+    assert sentence in refusal(sighted, request_)
+
+
+def test_the_last_of_two_items_is_named_where_it_is_broken(sighted: Backend) -> None:
+    request = seen("red")
+    request.Images.append("aGk=")
+    assert refusal(sighted, request).startswith("Images[1] ")
+
+
+def test_a_cancelled_picture_leaves_nothing_behind(sighted: Backend) -> None:
+    call = sighted.stub.PredictStream(
+        seen("red", question="Count to 60.", Tokens=500), timeout=WAIT
+    )
+    next(call)
+    call.cancel()
+    sighted.until(sighted.idle)
+    assert said(sighted, seen("white")) == "The image is white."
+
+
+def test_metadata_tells_where_media_go_in_a_raw_prompt(sighted: Backend) -> None:
+    told = sighted.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
+    assert told.media_marker == "<__media__>"
+    assert said(sighted, _raw(told.media_marker)) == "The image is black."
+
+
+def _raw(marker: str) -> pb.PredictOptions:
+    prompt = (
+        f"<|im_start|>user\n{marker}{ONE}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    return pb.PredictOptions(Prompt=prompt, Images=[encoded(picture("black"))])
+
+
+def test_its_text_part_alone_takes_no_image(bare: Backend) -> None:
+    result = bare.load(TINY_VISION, Options=["type:text"])
+    assert result.success, result.message
+    assert "takes text alone" in refusal(bare, seen("red"))
+    assert said(bare, chat("What is the capital of France?")) == "The capital of France is Paris."
