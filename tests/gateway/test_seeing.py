@@ -1,0 +1,95 @@
+"""Pictures over HTTP: what a client sends as a part of a message is what the model sees."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.gateway.gateway_process import ROOT, GatewayProcess
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 70, 220), "black": (0, 0, 0)}
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Iterator[GatewayProcess]:
+    model = {"parameters": {"model": str(ROOT / "tests" / "models" / "tiny_vision")}}
+    process = GatewayProcess({"eye": model | {"context_size": 1024}})
+    yield process
+    process.close()
+
+
+def picture(colour: str, form: str = "PNG") -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (48, 48), COLOURS[colour]).save(file, form)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def chat(gateway: GatewayProcess, *parts: dict[str, Any]) -> Any:
+    body = {
+        "model": "eye",
+        "temperature": 0,
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": list(parts)}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    return gateway.client.post("/v1/chat/completions", json=body)
+
+
+def image(colour: str, form: str = "PNG") -> dict[str, Any]:
+    url = f"data:image/{form.lower()};base64,{picture(colour, form)}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_the_colour_is_told(seeing: GatewayProcess, colour: str) -> None:
+    answer = chat(seeing, image(colour), text("What colour is the image?"))
+    assert answer.status_code == 200, answer.text
+    assert colour in answer.json()["choices"][0]["message"]["content"]
+
+
+def test_two_in_their_order(seeing: GatewayProcess) -> None:
+    answer = chat(seeing, image("red"), image("blue", "JPEG"), text("What colours are the images?"))
+    said = answer.json()["choices"][0]["message"]["content"]
+    assert said.index("red") < said.index("blue")
+
+
+def test_the_same_over_the_other_apis(seeing: GatewayProcess) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": picture("green")}
+    parts = [{"type": "image", "source": source}, text("What colour is the image?")]
+    body = {
+        "model": "eye",
+        "max_tokens": 40,
+        "temperature": 0,
+        "thinking": {"type": "disabled"},
+        "messages": [{"role": "user", "content": parts}],
+    }
+    answer = seeing.client.post("/v1/messages", json=body)
+    assert "green" in answer.json()["content"][0]["text"], answer.text
+    content = [
+        {"type": "input_image", "image_url": image("green")["image_url"]["url"]},
+        {"type": "input_text", "text": "What colour is the image?"},
+    ]
+    body = {
+        "model": "eye",
+        "temperature": 0,
+        "reasoning": {"effort": "none"},
+        "input": [{"role": "user", "content": content}],
+    }
+    answer = seeing.client.post("/v1/responses", json=body)
+    assert "green" in answer.json()["output"][0]["content"][0]["text"], answer.text
+
+
+def test_what_is_no_image_is_refused_by_its_place(seeing: GatewayProcess) -> None:
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+    answer = chat(seeing, text("What colour is the image?"), broken)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[0].content[1].image_url"
