@@ -99,7 +99,7 @@ class PromptBuilder:
         elif isinstance(prompt, RawPrompt):
             text = prompt.text
             if items and self._media is not None:
-                text = self._media.marked(text, items)
+                text = self._media.surrounded(self._media.marked(text, items), items)
             bos = self._tokenizer.bos_token
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
@@ -110,6 +110,8 @@ class PromptBuilder:
                 given = attachments or Attachments()
                 messages, items = self._media.attach(messages, given, items)
             marked = self.render(replace(prompt, messages=messages))
+            if items and self._media is not None:
+                marked = self._media.surrounded(marked, items)
             self._require_short(marked)
             text = marked.replace(quoted.mark, "") if quoted.mark else marked
             if text == marked:

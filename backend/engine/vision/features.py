@@ -65,11 +65,11 @@ def encode(model: SeeingModel, item: MediaItem) -> Features:
     """Run the encoder on an item. Raises UnusualFeaturesError, and what the family raises."""
     arrays = thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
-    mask = arrays.pop("attention_mask", None)
-    arrays.pop("input_ids", None)
-    features = _features(model, item.tokens, pixels, {"mask": mask, **arrays})
-    mx.eval(features.embeddings, features.deep, features.per_layer)
-    return features
+    mask = mx.ones((1, len(item.whole)), dtype=mx.int32)
+    features = _features(model, item.whole, pixels, {"mask": mask, **arrays})
+    own = features.part(item.first, item.first + len(item.tokens))
+    mx.eval(own.embeddings, own.deep, own.per_layer)
+    return own
 
 
 def of_text(model: SeeingModel, tokens: Sequence[int]) -> Features:

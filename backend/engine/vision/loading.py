@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from backend.engine import kv
 from backend.engine.device import MIB
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.weights import LoadedModel
 from backend.engine.media.items import SOUND_RATE, Picture, Sound
 from backend.engine.media.limits import MediaLimits
@@ -27,7 +27,7 @@ from backend.engine.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.settings import Settings
 from backend.engine.vision.features import UnusualFeaturesError
-from backend.engine.vision.markers import Marker, TemplateForm, learn
+from backend.engine.vision.markers import TemplateForm, learn
 from backend.engine.vision.model import SeeingModel, UnknownCacheError
 from backend.engine.vision.plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.prefill import MediaReader
@@ -92,30 +92,37 @@ def _opened(
     vocabulary: int,
 ) -> Vision:
     model: SeeingModel = loaded.model
-    config = model.whole.config
     processor = load_processor(path, trust_remote_code=settings.trust_remote_code)
+    control = _control_ids(prompts)
+
+    def prepares(markers: Mapping[str, str], most_bytes: int = 0) -> ItemProcessor:
+        return ItemProcessor(processor, model.whole.config, markers, control.keys(), most_bytes)
+
+    def ends(kind: str, text: str) -> str:
+        """The control strings that the processor puts around an item; '' where it does not."""
+        try:
+            tokens = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}").tokens
+        except InvalidRequest:
+            return ""
+        return "".join(dict.fromkeys(control.get(at, "") for at in (tokens[0], tokens[-1])))
+
     kinds = [IMAGE, *([AUDIO] if takes_audio(processor) else [])]
-    form = learn(
-        _renderer(prompts),
-        prompts.control,
-        kinds,
-        {kind: _of_family(loaded.model_type, kind) for kind in kinds},
-        lambda kind, text: _ends(ItemProcessor(processor, config, {kind: text}, 0), kind, prompts),
-    )
-    half = settings.vision_cache_mib * MIB // 2
-    trial = ItemProcessor(processor, config, _expanded(form), 0)
-    works = {
-        kind: marker
-        for kind, marker in form.markers.items()
-        if _tried(model, trial, kind, marker, prompts, vocabulary)
-    }
-    if not works:
+    fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds}
+    form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
+    trial = prepares(_expanded(form))
+    tried: dict[str, MediaItem] = {}
+    for kind in form.markers:
+        if (item := _tried(model, trial, kind, vocabulary)) is not None:
+            tried[kind] = item
+    if not tried:
         raise _rejected(loaded.name, "its chat template has no place for images")
-    form = TemplateForm(form.lists, works)
+    form = TemplateForm(form.lists, {kind: form.markers[kind] for kind in tried})
+    half = settings.vision_cache_mib * MIB // 2
     media = MediaPrompts(
         form,
-        ItemProcessor(processor, config, _expanded(form), half),
-        {kind: prompts.tokenize(marker.core) for kind, marker in works.items()},
+        prepares(_expanded(form), half),
+        {kind: _around(item, prompts) for kind, item in tried.items()},
+        {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
         limits,
     )
     prompts.take_media(media)
@@ -123,26 +130,30 @@ def _opened(
 
 
 def _tried(
-    model: SeeingModel,
-    processor: ItemProcessor,
-    kind: str,
-    marker: Marker,
-    prompts: PromptBuilder,
-    vocabulary: int,
-) -> bool:
-    """Whether an item of the kind gets through. A model that cannot see is not served at all."""
-    control = set(map(tuple, (prompts.tokenize(token) for token in prompts.control.tokens)))
-    if not any((token,) in control for token in prompts.tokenize(marker.core)):
-        return False
+    model: SeeingModel, processor: ItemProcessor, kind: str, vocabulary: int
+) -> MediaItem | None:
+    """An item that got through; None where sounds do not. A model that cannot see is refused."""
     try:
         item = processor.prepare(_sample(kind), f"the first {kind}")
         _run(model, item, vocabulary)
+        return item
     except Exception:
         if kind == IMAGE:
             raise
         _log.warning("this model's %s is not served: the first one failed", kind, exc_info=True)
-        return False
-    return True
+        return None
+
+
+def _around(item: MediaItem, prompts: PromptBuilder) -> tuple[str, str]:
+    """The text that the processor writes before and after the item."""
+    before, after = item.whole[: item.first], item.whole[item.first + item.count :]
+    return prompts.detokenize(list(before)), prompts.detokenize(list(after))
+
+
+def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
+    """The control strings by their tokens."""
+    tokens = ((prompts.tokenize(text), text) for text in prompts.control.tokens)
+    return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
 
 def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> None:
@@ -182,17 +193,6 @@ def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
 
 def _expanded(form: TemplateForm) -> dict[str, str]:
     return {kind: marker.expands for kind, marker in form.markers.items()}
-
-
-def _ends(processor: ItemProcessor, kind: str, prompts: PromptBuilder) -> str:
-    """The control strings that the processor puts around an item; '' where it does not."""
-    try:
-        tokens = processor.prepare(_sample(kind), f"the first {kind}").tokens
-    except Exception:
-        return ""
-    strings = {tuple(prompts.tokenize(text)): text for text in prompts.control.tokens}
-    around = [strings.get((token,), "") for token in (tokens[0], tokens[-1])]
-    return "".join(around) if len(tokens) > 1 and all(around) else ""
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:

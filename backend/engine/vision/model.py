@@ -88,15 +88,15 @@ def _following(layers: Sequence[Any], shifts: mx.array, tokens: int) -> mx.array
 
 
 def _of_mlx_lm(layer: Any) -> Any:
-    """mlx-lm's like of an empty cache of mlx-vlm; the engine batches only those."""
+    """mlx-lm's like of an empty cache of mlx-vlm, as the engine batches them."""
     made: Any
     match layer:
         case vlm.RotatingKVCache():
             made = lm.RotatingKVCache(max_size=layer.max_size, keep=layer.keep)
         case vlm.ChunkedKVCache():
             made = lm.ChunkedKVCache(layer.chunk_size)
-        case vlm.ArraysCache():
-            made = lm.ArraysCache(len(layer.cache))
+        case vlm.ArraysCache():  # it joins and leaves a batch as mlx-lm's does, and can do more
+            made = layer
         case vlm.CacheList():
             made = lm.CacheList(*map(_of_mlx_lm, layer.caches))
         case _ if type(layer) is vlm.KVCache:

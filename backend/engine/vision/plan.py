@@ -16,16 +16,24 @@ from typing import Any
 class MediaItem:
     """One image or sound as the model's processor prepared it.
 
-    kind: image or audio. digest: of its content (32 bytes). tokens: what stands for it in a prompt,
-    with the marks around it. arrays: what the encoder takes, by the processor's names; NumPy
-    arrays stand for arrays of MLX. nbytes: of those.
+    kind: image or audio. digest: of its content (32 bytes). whole: what stands for it, as the
+    encoder wants it. first, count: which of these are put into a prompt; the rest is text around
+    it. arrays: what the encoder takes, by the processor's names; NumPy arrays stand for arrays of
+    MLX. nbytes: of those.
     """
 
     kind: str
     digest: bytes
-    tokens: tuple[int, ...]
+    whole: tuple[int, ...]
+    first: int
+    count: int
     arrays: Mapping[str, Any]
     nbytes: int
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What stands for it in a prompt, with the marks around it."""
+        return self.whole[self.first : self.first + self.count]
 
     @property
     def key(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,20 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
 class ItemProcessor:
     """Prepares items, one at a time: its tokenizer is not made for several threads.
 
-    markers: by kind, the text that stands for one item in a rendered prompt. most_bytes: of
-    prepared items that are remembered by their content.
+    markers: by kind, the text that it takes for one item. control: the control tokens; plain text
+    that it writes before the first and after the last of them is no part of the item. most_bytes:
+    of prepared items that are remembered by their content.
     """
 
     def __init__(
-        self, processor: Any, config: Any, markers: Mapping[str, str], most_bytes: int
+        self,
+        processor: Any,
+        config: Any,
+        markers: Mapping[str, str],
+        control: Collection[int],
+        most_bytes: int,
     ) -> None:
+        self._control = control
         self._processor = processor
         self._image_token = getattr(config, "image_token_index", None)
         self._markers = markers
@@ -96,7 +103,9 @@ class ItemProcessor:
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
-        return MediaItem(kind, given.digest, tokens, arrays, _bytes(arrays))
+        held = [at for at, token in enumerate(tokens) if token in self._control]
+        first, count = (held[0], held[-1] + 1 - held[0]) if held else (0, len(tokens))
+        return MediaItem(kind, given.digest, tokens, first, count, arrays, _bytes(arrays))
 
     def _hold(self, item: MediaItem) -> None:
         if item.nbytes > self._most_bytes:

@@ -33,18 +33,21 @@ Message = Mapping[str, Any]
 class MediaPrompts:
     """Puts the media of requests into the prompts of one loaded model.
 
-    token_markers: by kind, the tokens of its marker.
+    around: by kind, the text that the processor writes before and after an item. token_markers: by
+    kind, the tokens of its marker.
     """
 
     def __init__(
         self,
         form: TemplateForm,
         processor: ItemProcessor,
+        around: Mapping[str, tuple[str, str]],
         token_markers: Mapping[str, Sequence[int]],
         limits: MediaLimits,
     ) -> None:
         self._form = form
         self._processor = processor
+        self._around = around
         self._token_markers = token_markers
         self._limits = limits
 
@@ -118,6 +121,13 @@ class MediaPrompts:
             )
         for item in items:
             text = text.replace(PLACE, self._form.markers[item.kind].core, 1)
+        return text
+
+    def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
+        """A rendered prompt with what the processor writes around its items."""
+        for kind in sorted({item.kind for item in items}):
+            core = self._form.markers[kind].core
+            text = text.replace(core, core.join(self._around[kind]))
         return text
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ MARKER = (901, 902)
 
 def item(content: bytes, tokens: int) -> MediaItem:
     digest = hashlib.sha256(content).digest()
-    return MediaItem("image", digest, tuple(range(500, 500 + tokens)), {}, 0)
+    return MediaItem("image", digest, tuple(range(499, 501 + tokens)), 1, tokens, {}, 0)
 
 
 ITEMS = st.lists(st.builds(item, st.binary(max_size=2), st.integers(1, 20)), max_size=4)
