@@ -5,12 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from bench import constraints, drafting, gateway, latency, parsing, prefix, startup, throughput
+from bench import (
+    constraints,
+    drafting,
+    gateway,
+    latency,
+    parsing,
+    prefix,
+    startup,
+    throughput,
+    vision,
+)
 from bench.process import ROOT
 from bench.report import Figure
 from demo.default_model import ensure
 
 TINY = ROOT / "tests" / "models" / "tiny_text"
+TINY_VISION = ROOT / "tests" / "models" / "tiny_vision"
 TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 
 Measurement = Callable[[], Iterator[Figure]]
@@ -27,6 +38,7 @@ def measurements() -> dict[str, Measurement]:
         "constraints": lambda: constraints.measure(model),
         "lookup": lambda: drafting.lookup(model),
         "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),
+        "vision": lambda: vision.measure(TINY_VISION),
         "gateway": lambda: gateway.measure(model),
         "overhead": lambda: throughput.host_overhead(TINY),
         "parsing": lambda: parsing.measure(TINY),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import environ
@@ -91,8 +91,10 @@ class Run:
         )
 
 
-def stream(stub: backend_pb2_grpc.BackendStub, prompt: str, tokens: int) -> Run:
-    """Generate exactly `tokens` tokens, greedily."""
+def stream(
+    stub: backend_pb2_grpc.BackendStub, prompt: str, tokens: int, images: Sequence[str] = ()
+) -> Run:
+    """Generate exactly `tokens` tokens, greedily. images: in base64."""
     run = Run()
     started = time.perf_counter()
     request = pb.PredictOptions(
@@ -100,6 +102,7 @@ def stream(stub: backend_pb2_grpc.BackendStub, prompt: str, tokens: int) -> Run:
         UseTokenizerTemplate=True,
         Tokens=tokens,
         IgnoreEOS=True,
+        Images=images,
     )
     for reply in stub.PredictStream(request):
         if reply.message:
