@@ -1,0 +1,241 @@
+"""Small checkpoints of other vision families with random weights, in their own form on disk.
+
+Tokenizer and chat template are those of the small vision model, with the family's own control
+tokens for images.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from tests.engine.vision.seeing import TINY_VISION
+
+_PIXELS = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 1,
+}
+_SIGLIP = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+    "image_size": 56,
+}
+_TEXT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+}
+_QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
+_GEMMA_TOKENS = {
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+}
+_IDEFICS_TOKENS = [
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+]
+
+
+def write_family(path: Path, family: str) -> Path:
+    """A folder with a checkpoint of `qwen2_5_vl`, `qwen3_5`, `gemma3` or `idefics3`."""
+    path.mkdir()
+    for file in TINY_VISION.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, path)
+    {
+        "qwen2_5_vl": _qwen2_5_vl,
+        "qwen3_5": _qwen3_5,
+        "gemma3": _gemma3,
+        "idefics3": _idefics3,
+    }[family](path)
+    _write_weights(path)
+    return path
+
+
+def _qwen2_5_vl(path: Path) -> None:
+    """Multimodal RoPE, windows in the tower, and the text's configuration on the top level."""
+    base = _read(path, "config.json")
+    text = {key: base["text_config"][key] for key in (*_TEXT, "vocab_size", "eos_token_id")}
+    ids = {key: value for key, value in base.items() if key.endswith("_token_id")}
+    tower = {
+        "model_type": "qwen2_5_vl",
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": text["hidden_size"],
+        "num_heads": 2,
+        "patch_size": 14,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }
+    rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
+    config = text | ids | {"model_type": "qwen2_5_vl", "rope_scaling": rope, "vision_config": tower}
+    _write(path, "config.json", config)
+    pixels = _read(path, "preprocessor_config.json")
+    del pixels["size"]
+    pixels |= {"patch_size": 14, "min_pixels": 3136, "max_pixels": 12544}
+    pixels["processor_class"] = "Qwen2_5_VLProcessor"
+    _write(path, "preprocessor_config.json", pixels)
+
+
+def _qwen3_5(path: Path) -> None:
+    """Multimodal RoPE beside layers with recurrent state."""
+    config = _read(path, "config.json") | {"model_type": "qwen3_5"}
+    text = config["text_config"]
+    del text["rope_scaling"]
+    text |= {
+        "model_type": "qwen3_5_text",
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "rope_parameters": {
+            "type": "default",
+            "mrope_section": [3, 3, 2],
+            "rope_theta": 10000,
+            "partial_rotary_factor": 0.5,
+        },
+    }
+    config["vision_config"] |= {"model_type": "qwen3_5", "deepstack_visual_indexes": []}
+    _write(path, "config.json", config)
+
+
+def _gemma3(path: Path) -> None:
+    """Sliding windows shorter than the prompt, and line feeds around an image."""
+    ids = _add_tokens(path, list(_GEMMA_TOKENS.values()), _GEMMA_TOKENS["boi_token"])
+    tokens = _read(path, "tokenizer_config.json")
+    tokens |= {
+        "extra_special_tokens": _GEMMA_TOKENS,
+        "image_token_id": ids[_GEMMA_TOKENS["image_token"]],
+    }
+    _write(path, "tokenizer_config.json", tokens)
+    size = max(ids.values()) + 1
+    text = _TEXT | {
+        "model_type": "gemma3_text",
+        "vocab_size": size,
+        "head_dim": 32,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 32,
+        "mm_tokens_per_image": 4,
+    }
+    _write(path, "config.json", {
+        "model_type": "gemma3",
+        "vocab_size": size,
+        "hidden_size": _TEXT["hidden_size"],
+        "image_token_index": ids[_GEMMA_TOKENS["image_token"]],
+        "mm_tokens_per_image": 4,
+        "eos_token_id": 2,
+        "text_config": text,
+        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model"},
+    })  # fmt: skip
+    own = {"processor_class": "Gemma3Processor", "image_seq_length": 4}
+    kind = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}
+    _write(path, "preprocessor_config.json", _PIXELS | own | kind)
+    _write(path, "processor_config.json", own)
+
+
+def _idefics3(path: Path) -> None:
+    """An image as tiles, each with tokens and text around it."""
+    ids = _add_tokens(path, _IDEFICS_TOKENS, "<image>")
+    size = max(ids.values()) + 1
+    _write(path, "config.json", {
+        "model_type": "idefics3",
+        "vocab_size": size,
+        "image_token_id": ids["<image>"],
+        "scale_factor": 2,
+        "eos_token_id": 2,
+        "text_config": _TEXT | {"model_type": "llama", "vocab_size": size, "rope_theta": 10000.0},
+        "vision_config": _SIGLIP | {"model_type": "idefics3"},
+    })  # fmt: skip
+    own = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
+    kind = {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": 112},
+        "max_image_size": {"longest_edge": 56},
+        "do_image_splitting": True,
+        "do_pad": True,
+    }
+    _write(path, "preprocessor_config.json", _PIXELS | own | kind)
+    _write(path, "processor_config.json", own)
+
+
+def _add_tokens(path: Path, texts: list[str], marker: str) -> dict[str, int]:
+    """Put control tokens into the tokenizer, and one of them into the template; their ids."""
+    tokenizer = _read(path, "tokenizer.json")
+    known = [token["id"] for token in tokenizer["added_tokens"]]
+    first = max([*known, *tokenizer["model"]["vocab"].values()]) + 1
+    ids = {text: first + at for at, text in enumerate(texts)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"] += [
+        {"id": token, "content": text, "special": True, **flags} for text, token in ids.items()
+    ]
+    _write(path, "tokenizer.json", tokenizer)
+    template = path / "chat_template.jinja"
+    written = template.read_text()
+    assert _QWEN_MARKER in written
+    template.write_text(written.replace(_QWEN_MARKER, marker))
+    (path / "video_preprocessor_config.json").unlink()
+    return ids
+
+
+def _write_weights(path: Path) -> None:
+    from mlx_vlm import utils
+
+    read_config: Any = utils.load_config
+    config = read_config(path)
+    config.setdefault("text_config", {})
+    family, _ = utils.get_model_and_args(config)
+    settings = family.ModelConfig.from_dict(config)
+    parts = ["text", "vision", "perceiver", "projector", "audio"]
+    settings = utils.update_module_configs(settings, family, config, parts)
+    mx.random.seed(1)
+    weights = {name: _drawn(name, value) for name, value in _parameters(family.Model(settings))}
+    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def _parameters(model: Any) -> list[tuple[str, mx.array]]:
+    found: Any = tree_flatten(model.parameters())
+    return list(found)
+
+
+def _drawn(name: str, value: mx.array) -> mx.array:
+    """Wide enough that the best token is far from the second."""
+    if value.ndim < 2 or not mx.issubdtype(value.dtype, mx.floating):
+        return value
+    width = 1.0 if "embed_tokens" in name else 1.2 / math.sqrt(value.shape[-1])
+    return mx.random.normal(value.shape) * width
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    held: dict[str, Any] = json.loads((path / name).read_text())
+    return held
+
+
+def _write(path: Path, name: str, value: dict[str, Any]) -> None:
+    (path / name).write_text(json.dumps(value))
