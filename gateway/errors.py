@@ -6,6 +6,7 @@ below, with the backend's own sentence: backends write theirs for the person who
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,10 @@ INVALID = "invalid_request_error"
 BACKEND_GONE = "backend_unavailable"  # the code of a process that died
 SERVER = "server_error"
 RETRY_AFTER = 1  # seconds that a client should wait where nothing better is known
+# Absolute paths, but no URLs, and no pointers into the JSON schema that the client itself sent.
+_FOLDERS = re.compile(
+    r"(?<![\w.:/#])/(?!\$defs/|definitions/|properties/)(?:[^\s/'\",:;()]+/)+(?=[^\s/])"
+)
 
 
 @dataclass
@@ -91,6 +96,11 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 
+def without_folders(sentence: str) -> str:
+    """A sentence with absolute paths cut to their last part: clients learn no server paths."""
+    return _FOLDERS.sub("…/", sentence)
+
+
 def of_rpc(error: grpc.aio.AioRpcError) -> ApiError:
     """The refusal that a backend's status stands for."""
     row = TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
@@ -99,7 +109,7 @@ def of_rpc(error: grpc.aio.AioRpcError) -> ApiError:
         row = TOO_LARGE  # gRPC itself: the message never came to be read
     return ApiError(
         row.status,
-        row.says or told or "the backend failed without saying why",
+        row.says or without_folders(told) or "the backend failed without saying why",
         row.type,
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,

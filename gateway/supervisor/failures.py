@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 import signal
 
-from gateway.errors import SERVER, ApiError
+from gateway.errors import SERVER, ApiError, without_folders
 
-_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/'\",:;()]+/)+(?=[^\s/])")
 _CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 BUSY_RETRY = 2  # seconds
 
 
 class LoadFailed(Exception):
     """A backend could not be started, or refused the model; `str()` says why."""
-
-
-def without_folders(sentence: str) -> str:
-    """A sentence with absolute paths cut to their last part: clients learn no server paths."""
-    return _PATH.sub("…/", sentence)
 
 
 def cause_of(line: str) -> str:

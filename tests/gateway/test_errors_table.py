@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
-from gateway.errors import TABLE, ApiError, of_rpc
+from gateway.errors import TABLE, ApiError, of_rpc, without_folders
 
 Code = grpc.StatusCode
 SAID = "Temperature is -1: send a finite number from 0 to 100"
@@ -71,3 +71,23 @@ def test_a_message_that_grpc_found_too_large_is_a_413() -> None:
 @pytest.mark.parametrize("code", list(Code))
 def test_there_is_always_a_sentence(code: grpc.StatusCode) -> None:
     assert refusal(code, None).message
+
+
+def test_a_client_reads_no_path_of_the_server() -> None:
+    told = without_folders('no config.json in /srv/models/x/y: see "/etc/a/b" or http://a/b/c')
+    assert told == 'no config.json in …/y: see "…/b" or http://a/b/c'
+    assert (
+        without_folders("run.sh: run /opt/it/install.sh first") == "run.sh: run …/install.sh first"
+    )
+
+
+def test_nor_does_a_backend_tell_one() -> None:
+    """Backends know a model by the path that its file names."""
+    said = "Rerank is not served: the loaded model '/srv/models/tiny' generates text"
+    told = refusal(Code.UNIMPLEMENTED, said).message
+    assert told == "Rerank is not served: the loaded model '…/tiny' generates text"
+
+
+def test_a_pointer_into_a_schema_is_no_path() -> None:
+    for said in ("Pointer '/$defs/Node/left' does not exist", "the $ref #/definitions/a/b is none"):
+        assert refusal(Code.INVALID_ARGUMENT, said).message == said

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.supervisor import policy
-from gateway.supervisor.failures import cause_of, end_of, without_folders
+from gateway.supervisor.failures import cause_of, end_of
 from gateway.supervisor.policy import Failures, Limits, Loaded
 from gateway.supervisor.unlisted import unlisted
 
@@ -131,14 +131,6 @@ def test_a_folder_of_the_models_folder_may_be_asked_for_without_a_file(tmp_path:
     assert found.parameters.model == "here"
     for name in ("nowhere", "../outside", "..", ".", "", "/etc", str(tmp_path / "outside")):
         assert unlisted(name, models) is None
-
-
-def test_a_client_reads_no_path_of_the_server() -> None:
-    told = without_folders('no config.json in /srv/models/x/y: see "/etc/a/b" or http://a/b/c')
-    assert told == 'no config.json in …/y: see "…/b" or http://a/b/c'
-    assert (
-        without_folders("run.sh: run /opt/it/install.sh first") == "run.sh: run …/install.sh first"
-    )
 
 
 @pytest.mark.parametrize(
