@@ -20,7 +20,7 @@ from gateway.metrics import Metrics
 from gateway.refusals import response_of
 from gateway.traffic import Traffic
 
-_BY_THE_CLOCK = frozenset({"/health", "/ready", "/metrics", "/api/status"})
+_BY_THE_CLOCK = frozenset({"/metrics", "/api/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -40,6 +40,9 @@ class AccessMiddleware:
         seen = Exchange(_request_id(Headers(scope=scope)), scope["method"], scope["path"])
         exchange.begin(seen)
         told = self._watched(seen, send)
+        if scope["method"] == "HEAD":
+            # Probes ask so. It is GET to all below; the server leaves the body out.
+            scope = {**scope, "method": "GET"}
         try:
             with self._traffic.request():
                 if self._traffic.draining and not is_open(scope["path"]):
@@ -90,14 +93,13 @@ class AccessMiddleware:
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
         # What is asked by the clock would drown the rest.
-        by_the_clock = is_open(seen.path) or seen.path.endswith(("/metrics", "/api/status"))
-        tell = logs.debug if by_the_clock else logs.info
+        tell = logs.debug if _is_by_the_clock(seen.path) else logs.info
         tell("request", **fields)
 
 
 def _is_by_the_clock(path: str) -> bool:
-    """What probes, Prometheus and the page ask for again and again."""
-    return path.removeprefix("/v1") in _BY_THE_CLOCK
+    """What probes, Prometheus, browsers and the page ask for again and again."""
+    return is_open(path) or path.removeprefix("/v1") in _BY_THE_CLOCK
 
 
 def _request_id(headers: Headers) -> str:

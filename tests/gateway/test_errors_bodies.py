@@ -184,6 +184,15 @@ def test_other_places_and_methods(
     assert answer.headers["x-request-id"] == answer.headers["x-request-id"].strip() != ""
 
 
+def test_probes_may_ask_without_wanting_a_body(gateway: GatewayProcess) -> None:
+    for path in ("/health", "/ready", "/v1/models", "/metrics", "/"):
+        told, asked = gateway.client.get(path), gateway.client.head(path)
+        assert (asked.status_code, asked.content) == (200, b""), path
+        assert asked.headers["content-type"] == told.headers["content-type"]
+    assert gateway.client.head("/nowhere").status_code == 404
+    assert gateway.client.head("/v1/chat/completions").status_code == 405
+
+
 def test_a_request_keeps_its_id_if_it_is_harmless(gateway: GatewayProcess) -> None:
     kept = gateway.client.get("/health", headers={"x-request-id": "trace-1.a:b"})
     assert kept.headers["x-request-id"] == "trace-1.a:b"
