@@ -16,6 +16,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 from backend.engine.cache_kind import CacheKind, group_size_for
 from backend.engine.errors import InvalidRequest
 from backend.engine.quantized_kv import QuantizedRow
+from backend.engine.vision.row_shift import RowShift
 
 _log = logging.getLogger(__name__)
 
@@ -30,16 +31,20 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     """
     if kind == CacheKind():
         return kind
-    cache = make_prompt_cache(model)
-    mx.eval(model(mx.array([[0]]), cache=cache))
+    row = make_prompt_cache(model)
+    mx.eval(model(mx.array([[0]]), cache=row))
+    cache = [layer for layer in row if not isinstance(layer, RowShift)]
     if not kind.bits:
         _require_type(cache, kind.dtype)
         return kind
     _require_plain(cache)
     heads = frozenset(part.shape[-1] for layer in cache for part in (layer.keys, layer.values))
     kind = dataclasses.replace(kind, group_size=group_size_for(kind, heads))
-    layers = len(cache)
-    model.make_cache = lambda: [QuantizedRow(kind.group_size, kind.bits) for _ in range(layers)]
+    layers, shifts = len(cache), len(row) - len(cache)
+    model.make_cache = lambda: [
+        *(QuantizedRow(kind.group_size, kind.bits) for _ in range(layers)),
+        *(RowShift() for _ in range(shifts)),
+    ]
     try:
         _try(model)
     except Exception as fault:

@@ -28,6 +28,7 @@ from backend.engine.disk_cache.layout import (
     Structure,
     parts,
 )
+from backend.engine.vision.row_shift import RowShift
 
 # NumPy knows no bfloat16, so every type travels as the unsigned integer of its size.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
@@ -145,8 +146,10 @@ def _name(array: mx.array) -> str:
 
 
 def _leaves(row: Sequence[Any]) -> Iterator[Any]:
-    """Caches that are lists of caches, opened."""
+    """Caches that are lists of caches, opened; without shifts, which prompts of text have not."""
     for layer in row:
+        if isinstance(layer, RowShift):
+            continue
         inner = getattr(layer, "caches", None)
         if inner is None:
             yield layer

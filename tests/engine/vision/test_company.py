@@ -1,0 +1,124 @@
+"""What the text engine offers, on a model that sees: caches, drafts, scores, vectors, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.engine.embedding.readers import TextReader
+from backend.engine.engine import Engine, LoadRequest
+from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.loading.adapters import AdapterRequest
+from backend.engine.request import Sampling
+from backend.engine.score_plan import ScoreRequest
+from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, asking, said, seeing, shown
+
+COUNTING = "Count to 30."
+
+
+async def _rejected(**fields: Any) -> str:
+    engine = Engine()
+    engine.start()
+    try:
+        with pytest.raises((ModelRejected, InvalidRequest)) as caught:
+            await engine.load(LoadRequest("it", **fields))
+        return str(caught.value)
+    finally:
+        await engine.stop(10)
+
+
+async def test_the_kv_of_texts_is_kept_on_disk_and_that_of_pictures_is_not(tmp_path: Path) -> None:
+    long = f"{COUNTING} {'And then again, please. ' * 12}"
+    async with seeing(prompt_cache_dir=str(tmp_path)) as first:
+        expected = await said(first, asking(long))
+        await said(first, asking(long, shown("red")))
+        await first.free()
+    async with seeing(prompt_cache_dir=str(tmp_path), prompt_cache_mib=0) as second:
+        assert (await said(second, asking(long, shown("red")))).cached_tokens == 0
+        again = await said(second, asking(long))
+        assert again.cached_tokens > 32
+        assert again.tokens == expected.tokens
+
+
+async def test_a_quantised_kv_cache_still_shows_the_picture() -> None:
+    async with seeing(kv_bits=8, kv_group_size=32) as engine:
+        requests = [asking(ONE, shown("red")), asking(MANY, shown("blue", "green"))]
+        answers = await asyncio.gather(*(said(engine, request) for request in requests))
+        assert [answer.text for answer in answers] == [
+            "The image is red.",
+            "The images are blue and green.",
+        ]
+
+
+async def test_guessing_ahead_changes_nothing() -> None:
+    requests = [asking(COUNTING, max_tokens=80), asking(ONE, shown("red"))]
+    async with seeing() as plain:
+        expected = [(await said(plain, request)).text for request in requests]
+    requests = [asking(COUNTING, max_tokens=80, logprobs=None), asking(ONE, shown("red"))]
+    async with seeing(prompt_lookup=True) as guessing:
+        assert [(await said(guessing, request)).text for request in requests] == expected
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_in_company() -> None:
+    drawn = Sampling(temperature=1.5, seed=7)
+    request = asking(ONE, shown("green"), sampling=drawn)
+    async with seeing() as engine:
+        alone = await said(engine, request)
+        others = [asking(ONE, shown("red")), asking(COUNTING), asking(MANY, shown("blue", "red"))]
+        together = await asyncio.gather(*(said(engine, one) for one in [*others, request]))
+        assert together[-1].tokens == alone.tokens
+
+
+async def test_texts_after_a_picture_are_scored_and_embedded_as_before_it() -> None:
+    score = ScoreRequest("it", "The capital of France is", (" Paris.", " Rome."))
+    async with seeing() as engine:
+        reader = engine.reader(TextReader)
+        before = await engine.score(score)
+        vector = (await engine.encode(lambda: reader.read_text("a picture"))).outputs[0]
+        await said(engine, asking(ONE, shown("red")))
+        assert await engine.score(score) == before
+        again = (await engine.encode(lambda: reader.read_text("a picture"))).outputs[0]
+        assert again == pytest.approx(vector)
+
+
+async def test_a_prompt_that_images_make_too_long_is_refused() -> None:
+    engine = Engine()
+    engine.start()
+    try:
+        path = str(TINY_VISION)
+        await engine.load(LoadRequest("it", path, context_size=40))
+        assert (await said(engine, asking(ONE, shown("red")))).text == "The image is red."
+        with pytest.raises(InvalidRequest, match="but the context holds 40"):
+            await said(engine, asking(MANY, shown("red", "blue", "green", "red")))
+    finally:
+        await engine.stop(10)
+
+
+async def test_no_code_of_the_checkpoint_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "own"
+    shutil.copytree(TINY_VISION, path)
+    (path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config = json.loads((path / "config.json").read_text()) | {"model_file": "own.py"}
+    (path / "config.json").write_text(json.dumps(config))
+    assert "brings its own Python code" in await _rejected(model_file=str(path))
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_adapters_are_refused_for_what_sees() -> None:
+    adapters = (AdapterRequest(str(TINY_VISION), 1.0),)
+    sentence = await _rejected(model_file=str(TINY_VISION), adapters=adapters)
+    assert "adapter" in sentence
+
+
+async def test_a_model_without_its_processor_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "blind"
+    shutil.copytree(TINY_VISION, path)
+    template = path / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|image_pad|>", ""))
+    sentence = await _rejected(model_file=str(path))
+    assert sentence.endswith("to serve its text part alone, set the option type:text")
