@@ -42,7 +42,7 @@ class BodyMiddleware:
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
                 parsed = parse(Headers(scope=scope).get("content-type"), body)
-                exchange.note_model(str(parsed.get("model", "")))
+                exchange.note_model(str(parsed.get("model") or ""))
         except ApiError as refusal:
             await response_of(refusal, scope["path"])(scope, receive, send)
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+MODEL = "A model of the models folder, or its alias; may be left out where there is one."
+
 
 class Strict(BaseModel):
     """A part of a request: JSON types as they are, finite numbers, and no unknown fields."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gateway.openai import refused
-from gateway.openai.base import Strict
+from gateway.openai.base import MODEL, Strict
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
 from gateway.openai.neutral import NeutralFields
@@ -45,7 +45,7 @@ class RoleMapping(Strict):
 class ChatCompletionRequest(SamplingFields, FormatFields, NeutralFields):
     """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
 
-    model: str = Field(min_length=1, description="A model of the models folder, or its alias.")
+    model: str | None = Field(default=None, min_length=1, description=MODEL)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

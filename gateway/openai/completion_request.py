@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from gateway.openai import refused
+from gateway.openai.base import MODEL
 from gateway.openai.chat_request import StreamOptions
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.neutral import NeutralFields
@@ -22,7 +23,7 @@ TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS
 class CompletionRequest(SamplingFields, FormatFields, NeutralFields):
     """OpenAI's legacy completion request, with the fields of the local servers."""
 
-    model: str = Field(min_length=1, description="A model of the models folder, or its alias.")
+    model: str | None = Field(default=None, min_length=1, description=MODEL)
     prompt: str | Texts | Tokens | TokenLists = Field(
         description="A text, its tokens, or a list of either; a list runs as one batch."
     )

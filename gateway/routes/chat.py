@@ -32,7 +32,7 @@ async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> 
     """An answer to a conversation, whole or as a stream of server-sent events."""
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)
-    head, form = identity("chatcmpl", body.model, config), form_of(body)
+    head, form = identity("chatcmpl", body.model or config.name, config), form_of(body)
     events = events_of(body, wanted, gateway)
     if body.stream:
         return event_stream(_stream(events, head, form), gateway.settings)

@@ -30,7 +30,7 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """What comes after a text, or after each of several, whole or as a stream."""
     config = gateway.supervisor.resolve(body.model)
     plan = completion_plan(body, config)
-    head = identity("cmpl", body.model, config)
+    head = identity("cmpl", body.model or config.name, config)
     events = events_of(body, plan.wanted, gateway)
     if body.stream:
         return event_stream(_stream(events, head, plan), gateway.settings)

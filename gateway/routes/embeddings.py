@@ -15,7 +15,7 @@ from gateway import exchange
 from gateway.calls import ask_all
 from gateway.context import GatewayDep
 from gateway.errors import ApiError
-from gateway.openai.base import Strict
+from gateway.openai.base import MODEL, Strict
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["embeddings"])
@@ -58,7 +58,7 @@ Input = Annotated[
 class EmbeddingRequest(Strict):
     """One or more inputs."""
 
-    model: str
+    model: str | None = Field(None, description=MODEL)
     input: Input
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="base64: little-endian 32-bit floats."
@@ -107,7 +107,7 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> EmbeddingRe
             Embedding(index=place, embedding=_encoded(vector, body.encoding_format))
             for place, vector in enumerate(vectors)
         ],
-        model=body.model,
+        model=body.model or lease.config.name,
         usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from gateway import exchange
 from gateway.calls import ask
 from gateway.context import GatewayDep
-from gateway.openai.base import Strict
+from gateway.openai.base import MODEL, Strict
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["rerank"])
@@ -35,7 +35,7 @@ AnyDocument = Annotated[
 class RerankRequest(Strict):
     """A query, and the documents to put in order."""
 
-    model: str
+    model: str | None = Field(None, description=MODEL)
     query: str = Field(min_length=1)
     documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
     top_n: int | None = Field(None, ge=1, description="Only the best so many; all by default.")
@@ -81,7 +81,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
     exchange.count_tokens(reply.usage.prompt_tokens, 0)
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
     return RerankResponse(
-        model=body.model,
+        model=body.model or lease.config.name,
         results=[
             Ranked(
                 index=result.index,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from gateway.calls import ask
 from gateway.context import GatewayDep
-from gateway.openai.base import Strict
+from gateway.openai.base import MODEL, Strict
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["score"])
@@ -19,7 +19,7 @@ _MOST_CANDIDATES = 1024
 class ScoreRequest(Strict):
     """A prompt and the candidates that may follow it, both as they stand."""
 
-    model: str
+    model: str | None = Field(None, description=MODEL)
     prompt: str
     candidates: list[str] = Field(min_length=1, max_length=_MOST_CANDIDATES)
     length_normalize: bool = Field(
@@ -67,7 +67,7 @@ async def score(body: ScoreRequest, gateway: GatewayDep) -> ScoreResponse:
         )
         reply = await ask(lease.stub.Score, request, gateway.settings.request_timeout)
     return ScoreResponse(
-        model=body.model,
+        model=body.model or lease.config.name,
         data=[_score(body, place, found) for place, found in enumerate(reply.candidates)],
     )
 

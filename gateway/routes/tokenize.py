@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from gateway.calls import ask, ask_all
-from gateway.context import Gateway, GatewayDep
+from gateway.context import GatewayDep
 from gateway.errors import ApiError
-from gateway.openai.base import Strict
+from gateway.openai.base import MODEL, Strict
 from gateway.routes.models import context_size
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -23,7 +23,7 @@ _MOST_PIECES = 4096  # tokens; each different one is looked up by itself
 class TokenizeRequest(Strict):
     """A text: `content` as llama.cpp names it, or `prompt` as vLLM does."""
 
-    model: str | None = Field(None, description="May be left out where there is one model.")
+    model: str | None = Field(None, description=MODEL)
     content: str | None = Field(None, description="llama.cpp: the text.")
     prompt: str | None = Field(None, description="vLLM: the text.")
     add_special: Literal[False] | None = Field(
@@ -58,7 +58,7 @@ class TokenizeResponse(BaseModel):
 class DetokenizeRequest(Strict):
     """Token ids."""
 
-    model: str | None = Field(None, description="May be left out where there is one model.")
+    model: str | None = Field(None, description=MODEL)
     tokens: list[TokenId]
 
 
@@ -74,7 +74,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
     """The token ids of a text. Nothing is added to it, no beginning-of-sequence token either."""
     text = _text(body)
     seconds = gateway.settings.request_timeout
-    async with gateway.supervisor.lease(name_or_only(body.model, gateway)) as lease:
+    async with gateway.supervisor.lease(body.model) as lease:
         request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
         found = list((await ask(lease.stub.TokenizeString, request, seconds)).tokens)
         pieces: list[str] | None = None
@@ -98,25 +98,10 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
 async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> DetokenizeResponse:
     """The text of token ids."""
     seconds = gateway.settings.request_timeout
-    async with gateway.supervisor.lease(name_or_only(body.model, gateway)) as lease:
+    async with gateway.supervisor.lease(body.model) as lease:
         request = pb.DetokenizeRequest(tokens=body.tokens)
         text = (await ask(lease.stub.Detokenize, request, seconds)).content
     return DetokenizeResponse(content=text, prompt=text)
-
-
-def name_or_only(name: str | None, gateway: Gateway) -> str:
-    """The model asked for, or the only one there is. Raises ApiError."""
-    if name is not None:
-        return name
-    models = gateway.supervisor.models
-    if len(models) == 1:
-        return models[0].name
-    raise ApiError(
-        400,
-        f"model is missing, and there are {len(models)}: GET /v1/models lists them",
-        code="missing_required_parameter",
-        param="model",
-    )
 
 
 def _text(body: TokenizeRequest) -> str:

@@ -31,11 +31,16 @@ class Catalogue:
         """For each name of a file that cannot be used, the sentence that says why."""
         return dict(self._folder.broken)
 
-    def resolve(self, name: str) -> ModelConfig:
-        """The model of this name or alias.
+    def resolve(self, name: str | None) -> ModelConfig:
+        """The model of this name or alias; for None the only one there is.
 
-        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used.
+        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used, 400 where
+        a name is needed.
         """
+        if name is None:
+            if len(self._folder.models) != 1:
+                raise failures.not_named(len(self._folder.models))
+            return self._folder.models[0]
         for model in self._folder.models:
             if name == model.name or name in model.aliases:
                 return model

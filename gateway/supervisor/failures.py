@@ -77,6 +77,12 @@ def not_found(name: str) -> ApiError:
     return ApiError(404, message, code="model_not_found", param="model")
 
 
+def not_named(count: int) -> ApiError:
+    """To those who name no model where there is a choice, or none."""
+    message = f"model is missing, and there are {count}: GET /v1/models lists them"
+    return ApiError(400, message, code="missing_required_parameter", param="model")
+
+
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
     """To those who choose an adapter or a draft model that the model's file does not offer."""
     offered = ", ".join(repr(name) for name in allowed) or "none"

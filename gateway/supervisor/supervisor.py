@@ -60,10 +60,11 @@ class Supervisor:
         """Every model that can be asked for by a name of its own, in the order of the folder."""
         return self._catalogue.models
 
-    def resolve(self, name: str) -> ModelConfig:
-        """The model of this name or alias.
+    def resolve(self, name: str | None) -> ModelConfig:
+        """The model of this name or alias; for None the only one there is.
 
-        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used.
+        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used, 400 where
+        a name is needed.
         """
         return self._catalogue.resolve(name)
 
@@ -127,7 +128,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def lease(
-        self, name: str, adapters: str | None = None, draft_model: str | None = None
+        self, name: str | None, adapters: str | None = None, draft_model: str | None = None
     ) -> AsyncIterator[Lease]:
         """A loaded model: waits for its load, or raises ApiError.
 

@@ -49,6 +49,16 @@ def test_an_answer_has_all_that_openai_says_of_one(gateway: GatewayProcess) -> N
     assert 0 < thought < usage["completion_tokens"]
 
 
+def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
+    """mlx_lm.server and llama.cpp's do not ask for a name, and their users send none."""
+    for body in ({"messages": said(ADDITION)}, {"messages": said(ADDITION), "model": None}):
+        answer = gateway.client.post("/v1/chat/completions", json={**body, "temperature": 0})
+        whole = answer.json()
+        assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("tiny", "7 + 5 = 12")
+    told = gateway.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()
+    assert told["model"] == "tiny"
+
+
 def test_a_prompt_that_was_read_before_is_told_as_cached(gateway: GatewayProcess) -> None:
     asked: dict[str, Any] = {"messages": said("Name the capital of Italy, and say it twice.")}
     chat(gateway, **asked)

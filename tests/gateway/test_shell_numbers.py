@@ -157,6 +157,21 @@ def test_what_cannot_be_tokenized_as_asked(
     assert ask(gateway, "tokenize", 400, **body)["param"] == param
 
 
+def test_a_name_is_needed_where_there_are_two(gateway: GatewayProcess) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "completions": {"prompt": "a"},
+        "embeddings": {"input": "a"},
+        "rerank": {"query": "a", "documents": ["b"]},
+        "score": {"prompt": "a", "candidates": ["b"]},
+    }
+    for path, body in bodies.items():
+        for given in (body, {**body, "model": None}):
+            error = ask(gateway, path, 400, **given)
+            assert (error["param"], error["code"]) == ("model", "missing_required_parameter")
+            assert "there are 2" in error["message"]
+
+
 def test_models_are_listed_by_every_name(gateway: GatewayProcess) -> None:
     cards = {card["id"]: card for card in gateway.client.get("/v1/models").json()["data"]}
     assert set(cards) == {"tiny", "a/b", "numbers"}
