@@ -118,6 +118,10 @@ async def _write_prompt(
     options.Messages.extend(found.messages)
     options.Images.extend(found.images)
     options.Audios.extend(found.audios)
+    if found.images:
+        options.Metadata["mlx.image_messages"] = json.dumps(found.image_messages)
+    if found.audios:
+        options.Metadata["mlx.audio_messages"] = json.dumps(found.audio_messages)
 
 
 def _write_template_arguments(

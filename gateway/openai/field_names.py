@@ -35,14 +35,18 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
 
 
 def _media(request: ChatCompletionRequest) -> dict[str, str]:
-    """Where the first image and the first sound are."""
+    """Where every image and every sound is; the bare name of a kind stands for its first."""
     found: dict[str, str] = {}
+    counts = {"Images": 0, "Audios": 0}
     for index, message in enumerate(request.messages):
         parts = message.content if isinstance(message.content, list) else ()
         for place, part in enumerate(parts):
             wire = {"image_url": "Images", "input_audio": "Audios"}.get(part.type)
             if wire:
-                found.setdefault(wire, f"messages[{index}].content[{place}].{part.type}")
+                path = f"messages[{index}].content[{place}].{part.type}"
+                found.setdefault(wire, path)
+                found[f"{wire}[{counts[wire]}]"] = path
+                counts[wire] += 1
     return found
 
 

@@ -1,7 +1,9 @@
 """Chat messages → Messages, Images and Audios of the wire.
 
 The wire has one list of media in the order of the conversation and text alone in a message
-(contract 3.2 and 3.4), so text parts are joined as they stand. The legacy function calls become
+(contract 3.2 and 3.4), so text parts are joined as they stand; which message an item belongs to
+travels beside the lists, because a conversation whose images stay where they were is read from the
+prompt cache. The legacy function calls become
 tool calls, because that is what chat templates know.
 """
 
@@ -24,11 +26,13 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 @dataclass(slots=True)
 class WireMessages:
-    """What a conversation becomes; the media are data URIs."""
+    """What a conversation becomes; the media are data URIs, each with the index of its message."""
 
     messages: list[pb.Message] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
     audios: list[str] = field(default_factory=list)
+    image_messages: list[int] = field(default_factory=list)
+    audio_messages: list[int] = field(default_factory=list)
 
 
 async def wire_messages(messages: Sequence[ChatMessage], settings: GatewaySettings) -> WireMessages:
@@ -116,9 +120,11 @@ async def _part(
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
             found.images.append(await images.media(url, settings))
+            found.image_messages.append(len(found.messages))
         elif part.input_audio is not None:
             sound = part.input_audio
             found.audios.append(images.audio(sound.data, sound.format, settings))
+            found.audio_messages.append(len(found.messages))
     except ApiError as error:
         where = f"{place}.{part.type}"
         raise replace(error, message=f"{where}: {error.message}", param=where) from None
