@@ -182,7 +182,8 @@ def _origin(text: str) -> str:
     if text == "*":
         return text
     parts = urlsplit(text.strip().rstrip("/").lower())
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query:
+    # Extensions and desktop programs have schemes of their own: app://, chrome-extension://.
+    if not parts.scheme or not parts.hostname or parts.path or parts.query:
         raise BadArgument(
             f"--cors-origin is {text!r}: give an origin such as http://localhost:3000"
         )
