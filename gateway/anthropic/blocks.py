@@ -15,6 +15,7 @@ class CacheControl(Strict):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None  # who may share it, as agents of Anthropic's tell their provider
 
 
 class TextBlock(Strict):

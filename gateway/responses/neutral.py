@@ -7,7 +7,7 @@ shows `table()`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ class NeutralFields(Strict):
 
     user: str | None = Field(None, description=_LABEL)
     safety_identifier: str | None = Field(None, description=_LABEL)
+    client_metadata: dict[str, Any] | None = Field(None, description=_LABEL)
     prompt_cache_key: str | None = Field(None, description=_CACHE)
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description=_CACHE

@@ -34,7 +34,7 @@ HONOURED: dict[str, Any] = {
     "top_k": 5,
 }
 NEUTRAL: dict[str, Any] = {
-    "cache_control": {"type": "ephemeral", "ttl": "1h"},
+    "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"},
     "speed": "standard",
     "metadata": {"user_id": "u"},
     "user_profile_id": "u",

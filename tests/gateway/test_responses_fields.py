@@ -44,6 +44,7 @@ TOLD: dict[str, Any] = {
 NEUTRAL: dict[str, Any] = {
     "user": "u",
     "safety_identifier": "u",
+    "client_metadata": {"installation": "i"},
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "service_tier": "flex",

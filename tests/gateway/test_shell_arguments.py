@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from gateway.anthropic import neutral as of_messages
 from gateway.arguments import (
     KEYS_VARIABLE,
     BadArgument,
@@ -17,6 +19,7 @@ from gateway.arguments import (
     settings_table,
 )
 from gateway.openai import neutral
+from gateway.responses import neutral as of_responses
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import ROOT
 
@@ -32,12 +35,13 @@ def test_sizes_times_and_switches(tmp_path: Path) -> None:
         tmp_path,
         *("--max-body-bytes", "1.5MiB", "--max-memory-bytes", "8G", "--idle-unload", "0.5"),
         *("--port", "0", "--allow-remote-images", "--cors-origin", "HTTP://Localhost:3000/"),
+        *("--cors-origin", "app://obsidian.md"),
     )
     assert told.max_body_bytes == 3 << 19
     assert told.max_memory_bytes == 8 << 30
     assert (told.idle_unload, told.port) == (0.5, 0)
     assert told.allow_remote_images
-    assert told.cors_origins == ("http://localhost:3000",)
+    assert told.cors_origins == ("http://localhost:3000", "app://obsidian.md")
 
 
 def test_keys_come_from_three_places_and_count_once(tmp_path: Path) -> None:
@@ -62,6 +66,7 @@ def test_keys_come_from_three_places_and_count_once(tmp_path: Path) -> None:
         (["--host", "example.org"], "--host example.org can be reached by others"),
         (["--cors-origin", "*"], "--cors-origin * lets every web page call"),
         (["--cors-origin", "localhost"], "--cors-origin is 'localhost': give an origin such as"),
+        (["--cors-origin", "localhost:3000"], "--cors-origin is 'localhost:3000'"),
         (["--cors-origin", "https://a.b/c"], "--cors-origin is 'https://a.b/c'"),
         (["--api-key", "short"], "an API key is shorter than 8 characters"),
         (["--api-key", "with a space in it"], "an API key holds characters"),
@@ -117,6 +122,16 @@ def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:
         assert f"`{flag_of(row)}`" in settings_table()
 
 
-def test_every_field_without_meaning_has_a_row_in_the_docs() -> None:
-    rows = [f"| `{field}` | {why} |" for field, why in neutral.table().items()]
-    assert documented("neutral") == "\n".join(["| field | why |", "|---|---|", *rows, ""])
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("neutral", neutral.table()),
+        ("neutral of messages", of_messages.table()),
+        ("neutral of responses", of_responses.table()),
+    ],
+)
+def test_every_field_without_meaning_has_a_row_in_the_docs(
+    name: str, table: Mapping[str, str]
+) -> None:
+    rows = [f"| `{field}` | {why} |" for field, why in table.items()]
+    assert documented(name) == "\n".join(["| field | why |", "|---|---|", *rows, ""])
