@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import grpc
@@ -102,13 +102,16 @@ async def generate(
             if "prompt" in told:
                 prompt_logprobs = tuple(told["prompt"])
             piece = _piece(reply, tuple(told.get("content", ())))
-            if single and piece is not None and any(part.index for part in piece.tool_calls):
+            over = single and piece is not None and any(part.index for part in piece.tool_calls)
+            if over and (piece := _first_call(piece)) is None:
                 break
             last = reply
             if piece is not None:
                 if piece.reasoning:
                     thought = reply.tokens
                 yield piece
+            if over:
+                break
         else:
             trailing = await call.trailing_metadata() or ()
     except grpc.aio.AioRpcError as error:
@@ -184,6 +187,12 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
     if not (content or reasoning or calls or logprobs):
         return None
     return Piece(content, reasoning, calls, logprobs)
+
+
+def _first_call(piece: Piece | None) -> Piece | None:
+    """A piece that a second call begins in, as far as it belongs to the first one."""
+    parts = tuple(part for part in piece.tool_calls if part.index == 0) if piece else ()
+    return replace(piece, tool_calls=parts) if piece and parts else None
 
 
 def _done(

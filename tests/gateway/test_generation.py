@@ -1,0 +1,58 @@
+"""What becomes of a backend's Replies, however it cuts its answer into them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from gateway.generation import Done, Event, generate
+from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
+
+FIRST = pb.ToolCallDelta(index=0, id="call_a", name="look", arguments="{}")
+SECOND = pb.ToolCallDelta(index=1, id="call_b", name="look", arguments="{}")
+
+
+class Backend(backend_pb2_grpc.BackendServicer):
+    """Answers with fixed Replies, one to each list of calls."""
+
+    def __init__(self, *replies: list[pb.ToolCallDelta]) -> None:
+        self._replies = replies
+
+    async def PredictStream(
+        self, _request: pb.PredictOptions, _context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[pb.Reply]:
+        for count, calls in enumerate(self._replies):
+            yield pb.Reply(
+                chat_deltas=[pb.ChatDelta(tool_calls=calls)], tokens=count + 1, prompt_tokens=3
+            )
+
+
+async def events_of(backend: Backend) -> list[Event]:
+    server = grpc.aio.server()
+    backend_pb2_grpc.add_BackendServicer_to_server(backend, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = backend_pb2_grpc.BackendStub(channel)
+            options = pb.PredictOptions(Metadata={"mlx.parallel_tool_calls": "false"})
+            return [event async for event in generate(stub, options)]
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("replies", "tokens"),
+    [([[FIRST, SECOND]], 1), ([[FIRST], [SECOND]], 1), ([[FIRST], [], [SECOND]], 2)],
+)
+async def test_a_single_call_is_told_also_where_two_come_together(
+    replies: list[list[pb.ToolCallDelta]], tokens: int
+) -> None:
+    *pieces, done = await events_of(Backend(*replies))
+    assert isinstance(done, Done)
+    assert (done.finish_reason, done.usage.completion_tokens) == ("stop", tokens)
+    told = [call for piece in pieces if not isinstance(piece, Done) for call in piece.tool_calls]
+    assert [(call.index, call.id, call.arguments) for call in told] == [(0, "call_a", "{}")]
