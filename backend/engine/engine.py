@@ -306,6 +306,8 @@ class Engine:
                 "kv_cache": gauges.row_bytes,
                 "prompt_cache": gauges.prefix_bytes,
             }
+            if self._served.facts.media:
+                breakdown["media_features"] = gauges.feature_bytes
         return EngineStatus(self._state(), total, breakdown)
 
     def metrics(self) -> EngineMetrics:

@@ -19,3 +19,4 @@ class Gauges:
     waiting: int = 0
     row_bytes: int = 0
     prefix_bytes: int = 0
+    feature_bytes: int = 0

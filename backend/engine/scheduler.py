@@ -314,6 +314,7 @@ class Scheduler:
         own = sum(kv.nbytes(row.cache) for row in self.prefilling if row.cache is not None)
         gauges.row_bytes = own + self.batch.nbytes
         gauges.prefix_bytes = self.store.memory.nbytes
+        gauges.feature_bytes = self._model.media.features.nbytes if self._model.media else 0
         if not self.busy:
             gauges.tokens_per_second = 0.0
             mx.clear_cache()

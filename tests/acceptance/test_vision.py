@@ -165,6 +165,12 @@ def test_metadata_tells_where_media_go_in_a_raw_prompt(sighted: Backend) -> None
     assert said(sighted, _raw(told.media_marker)) == "The image is black."
 
 
+def test_status_tells_what_is_kept_of_pictures(sighted: Backend) -> None:
+    said(sighted, seen("white"))
+    status = sighted.stub.Status(pb.HealthMessage(), timeout=WAIT)
+    assert status.memory.breakdown["media_features"] > 0
+
+
 def _raw(marker: str) -> pb.PredictOptions:
     prompt = (
         f"<|im_start|>user\n{marker}{ONE}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

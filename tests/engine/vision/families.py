@@ -50,6 +50,8 @@ _GEMMA_TOKENS = {
     "eoi_token": "<end_of_image>",
     "image_token": "<image_soft_token>",
 }
+_MINICPM_TOKENS = ["<image>", "</image>", "<slice>", "</slice>", "<unk>", "<|audio_start|>"]
+_MINICPM_TOKENS += ["<|audio_end|>", "<|spk_bos|>", "<|spk_eos|>", "<|tts_bos|>", "<|tts_eos|>"]
 _IDEFICS_TOKENS = [
     "<image>",
     "<fake_token_around_image>",
@@ -60,7 +62,7 @@ _IDEFICS_TOKENS = [
 
 
 def write_family(path: Path, family: str) -> Path:
-    """A folder with a checkpoint of `qwen2_5_vl`, `qwen3_5`, `gemma3` or `idefics3`."""
+    """A folder with a checkpoint of a family: `qwen3_5`, say."""
     path.mkdir()
     for file in TINY_VISION.iterdir():
         if file.suffix != ".safetensors":
@@ -70,6 +72,7 @@ def write_family(path: Path, family: str) -> Path:
         "qwen3_5": _qwen3_5,
         "gemma3": _gemma3,
         "idefics3": _idefics3,
+        "minicpmo": _minicpmo,
     }[family](path)
     _write_weights(path)
     return path
@@ -183,6 +186,54 @@ def _idefics3(path: Path) -> None:
     }
     _write(path, "preprocessor_config.json", _PIXELS | own | kind)
     _write(path, "processor_config.json", own)
+
+
+def _minicpmo(path: Path) -> None:
+    """Images and sounds; the sound's marker is the processor's own, and plain text."""
+    ids = _add_tokens(path, _MINICPM_TOKENS, "<image>")
+    size = max(ids.values()) + 1
+    text = _TEXT | {"model_type": "qwen3", "vocab_size": size, "head_dim": 32}
+    text |= {"rope_theta": 10000.0, "tie_word_embeddings": False}
+    text["rope_scaling"] = {"rope_type": "default", "type": "default", "mrope_section": [6, 5, 5]}
+    hearing = {
+        "model_type": "whisper",
+        "d_model": 32,
+        "encoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 128,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+    }
+    _write(path, "config.json", {
+        "model_type": "minicpmo",
+        "vocab_size": size,
+        "query_num": 4,
+        "image_size": 56,
+        "patch_size": 14,
+        "init_vision": True,
+        "init_audio": True,
+        "init_tts": False,
+        "eos_token_id": 2,
+        "text_config": text,
+        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model"},
+        "audio_config": hearing,
+        "audio_pool_step": 5,
+    })  # fmt: skip
+    _write(path, "preprocessor_config.json", {
+        "processor_class": "MiniCPMOProcessor",
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "image_processor_type": "MiniCPMOImageProcessor",
+        "patch_size": 14,
+        "scale_resolution": 56,
+        "image_feature_size": 4,
+        "feature_size": 80,
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "chunk_length": 30,
+        "n_fft": 400,
+        "padding_value": 0.0,
+        "return_attention_mask": True,
+    })  # fmt: skip
 
 
 def _add_tokens(path: Path, texts: list[str], marker: str) -> dict[str, int]:

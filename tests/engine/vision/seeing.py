@@ -11,6 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import soundfile
+
 from backend.engine.engine import Engine, LoadRequest
 from backend.engine.events import Event, Finished, TextDelta
 from backend.engine.request import Attachments, ChatPrompt, GenerationRequest, Prompt, Sampling
@@ -29,6 +32,7 @@ class Said:
     tokens: tuple[int, ...]
     prompt_tokens: int
     cached_tokens: int
+    logprobs: tuple[float, ...]
 
 
 def picture(colour: str, seed: int = 0) -> Any:
@@ -40,6 +44,14 @@ def encoded(image: Any) -> str:
     """The base64 of its PNG."""
     buffer = BytesIO()
     image.save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def tone(hertz: int) -> str:
+    """The base64 of a WAV: half a second of one tone."""
+    samples = np.sin(np.arange(8000) / 16_000 * 2 * np.pi * hertz) / 2
+    buffer = BytesIO()
+    soundfile.write(buffer, samples, 16_000, format="WAV")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -88,4 +100,5 @@ async def said(engine: Engine, request: GenerationRequest) -> Said:
         tuple(one.token for one in last.logprobs or ()),
         last.usage.prompt_tokens,
         last.usage.cached_tokens,
+        tuple(one.logprob for one in last.logprobs or ()),
     )
