@@ -22,15 +22,11 @@ class Refused:
 
 _SAMPLER = "this sampler is not there; use top_p, min_p, typical_p or xtc_probability"
 _AT_LOAD = "it is set in the model's file"
-_CONTEXT = "presence and frequency penalties count the whole answer; leave it out"
 _TEMPLATE = "the model's chat template decides; leave it out"
 _TEXT = "answers are text; leave it out"
 _RAW = "it is not told; leave it out"
 
 COMMON: Mapping[str, Refused] = {
-    # mlx_lm.server
-    "presence_context_size": Refused(_CONTEXT),
-    "frequency_context_size": Refused(_CONTEXT),
     # llama.cpp server
     "dynatemp_range": Refused(_SAMPLER, (0,)),
     "dynatemp_exponent": Refused("it belongs to dynatemp_range, which is not there", (1,)),

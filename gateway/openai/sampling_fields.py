@@ -67,6 +67,16 @@ class SamplingFields(Strict):
         le=LARGEST_PENALTY,
         description="The same, as often as the answer has it; OpenAI: -2 to 2.",
     )
+    presence_context_size: int | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_TOKENS,
+        description="mlx_lm.server: tokens that presence_penalty looks back. It counts the whole"
+        " answer here, so only where presence_penalty is 0.",
+    )
+    frequency_context_size: int | None = Field(
+        default=None, ge=0, le=MOST_TOKENS, description="The same for frequency_penalty."
+    )
     repeat_penalty: float | None = Field(
         default=None,
         ge=0,

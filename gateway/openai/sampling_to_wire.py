@@ -26,6 +26,10 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     options.TypicalP = _share(_first(fields.typical_p, defaults.typical_p, 1.0))
     options.PresencePenalty = _first(fields.presence_penalty, defaults.presence_penalty, 0.0)
     options.FrequencyPenalty = _first(fields.frequency_penalty, defaults.frequency_penalty, 0.0)
+    _require_whole("presence_context_size", fields.presence_context_size, options.PresencePenalty)
+    _require_whole(
+        "frequency_context_size", fields.frequency_context_size, options.FrequencyPenalty
+    )
     _write_repetition(options, fields, defaults)
     bias = _first(fields.logit_bias, defaults.logit_bias, {})
     if bias:
@@ -78,6 +82,18 @@ def _first(given: T | None, default: T | None, otherwise: T) -> T:
 def _share(value: float) -> float:
     """A share of 0 keeps the likeliest token alone; on the wire 0 would be off."""
     return value or 1e-6
+
+
+def _require_whole(name: str, size: int | None, penalty: float) -> None:
+    """A window asks for nothing where there is no penalty, and cannot be had where there is one."""
+    if size is not None and penalty:
+        raise ApiError(
+            400,
+            f"{name} is {size}: presence and frequency penalties count the whole answer; leave it"
+            " out, or use repetition_penalty and repetition_context_size",
+            code="unsupported_parameter",
+            param=name,
+        )
 
 
 def _write_repetition(

@@ -283,6 +283,17 @@ def test_completions_refuse_by_name_too(name: str) -> None:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("kind", ["presence", "frequency"])
+def test_the_window_of_a_penalty_passes_where_there_is_no_penalty(kind: str) -> None:
+    """mlx_lm.server's clients send it with their other defaults."""
+    window = {f"{kind}_context_size": 20}
+    assert as_dict(wanted(window)[0]) == PLAIN
+    assert as_dict(wanted({**window, f"{kind}_penalty": 0})[0]) == PLAIN
+    with pytest.raises(ApiError, match=r"is 20: .* count the whole answer") as caught:
+        wanted({**window, f"{kind}_penalty": 0.5})
+    assert (caught.value.status, caught.value.param) == (400, f"{kind}_context_size")
+
+
 def part(**fields: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [fields]}]
 
