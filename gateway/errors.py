@@ -96,6 +96,16 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 
+def too_slow(seconds: float) -> ApiError:
+    """To those whose request took the `seconds` that any may take."""
+    return ApiError(
+        504,
+        f"the request took longer than {seconds:g} s, which is all that this gateway gives one",
+        SERVER,
+        "timeout",
+    )
+
+
 def without_folders(sentence: str) -> str:
     """A sentence with absolute paths cut to their last part: clients learn no server paths."""
     return _FOLDERS.sub("…/", sentence)

@@ -12,10 +12,10 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import exchange
-from gateway.errors import SERVER, ApiError
+from gateway.errors import too_slow
 from gateway.refusals import response_of
 
-# Backend calls have the same limit and end first, with an error event in a stream.
+# Backend calls and streams have the same limit and end first, streams with an error event.
 _GRACE = 2.0
 
 
@@ -54,7 +54,7 @@ async def run_until_left(
             _note_leaving()
         elif not _has_begun():
             await _end(work)
-            await response_of(_too_slow(seconds), scope["path"])(scope, replay, send)
+            await response_of(too_slow(seconds), scope["path"])(scope, replay, send)
     finally:
         listener.cancel()
         await _end(work)
@@ -74,12 +74,3 @@ def _note_leaving() -> None:
 def _has_begun() -> bool:
     running = exchange.current()
     return running is not None and running.status != 0
-
-
-def _too_slow(seconds: float) -> ApiError:
-    return ApiError(
-        504,
-        f"the request took longer than {seconds:g} s, which is all that this gateway gives one",
-        SERVER,
-        "timeout",
-    )

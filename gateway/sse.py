@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from common.log_lines import traceback_of
-from gateway import logs
-from gateway.errors import SERVER, ApiError
+from gateway import exchange, logs
+from gateway.errors import SERVER, ApiError, too_slow
 from gateway.settings import GatewaySettings
 
 KEEPALIVE = b": keepalive\n\n"
@@ -49,7 +49,7 @@ def event_stream(
     on_error: the event for a failure after the stream has begun; one before is raised as it is.
     keepalive: what is sent by the clock while nothing comes.
     """
-    return _EventStream(events, settings.keepalive_interval, on_error, keepalive)
+    return _EventStream(events, settings, on_error, keepalive)
 
 
 class _EventStream(Response):
@@ -58,14 +58,15 @@ class _EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[str, None],
-        interval: float,
+        settings: GatewaySettings,
         on_error: Callable[[ApiError], str],
         keepalive: bytes,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
-        self._interval = interval
+        self._interval = settings.keepalive_interval
+        self._limit = settings.request_timeout
         self._on_error = on_error
         self._keepalive = keepalive
 
@@ -74,9 +75,7 @@ class _EventStream(Response):
         writer = _Writer(send, self.status_code, self.raw_headers)
         keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._keepalive))
         try:
-            async with aclosing(self._events) as events:
-                async for event in events:
-                    await writer.write(event.encode())
+            await self._tell(writer)
         except ApiError as error:
             if not writer.begun:
                 raise
@@ -89,6 +88,19 @@ class _EventStream(Response):
         finally:
             keeper.cancel()
         await writer.end()
+
+    async def _tell(self, writer: _Writer) -> None:
+        """Send the events, for as long as the request may take; waiting for a model counts too."""
+        try:
+            async with aclosing(self._events) as events, asyncio.timeout(self._seconds_left()):
+                async for event in events:
+                    await writer.write(event.encode())
+        except TimeoutError:
+            raise too_slow(self._limit) from None
+
+    def _seconds_left(self) -> float | None:
+        running = exchange.current()
+        return self._limit - (running.seconds if running else 0.0) if self._limit else None
 
 
 class _Writer:

@@ -88,6 +88,21 @@ async def test_a_failure_in_mid_stream_is_the_last_event(failure: Exception) -> 
     assert client.bodies[2:] == [b""]
 
 
+async def test_a_stream_without_end_ends_with_an_error_event() -> None:
+    """A wait for a model counts as well, and no call of a backend is there to time it out."""
+
+    async def events() -> AsyncGenerator[str, None]:
+        yield "data: 1\n\n"
+        await asyncio.Event().wait()
+
+    client = Client()
+    stream = event_stream(events(), replace(SETTINGS, request_timeout=0.05))
+    await stream(SCOPE, client.receive, client.send)
+    assert client.bodies[0] == b"data: 1\n\n"
+    assert b"took longer than 0.05 s" in client.bodies[1]
+    assert client.ended
+
+
 async def test_silence_is_filled_before_and_between_events() -> None:
     client = Client()
 
