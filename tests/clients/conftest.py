@@ -1,5 +1,20 @@
-"""The gateway that the clients are pointed at."""
+"""The gateway that the clients are pointed at, and the time that their installation may take."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.environments import PATIENCE
 from tests.gateway.conftest import gateway
 
 __all__ = ["gateway"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test comes first installs its client."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE))
