@@ -73,4 +73,5 @@ def weight_bytes(config: ModelConfig, models_dir: Path) -> int:
     if config.memory_mib:
         return config.memory_mib << 20
     files = (models_dir / config.parameters.model).glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
+    # Folders of a hub's cache hold links, also to what has not been fetched or was removed.
+    return sum(file.stat().st_size for file in files if file.is_file())

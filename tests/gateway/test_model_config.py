@@ -106,6 +106,7 @@ def test_memory_is_what_the_file_says_or_the_size_of_the_weights(tmp_path: Path)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "one.safetensors").write_bytes(b"x" * 700)
     (tmp_path / "m" / "two.safetensors").write_bytes(b"x" * 300)
+    (tmp_path / "m" / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     local, hub, told = folder_of(
         tmp_path,
         a="parameters: {model: m}",
