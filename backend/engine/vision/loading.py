@@ -20,15 +20,16 @@ import numpy as np
 from backend.engine import kv
 from backend.engine.device import MIB
 from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.loading.architectures import model_types
 from backend.engine.loading.weights import LoadedModel
 from backend.engine.media.items import SOUND_RATE, Picture, Sound
 from backend.engine.media.limits import MediaLimits
 from backend.engine.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.settings import Settings
-from backend.engine.vision.features import UnusualFeaturesError
+from backend.engine.vision.features import UnusualFeaturesError, encode, of_text
 from backend.engine.vision.markers import TemplateForm, learn
-from backend.engine.vision.model import SeeingModel, UnknownCacheError
+from backend.engine.vision.model import SeeingModel
 from backend.engine.vision.plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.prefill import MediaReader
 from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
@@ -75,12 +76,7 @@ def open_vision(
     except Exception as fault:
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
         reason = f"it failed on its first image ({type(fault).__name__})"
-    raise _rejected(loaded.name, reason)
-
-
-def unbatched(name: str, cache: UnknownCacheError) -> ModelRejected:
-    """The refusal of a model whose layers have caches of mlx-vlm's own."""
-    return _rejected(name, f"its layers have caches of their own kind ({cache})")
+    raise _rejected(loaded, reason)
 
 
 def _opened(
@@ -115,7 +111,7 @@ def _opened(
         if (item := _tried(model, trial, kind, vocabulary)) is not None:
             tried[kind] = item
     if not tried:
-        raise _rejected(loaded.name, "its chat template has no place for images")
+        raise _rejected(loaded, "its chat template has no place for images")
     form = TemplateForm(form.lists, {kind: form.markers[kind] for kind in tried})
     half = settings.vision_cache_mib * MIB // 2
     media = MediaPrompts(
@@ -160,6 +156,8 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> None:
     """The item and a token after it, through everything. Raises where that cannot be served."""
     if not all(0 <= token < vocabulary for token in item.tokens):
         raise UnusualFeaturesError("tokens that the vocabulary does not have")
+    if bool(mx.allclose(encode(model, item).embeddings, of_text(model, item.tokens).embeddings)):
+        raise ValueError("the model takes no notice of it")
     tokens = [0, *item.tokens, 0]
     reader = MediaReader(model, 0)
     cache = kv.new_row(model)
@@ -172,7 +170,7 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> None:
         kv.evaluate(cache)
     if not bool(mx.isfinite(logits).all()):
         raise ValueError("logits that are no numbers")
-    batch = kv.to_batch(cache)
+    batch = kv.copies(cache, 1)
     mx.eval(model(mx.array([[0]]), cache=batch))
 
 
@@ -209,5 +207,6 @@ def _of_family(model_type: str, kind: str) -> list[str]:
     return [content, *plain] if isinstance(content, str) and content.strip() else plain
 
 
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}{_HINT}")
+def _rejected(loaded: LoadedModel, reason: str) -> ModelRejected:
+    hint = _HINT if loaded.model_type in model_types() else ""
+    return ModelRejected(f"model {shown(loaded.name)} cannot be loaded: {reason}{hint}")

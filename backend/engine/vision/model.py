@@ -15,11 +15,8 @@ import mlx.nn as nn
 from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
+from backend.engine.errors import ModelRejected
 from backend.engine.vision.row_shift import RowShift
-
-
-class UnknownCacheError(Exception):
-    """A layer has a cache that mlx-lm has no like of, so its rows cannot be batched here."""
 
 
 class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
@@ -49,7 +46,7 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
         return (lambda path: own(path.removeprefix("whole."))) if own else (lambda _: True)
 
     def make_cache(self) -> list[Any]:
-        """Caches of mlx-lm's for one row. Raises UnknownCacheError."""
+        """Caches of mlx-lm's for one row. Raises ModelRejected."""
         language = self.language_model
         if hasattr(language, "make_cache"):
             row = [_of_mlx_lm(layer) for layer in language.make_cache()]
@@ -104,7 +101,10 @@ def _of_mlx_lm(layer: Any) -> Any:
         case _ if type(layer).__module__ == lm.__name__:
             made = layer
         case _:
-            raise UnknownCacheError(type(layer).__name__)
+            raise ModelRejected(
+                "this vision-language model cannot be loaded: its layers have caches of a kind that"
+                f" is not batched here ({type(layer).__name__})"
+            )
     return made
 
 

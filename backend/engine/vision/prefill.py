@@ -27,7 +27,6 @@ class MediaReader:
     def __init__(self, model: SeeingModel, most_bytes: int) -> None:
         self.model = model
         self.features = FeatureCache(most_bytes)
-        self.encoded = 0
 
     def begin(
         self, plan: MediaPlan | None, tokens: Sequence[int], cache: Sequence[Any]
@@ -51,7 +50,6 @@ class MediaReader:
         if known is not None:
             return known, False
         features = encode(self.model, span.item)
-        self.encoded += 1
         self.features.store(span.item.digest, features)
         return features, True
 

@@ -143,10 +143,11 @@ class MediaPrompts:
             at += len(marker)
         beyond = any(_find(tokens, marker, max(at, 0)) >= 0 for marker in self._markers(items))
         if len(found) < len(items) or beyond:
+            places = "more places" if beyond else f"{len(found)} places"
             raise InvalidRequest(
-                f"the prompt has places for {'more' if beyond else len(found)} media, and"
-                f" {len(items)} items are sent: the model's chat template does not show each of"
-                " them once; send them with the last message"
+                f"{len(items)} items of media are sent, and the rendered prompt has {places} for"
+                " them: take the model's own markers out of Prompt and of what assistant and system"
+                " say, or send the media with the last message"
             )
         return found
 

@@ -14,8 +14,11 @@ from backend.engine.embedding.readers import TextReader
 from backend.engine.engine import Engine, LoadRequest
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import AdapterRequest
-from backend.engine.request import Sampling
+from backend.engine.request import Attachments, Sampling
 from backend.engine.score_plan import ScoreRequest
+from backend.engine.vision import prefill
+from backend.engine.vision.features import Features, encode
+from backend.engine.vision.plan import MediaItem
 from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, asking, said, seeing, shown
 
 COUNTING = "Count to 30."
@@ -53,6 +56,29 @@ async def test_a_quantised_kv_cache_still_shows_the_picture() -> None:
             "The image is red.",
             "The images are blue and green.",
         ]
+
+
+async def test_a_picture_is_encoded_once_for_each_content(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[bytes] = []
+
+    def counting(model: Any, item: MediaItem) -> Features:
+        encoded.append(item.digest)
+        return encode(model, item)
+
+    async with seeing(prompt_cache_mib=0) as engine:
+        monkeypatch.setattr(prefill, "encode", counting)
+        for question in (ONE, ONE, "Name the colour of the image."):
+            await said(engine, asking(question, shown("red")))
+        assert len(encoded) == 1
+        both = shown("red", "blue")
+        await said(engine, asking(MANY, both))
+        await said(engine, asking(MANY, Attachments(both.images[::-1])))
+        assert len(encoded) == len(set(encoded)) == 2
+        await engine.load(LoadRequest("it", str(TINY_VISION)))
+        await said(engine, asking(ONE, shown("red")))
+        assert encoded.count(encoded[0]) == 2
 
 
 async def test_guessing_ahead_changes_nothing() -> None:
