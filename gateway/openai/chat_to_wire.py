@@ -135,7 +135,13 @@ def _write_template_arguments(
     thinking = request.enable_thinking
     effort = request.reasoning_effort or ("" if thinking else config.reasoning_effort)
     if effort == "none":
-        thinking = agreed(("enable_thinking", thinking), ("reasoning_effort", False))
+        if thinking:
+            raise ApiError(
+                400,
+                "reasoning_effort is 'none' and enable_thinking is true: send one of them",
+                param="reasoning_effort",
+            )
+        thinking = False
     elif thinking is None and "enable_thinking" not in arguments and disabled is not None:
         thinking = not disabled
     if effort:

@@ -283,6 +283,11 @@ def test_completions_refuse_by_name_too(name: str) -> None:
     assert caught.value.param == name
 
 
+def test_a_contradiction_is_told_in_the_words_that_were_sent() -> None:
+    with pytest.raises(ApiError, match="is 'none' and enable_thinking is true"):
+        wanted({"reasoning_effort": "none", "enable_thinking": True})
+
+
 @pytest.mark.parametrize("kind", ["presence", "frequency"])
 def test_the_window_of_a_penalty_passes_where_there_is_no_penalty(kind: str) -> None:
     """mlx_lm.server's clients send it with their other defaults."""
