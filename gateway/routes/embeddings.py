@@ -60,8 +60,8 @@ class EmbeddingRequest(Strict):
 
     model: str | None = Field(None, description=MODEL)
     input: Input
-    encoding_format: Literal["float", "base64"] = Field(
-        "float", description="base64: little-endian 32-bit floats."
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: little-endian 32-bit floats. Default: float."
     )
     dimensions: int | None = Field(
         None, ge=1, description="Keep the first so many values, scaled to length 1 again."
@@ -143,7 +143,7 @@ def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     return [value / length for value in kept] if length else kept
 
 
-def _encoded(vector: Sequence[float], form: str) -> list[float] | str:
-    if form == "float":
+def _encoded(vector: Sequence[float], form: str | None) -> list[float] | str:
+    if form != "base64":
         return list(vector)
     return base64.b64encode(array("f", vector).tobytes()).decode()

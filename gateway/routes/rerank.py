@@ -39,7 +39,9 @@ class RerankRequest(Strict):
     query: str = Field(min_length=1)
     documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
     top_n: int | None = Field(None, ge=1, description="Only the best so many; all by default.")
-    return_documents: bool = Field(True, description="Whether results carry their text.")
+    return_documents: bool | None = Field(
+        None, description="Whether results carry their text, as they do by default."
+    )
 
 
 class Ranked(BaseModel):
@@ -70,6 +72,7 @@ class RerankResponse(BaseModel):
 async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
     """The documents in the order of their relevance to the query."""
     texts = [document.text for document in body.documents]
+    bare = body.return_documents is False
     async with gateway.supervisor.lease(body.model) as lease:
         request = pb.RerankRequest(
             ModelIdentity=lease.identity,
@@ -86,7 +89,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
             Ranked(
                 index=result.index,
                 relevance_score=result.relevance_score,
-                document=Document(text=texts[result.index]) if body.return_documents else None,
+                document=None if bare else Document(text=texts[result.index]),
             )
             for result in best
         ],

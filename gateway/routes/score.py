@@ -22,10 +22,10 @@ class ScoreRequest(Strict):
     model: str | None = Field(None, description=MODEL)
     prompt: str
     candidates: list[str] = Field(min_length=1, max_length=_MOST_CANDIDATES)
-    length_normalize: bool = Field(
-        False, description="Also tell the logarithm per token, to compare long with short ones."
+    length_normalize: bool | None = Field(
+        None, description="Also tell the logarithm per token, to compare long with short ones."
     )
-    include_token_logprobs: bool = Field(False, description="Also tell it token by token.")
+    include_token_logprobs: bool | None = Field(None, description="Also tell it token by token.")
 
 
 class ScoredToken(BaseModel):
@@ -62,8 +62,8 @@ async def score(body: ScoreRequest, gateway: GatewayDep) -> ScoreResponse:
             ModelIdentity=lease.identity,
             prompt=body.prompt,
             candidates=body.candidates,
-            length_normalize=body.length_normalize,
-            include_token_logprobs=body.include_token_logprobs,
+            length_normalize=bool(body.length_normalize),
+            include_token_logprobs=bool(body.include_token_logprobs),
         )
         reply = await ask(lease.stub.Score, request, gateway.settings.request_timeout)
     return ScoreResponse(

@@ -61,6 +61,20 @@ def test_base64_is_32_bit_floats_from_the_small_end(gateway: GatewayProcess) -> 
     assert struct.unpack("<4f", raw) == (3, 1, 0, 2)
 
 
+def test_null_is_as_good_as_absent(gateway: GatewayProcess) -> None:
+    """litellm and generated clients write out what they were not given."""
+    absent: dict[str, Any] = {"encoding_format": None, "dimensions": None, "user": None}
+    assert embed(gateway, "abc", **absent) == embed(gateway, "abc")
+    asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": ["ab", "a"]}
+    told = ask(gateway, "rerank", **asked, return_documents=None, top_n=None)
+    assert told == ask(gateway, "rerank", **asked)
+    scored: dict[str, Any] = {"model": "tiny", "prompt": "a ", "candidates": ["b"]}
+    absent = {"length_normalize": None, "include_token_logprobs": None}
+    assert set(ask(gateway, "score", **scored, **absent)["data"][0]) == {
+        *("object", "index", "log_prob", "num_tokens")
+    }
+
+
 def test_fewer_dimensions_have_length_one_again(gateway: GatewayProcess) -> None:
     told = embed(gateway, "abc", dimensions=2)
     assert told["data"][0]["embedding"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
