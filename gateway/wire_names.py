@@ -64,9 +64,11 @@ _SUBJECTS: Mapping[str, str] = {
 }
 _TOO_LONG = re.compile(r"^the prompt has .* but the context holds ")
 _NAME = re.compile(
-    r"(?<![\w.])(" + "|".join(sorted(map(re.escape, CHAT), key=len, reverse=True)) + r")(?![\w.])"
+    r"(?<![\w.])("
+    + "|".join(sorted(map(re.escape, CHAT), key=len, reverse=True))
+    + r")(?![\w.])(\[\d+\])?"
 )
-_INDEX = re.compile(r"(?:\[\d+\])+(?:\.\w+)*")
+_REST = re.compile(r"(?:\[\d+\])*(?:\.\w+)*")
 
 
 def translated(error: ApiError, names: Names) -> ApiError:
@@ -74,18 +76,23 @@ def translated(error: ApiError, names: Names) -> ApiError:
     if error.status != 400 or error.param is not None:
         return error
     known = {**CHAT, **names}
-    message = _NAME.sub(lambda match: known[match[1]], error.message)
+    message = _NAME.sub(lambda match: _named(match, known), error.message)
     if _TOO_LONG.match(error.message):
         param = known["Messages"]
         return replace(error, message=message, code="context_length_exceeded", param=param)
     return replace(error, message=message, param=_param(error.message, known))
 
 
+def _named(match: re.Match[str], known: Names) -> str:
+    """The client's name of a field, or of an item of a field that has names of its own."""
+    return known.get(match[0]) or known[match[1]] + (match[2] or "")
+
+
 def _param(sentence: str, known: Names) -> str | None:
     """The field that a sentence begins with, or is about."""
     if match := _NAME.match(sentence):
-        place = _INDEX.match(sentence, match.end())
-        return known[match[1]] + (place[0] if place else "")
+        rest = _REST.match(sentence, match.end())
+        return _named(match, known) + (rest[0] if rest else "")
     for beginning, field in _SUBJECTS.items():
         if sentence.startswith(beginning):
             return known[field]
