@@ -95,12 +95,19 @@ def _opened(
         return ItemProcessor(processor, model.whole.config, markers, control.keys(), most_bytes)
 
     def ends(kind: str, text: str) -> str:
-        """The control strings that the processor puts around an item; '' where it does not."""
+        """The control strings that the processor puts around an item; '' where it does not.
+
+        A text that still stands beside the item is none that the processor knows.
+        """
         try:
-            tokens = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}").tokens
+            item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
         except InvalidRequest:
             return ""
-        return "".join(dict.fromkeys(control.get(at, "") for at in (tokens[0], tokens[-1])))
+        if text in "".join(_around(item, prompts)):
+            return ""
+        return "".join(
+            dict.fromkeys(control.get(at, "") for at in (item.tokens[0], item.tokens[-1]))
+        )
 
     kinds = [IMAGE, *([AUDIO] if takes_audio(processor) else [])]
     fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds}
