@@ -18,10 +18,10 @@ from tests.models.tiny_vision_gallery import Gallery
 from tests.models.tiny_vision_tasks import Seen, colour_dialogue, text_dialogue
 
 _TOKENS_PER_STEP = 2048
-_LONGEST = 512
-_POOL = 512
+LONGEST = 512
+POOL = 512
 _TEXT_SHARE = 0.25
-_MIX = Mix(SECOND_SHARES, Words(clutter=0.4), longest_filler=40, padded_share=0.1)
+MIX = Mix(SECOND_SHARES, Words(clutter=0.4), longest_filler=40, padded_share=0.1)
 
 
 @dataclass(frozen=True)
@@ -104,24 +104,30 @@ def _collate(examples: list[Example], stop_tokens: list[int]) -> list[mx.array]:
     return [mx.array(part) for part in (tokens, places, positions, targets, weights)]
 
 
-def batches(tokenizer: Any, gallery: Gallery, rng: random.Random) -> Iterator[list[mx.array]]:
-    """Batches of one pool of fresh dialogues, alike in length."""
-    stop_tokens = tokenizer.convert_tokens_to_ids([TURN_END, "</think>"])
-    pool: list[Example] = []
-    while len(pool) < _POOL:
-        if rng.random() < _TEXT_SHARE:
-            seen = text_dialogue(rng, _MIX, len(gallery.colours))
-        else:
-            seen = colour_dialogue(rng, gallery.colours)
-        example = encode(tokenizer, gallery, seen)
-        if len(example.tokens) <= _LONGEST:
-            pool.append(example)
-    pool.sort(key=lambda example: len(example.tokens))
+def grouped(
+    pool: list[Example], stop_tokens: list[int], rng: random.Random
+) -> Iterator[list[mx.array]]:
+    """Batches of these examples, alike in length."""
     groups: list[list[Example]] = [[]]
-    for example in pool:
+    for example in sorted(pool, key=lambda example: len(example.tokens)):
         if (len(groups[-1]) + 1) * len(example.tokens) > _TOKENS_PER_STEP:
             groups.append([])
         groups[-1].append(example)
     rng.shuffle(groups)
     for group in groups:
         yield _collate(group, stop_tokens)
+
+
+def batches(tokenizer: Any, gallery: Gallery, rng: random.Random) -> Iterator[list[mx.array]]:
+    """Batches of one pool of fresh dialogues."""
+    stop_tokens = tokenizer.convert_tokens_to_ids([TURN_END, "</think>"])
+    pool: list[Example] = []
+    while len(pool) < POOL:
+        if rng.random() < _TEXT_SHARE:
+            seen = text_dialogue(rng, MIX, len(gallery.colours))
+        else:
+            seen = colour_dialogue(rng, gallery.colours)
+        example = encode(tokenizer, gallery, seen)
+        if len(example.tokens) <= LONGEST:
+            pool.append(example)
+    yield from grouped(pool, stop_tokens, rng)

@@ -17,7 +17,7 @@ from tests.models.tiny_tokenizer import TEMPLATE
 TEXT = Path(__file__).parent / "tiny_text"
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 SECTIONS = [6, 5, 5]
-_PARTS = """{%- for part in content if part.type == 'text' -%}
+PARTS = """{%- for part in content if part.type == 'text' -%}
             {{- part.text -}}
         {%- endfor -%}"""
 _PARTS_WITH_MEDIA = """{%- for part in content -%}
@@ -34,9 +34,9 @@ _PARTS_WITH_MEDIA = """{%- for part in content -%}
 def template() -> str:
     """The chat template of the text model, with a place for each picture."""
     text = TEMPLATE.read_text()
-    if _PARTS not in text:
+    if PARTS not in text:
         raise ValueError("the text model's template writes the parts of a message otherwise")
-    return text.replace(_PARTS, _PARTS_WITH_MEDIA)
+    return text.replace(PARTS, _PARTS_WITH_MEDIA)
 
 
 def config() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,23 +31,22 @@ from tests.models.tiny_vision_batches import batches
 from tests.models.tiny_vision_files import (
     SECTIONS,
     TEXT,
-    VISION_TOKENS,
     config,
     write_processor,
 )
-from tests.models.tiny_vision_gallery import Gallery, hang, paintings, settle
+from tests.models.tiny_vision_gallery import hang, paintings, settle
 
 SEED = 23
 _MATRIX_RATE, _VECTOR_RATE, _WARM_UP = 0.004, 2e-3, 50
 
 
-def text_part() -> TextModel:
-    """The text model with random embeddings for the tokens of vision."""
+def text_part(vocabulary: int) -> TextModel:
+    """The text model with random embeddings for the tokens that it lacks of a vocabulary."""
     args = json.loads((TEXT / "config.json").read_text())
-    model = TextModel(TextArgs.from_dict(args | {"vocab_size": config()["vocab_size"]}))
+    model = TextModel(TextArgs.from_dict(args | {"vocab_size": vocabulary}))
     weights: dict[str, mx.array] = mx.load(str(TEXT / "model.safetensors"))  # type: ignore[assignment]
     known = weights["model.embed_tokens.weight"].astype(mx.float32)
-    fresh = mx.random.normal((len(VISION_TOKENS), known.shape[1])) * mx.std(known)
+    fresh = mx.random.normal((vocabulary - known.shape[0], known.shape[1])) * mx.std(known)
     weights["model.embed_tokens.weight"] = mx.concatenate([known, fresh])
     model.load_weights(list(weights.items()))
     model.set_dtype(mx.float32)
@@ -90,15 +89,21 @@ def _rate(peak: float, steps: int) -> Any:
 
 
 def train(
-    model: TextModel, tokenizer: Any, gallery: Gallery, steps: int, keep: Callable[[], None]
+    model: TextModel,
+    features: mx.array,
+    deep: mx.array,
+    draw: Callable[[random.Random], Iterator[list[mx.array]]],
+    steps: int,
+    keep: Callable[[], None],
 ) -> None:
     """Muon for the inner matrices, AdamW for embedding and norms, as for the text model.
 
-    `keep` is called now and then, and at the end.
+    features, deep: as a gallery has them. draw: the batches of a pool. `keep` is called now and
+    then, and at the end.
     """
 
     def loss(model: Any, tokens: Any, places: Any, positions: Any, *goal: mx.array) -> mx.array:
-        logits = logits_of(model, gallery.features, gallery.deep, tokens, places, positions)
+        logits = logits_of(model, features, deep, tokens, places, positions)
         return tiny_math.mean_loss(logits, *goal)
 
     optimizer = optim.MultiOptimizer(
@@ -121,7 +126,7 @@ def train(
     rng = random.Random(f"{SEED} {steps}")
     started, step, smooth = time.monotonic(), 0, None
     while step < steps:
-        for batch in batches(tokenizer, gallery, rng):
+        for batch in draw(rng):
             value = advance(*batch)
             mx.eval(value, state)
             smooth = float(value) if smooth is None else 0.98 * smooth + 0.02 * float(value)
@@ -153,7 +158,7 @@ def main() -> None:
     mx.random.seed(SEED)
     write_processor(directory)
     model = Model(ModelConfig.from_dict(config()))
-    text = text_part()
+    text = text_part(config()["vocab_size"])
     processor = Qwen3VLProcessor.from_pretrained(directory)
     painted = paintings(random.Random(SEED))
     if arguments.resume:
@@ -163,10 +168,12 @@ def main() -> None:
     else:
         model.language_model.load_weights(list(tree_flatten(text.parameters())))
         settle(model, processor, [image for _, image in painted[::8]])
+    gallery = hang(model, processor, painted)
     train(
         text,
-        processor.tokenizer,
-        hang(model, processor, painted),
+        gallery.features,
+        gallery.deep,
+        partial(batches, processor.tokenizer, gallery),
         arguments.steps,
         lambda: save(model, text, directory),
     )

@@ -1,0 +1,65 @@
+"""Makes the tiny model that tests play sounds to: `tiny_text/` with a frozen eye and ear.
+
+`python -m tests.models.train_tiny_omni --out DIR` takes about ten minutes on one core with
+OpenBLAS preloaded, which is why the weights are committed. The language part begins with the
+weights of `tiny_text/`, so that the model still answers questions about neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_vlm.models.minicpmo.config import ModelConfig
+from mlx_vlm.models.minicpmo.minicpmo import Model
+from mlx_vlm.models.minicpmo.processing_minicpmo import MiniCPMOProcessor
+
+from tests.models.tiny_omni_batches import batches
+from tests.models.tiny_omni_files import config, write_processor
+from tests.models.tiny_omni_senses import paintings, perceive, recordings, settle
+from tests.models.train_tiny_vision import save, text_part, train
+
+SEED = 29
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="where the checkpoint goes")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    arguments = parser.parse_args()
+    directory: Path = arguments.out
+    directory.mkdir(parents=True, exist_ok=True)
+    mx.random.seed(SEED)
+    write_processor(directory)
+    model = Model(ModelConfig.from_dict(config()))
+    text = text_part(config()["vocab_size"])
+    processor = MiniCPMOProcessor.from_pretrained(directory)
+    # Another lesson has other images and sounds.
+    rng = random.Random(f"{SEED} {arguments.steps}")
+    painted, played = paintings(rng), recordings(rng)
+    if arguments.resume:
+        model.load_weights(str(directory / "model.safetensors"))
+        model.set_dtype(mx.float32)
+        text.load_weights(list(tree_flatten(model.language_model.parameters())))
+    else:
+        model.language_model.load_weights(list(tree_flatten(text.parameters())))
+        images, sounds = [image for _, image in painted], [samples for _, samples in played]
+        settle(model, processor, images[::8], sounds[::8])
+    collection = perceive(model, processor, painted, played)
+    train(
+        text,
+        collection.features,
+        mx.zeros_like(collection.features),
+        partial(batches, processor.tokenizer, collection),
+        arguments.steps,
+        lambda: save(model, text, directory),
+    )
+
+
+if __name__ == "__main__":
+    main()
