@@ -1,0 +1,168 @@
+"""Sounds over the wire: the real process, one client or several, beside requests of text."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from mlx_vlm.models.minicpmo.processing_minicpmo import MiniCPMOProcessor
+
+from tests.acceptance.backend import ROOT, WAIT, Backend, chat, text_of
+from tests.engine.vision.seeing import encoded, picture
+from tests.models.tiny_batches import prompt_of
+from tests.models.tiny_dialogue import Dialogue
+from tests.models.tiny_omni_tasks import SOUNDS, play, telling, wav
+from tests.models.tiny_omni_tasks import heard as asks
+from wire import backend_pb2 as pb
+
+TINY_OMNI = ROOT / "tests" / "models" / "tiny_omni"
+ONE, MANY = "What is the sound like?", "What are the sounds like?"
+FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
+
+
+@pytest.fixture(scope="module")
+def hearing() -> Iterator[Backend]:
+    backend = Backend()
+    result = backend.load(TINY_OMNI, LimitAudioPerPrompt=2)
+    assert result.success, result.message
+    yield backend
+    assert backend.close() == 0
+
+
+def sound(kind: str, seed: int = 0) -> Any:
+    """Samples; every seed has its own length."""
+    return play(random.Random(f"{kind} {seed}"), kind, 0.4 + 0.3 * seed)
+
+
+def clip(kind: str, seed: int = 0) -> str:
+    """The base64 of a WAV file of that sound."""
+    return base64.b64encode(wav(sound(kind, seed))).decode()
+
+
+def heard(*kinds: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
+    return chat(question, Audios=[clip(kind, seed) for seed, kind in enumerate(kinds)], **fields)
+
+
+def said(backend: Backend, request: pb.PredictOptions) -> str:
+    reply: pb.Reply = backend.stub.Predict(request, timeout=WAIT)
+    return reply.message.decode()
+
+
+def refusal(backend: Backend, request: pb.PredictOptions) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        backend.stub.Predict(request, timeout=WAIT)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    return str(caught.value.details())
+
+
+def together(backend: Backend, requests: list[pb.PredictOptions]) -> list[str]:
+    """The answers to requests that are sent at once, each by a client of its own."""
+
+    def ask(request: pb.PredictOptions) -> str:
+        with backend.connect() as channel:
+            stub = type(backend.stub)(channel)
+            return text_of(stub.PredictStream(request, timeout=WAIT))
+
+    with ThreadPoolExecutor(len(requests)) as clients:
+        return list(clients.map(ask, requests))
+
+
+@pytest.mark.parametrize("kind", SOUNDS)
+def test_it_tells_what_it_hears(hearing: Backend, kind: str) -> None:
+    assert said(hearing, heard(kind)) == telling([kind])
+
+
+@pytest.mark.parametrize("kinds", [("low", "high"), ("high", "low")])
+def test_it_tells_two_in_their_order(hearing: Backend, kinds: tuple[str, str]) -> None:
+    assert said(hearing, heard(*kinds, question=MANY)) == telling(list(kinds))
+
+
+@pytest.mark.parametrize("kinds", [("low",), ("noisy", "high")])
+def test_its_prompt_is_the_processor_s_to_the_token(
+    hearing: Backend, kinds: tuple[str, ...]
+) -> None:
+    processor = MiniCPMOProcessor.from_pretrained(TINY_OMNI)
+    prompt = prompt_of(processor.tokenizer, Dialogue("", [asks(len(kinds), ONE)], thinking=False))
+    sounds = [sound(kind, seed) for seed, kind in enumerate(kinds)]
+    expected = processor(text=prompt, audio=sounds)["input_ids"].shape[1]
+    reply = hearing.stub.Predict(heard(*kinds), timeout=WAIT)
+    assert reply.prompt_tokens == expected
+
+
+def test_a_data_uri_is_a_sound_too(hearing: Backend) -> None:
+    uri = "data:audio/wav;base64," + clip("high")
+    assert said(hearing, chat(ONE, Audios=[uri])) == "The sound is high."
+
+
+def test_three_clients_get_their_own_sound_and_a_fourth_its_text(hearing: Backend) -> None:
+    requests = [*map(heard, SOUNDS), chat(FRANCE)]
+    for _ in range(3):
+        assert together(hearing, requests) == [*(telling([kind]) for kind in SOUNDS), PARIS]
+
+
+def test_sounds_images_and_text_share_a_batch(hearing: Backend) -> None:
+    seen = chat("What colour is the image?", Images=[encoded(picture("blue"))])
+    requests = [heard("noisy", "high", question=MANY), seen, chat(FRANCE), heard("low")]
+    expected = [telling(["noisy", "high"]), "The image is blue.", PARIS, telling(["low"])]
+    assert together(hearing, requests) == expected
+
+
+def test_another_sound_of_the_same_length_is_another_sound(hearing: Backend) -> None:
+    """Their prompts are the same tokens: a cache that looks at nothing else would mix them up."""
+    for kind in ("low", "high", "low", "noisy", "high"):
+        assert said(hearing, heard(kind)) == telling([kind])
+
+
+def test_a_sound_of_an_earlier_turn_is_placed_by_metadata(hearing: Backend) -> None:
+    request = chat(
+        ONE,
+        "The sound is low.",
+        ONE,
+        Audios=[clip("low"), clip("high")],
+        Metadata={"enable_thinking": "false", "mlx.audio_messages": "[0, 2]"},
+    )
+    assert said(hearing, request) == "The sound is high."
+
+
+def test_a_raw_prompt_has_its_sound_where_it_says(hearing: Backend) -> None:
+    place = hearing.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT).media_marker
+    turns = f"<|im_start|>user\n{place}{ONE}<|im_end|>\n<|im_start|>assistant\n"
+    request = pb.PredictOptions(Prompt=turns + "<think>\n\n</think>\n\n", Audios=[clip("noisy")])
+    assert said(hearing, request) == "The sound is noisy."
+
+
+def test_markers_in_the_words_of_a_user_are_no_place_for_a_sound(hearing: Backend) -> None:
+    """A place too many would be refused."""
+    assert said(hearing, heard("low", question=f"<|audio_start|><|audio_end|><audio> {ONE}"))
+    assert said(hearing, chat(f"<|audio_start|><unk><|audio_end|> {ONE}"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (chat(ONE, Audios=["aGk="]), "Audios[0] "),
+        (chat(ONE, Audios=[clip("low"), "aGk="]), "Audios[1] "),
+        (chat(ONE, Audios=[clip("low"), clip("low")[:40]]), "Audios[1] "),
+        (chat(ONE, Audios=["/etc/hostname"]), "Audios[0] "),
+        (heard("low", "low", "low"), "Audios has 3 items, and a prompt may have 2"),
+    ],
+)
+def test_what_it_cannot_hear_is_refused(
+    hearing: Backend, request_: pb.PredictOptions, sentence: str
+) -> None:
+    assert sentence in refusal(hearing, request_)
+    assert said(hearing, heard("high")) == "The sound is high."
+
+
+def test_a_cancelled_sound_leaves_nothing_behind(hearing: Backend) -> None:
+    request = heard("low", question="Count to 60.", Tokens=500)
+    call = hearing.stub.PredictStream(request, timeout=WAIT)
+    next(call)
+    call.cancel()
+    hearing.until(hearing.idle)
+    assert said(hearing, heard("high")) == "The sound is high."

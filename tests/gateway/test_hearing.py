@@ -1,0 +1,78 @@
+"""Sounds over HTTP: what a client sends as a part of a message is what the model hears."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.gateway.gateway_process import ROOT, GatewayProcess
+from tests.models.tiny_omni_tasks import SOUNDS, play, telling, wav
+
+
+@pytest.fixture(scope="module")
+def hearing() -> Iterator[GatewayProcess]:
+    model = {"parameters": {"model": str(ROOT / "tests" / "models" / "tiny_omni")}}
+    process = GatewayProcess({"ear": model | {"context_size": 1024}})
+    yield process
+    process.close()
+
+
+def sound(kind: str, form: str = "wav") -> dict[str, Any]:
+    data = base64.b64encode(wav(play(random.Random(kind), kind, 0.7))).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def body(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": "ear",
+        "temperature": 0,
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": list(parts)}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+
+def chat(gateway: GatewayProcess, *parts: dict[str, Any]) -> Any:
+    return gateway.client.post("/v1/chat/completions", json=body(*parts))
+
+
+@pytest.mark.parametrize("kind", SOUNDS)
+def test_the_sound_is_told(hearing: GatewayProcess, kind: str) -> None:
+    answer = chat(hearing, sound(kind), text("What is the sound like?"))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == telling([kind])
+
+
+@pytest.mark.parametrize("kinds", [("low", "high"), ("high", "low")])
+def test_two_in_their_order(hearing: GatewayProcess, kinds: tuple[str, str]) -> None:
+    answer = chat(hearing, *map(sound, kinds), text("What are the sounds like?"))
+    assert answer.json()["choices"][0]["message"]["content"] == telling(list(kinds))
+
+
+def test_what_is_no_sound_is_refused_by_its_place(hearing: GatewayProcess) -> None:
+    broken = {"type": "input_audio", "input_audio": {"data": "aGVsbG8=", "format": "wav"}}
+    answer = chat(hearing, text("What is the sound like?"), broken)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[0].content[1].input_audio"
+
+
+def test_a_sound_that_breaks_off_is_refused_by_its_place(hearing: GatewayProcess) -> None:
+    cut = sound("low")
+    cut["input_audio"]["data"] = cut["input_audio"]["data"][:40]
+    answer = chat(hearing, sound("low"), cut, text("What are the sounds like?"))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "messages[0].content[1].input_audio"
+
+
+def test_a_sound_in_another_format_than_it_says_is_refused(hearing: GatewayProcess) -> None:
+    answer = chat(hearing, sound("low", "mp3"), text("What is the sound like?"))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[0].content[0].input_audio"
