@@ -23,6 +23,8 @@ KEY_VARIABLE = "MLX_GATEWAY_API_KEY"
 def main() -> int:
     """One conversation; the exit code is 1 if the last answer could not be had."""
     given = _arguments()
+    # A script's background jobs inherit that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ended)
     with contextlib.suppress(ImportError):  # it edits the line that input() reads

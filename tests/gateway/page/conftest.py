@@ -11,8 +11,9 @@ from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.page import browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chrome() -> Iterator[Chrome]:
+    """It ends with this folder: other tests count the processes below them."""
     if reason := browser.missing():
         pytest.skip(reason)
     driver = browser.launch()
