@@ -13,12 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backend.engine import score_plan
-from backend.engine.commands import Cancel, Encode, Free, Load, Stop, Submit
+from backend.engine.commands import Cancel, Free, Load, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.kind import ModelKind
 from backend.engine.embedding.readers import Reader
@@ -30,117 +27,25 @@ from backend.engine.errors import (
     ShuttingDown,
     WrongKind,
 )
-from backend.engine.events import Finished, TokenLogprob, Usage
+from backend.engine.events import Finished, TokenLogprob
+from backend.engine.facts import EngineMetrics, EngineState, EngineStatus, ModelFacts
 from backend.engine.generation import Generation
-from backend.engine.prompts import require_tellable
-from backend.engine.request import ChatPrompt, Extras, GenerationRequest, TokenPrompt
+from backend.engine.load_request import LoadRequest
+from backend.engine.preparing import Preparer, Work
+from backend.engine.request import GenerationRequest
 from backend.engine.score_plan import ScoreRequest
-from backend.engine.token_text import TextStream
+from backend.engine.text_calls import TextCalls
 from backend.engine.worker import Publication, Worker
-from common.chat_format import ChatFormat
 from common.options import shown
 
 if TYPE_CHECKING:
-    from backend.engine.constraints.constraint import Constraint
-    from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.load import Served
-    from backend.engine.loading.adapters import AdapterRequest
 
-_PROMPT_THREADS = 2
 _SAVE_SECONDS_AT_FREE = 3.0  # the host waits 5 for the answer (contract 1.6.1)
 _SAVE_SECONDS = 1.0  # for what is being written to disk when the process stops
-_MOST_TEXT_CALLS = 64
 
-Given = TypeVar("Given")
-Answer = TypeVar("Answer")
 Asked = TypeVar("Asked", bound=Reader)
 Owner = TypeVar("Owner", Generation, Encoding)
-
-
-class EngineState(Enum):
-    """What the one model slot of this process is doing."""
-
-    EMPTY = "empty"
-    LOADING = "loading"
-    READY = "ready"
-    GENERATING = "generating"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """State plus memory figures in bytes, as MLX reports them."""
-
-    state: EngineState
-    total_bytes: int
-    breakdown: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """Totals since the process started, and the speed of the latest decode step."""
-
-    running: int
-    queued: int
-    tokens_generated: int
-    prompt_tokens_processed: int
-    tokens_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """What LoadModel asked for, typed (`backend.rpc.load_options` builds it).
-
-    model, model_file, model_path: the three references of contract 2.1, verbatim.
-    context_size: tokens of prompt plus output; 0 means the model's own maximum.
-    cache_type_key, cache_type_value: llama.cpp's names for the form of the KV cache.
-    adapters: in the order in which they were named; they add up.
-    draft_model: a smaller model that guesses ahead, as the host names it; empty means none.
-    embeddings, reranking: what the model must be able to answer.
-    most_images, most_audios, most_videos: of one request; 0: the default.
-    settings: our settings by name (`backend.engine.settings`), already typed and checked.
-    """
-
-    model: str
-    model_file: str = ""
-    model_path: str = ""
-    context_size: int = 0
-    dtype: str = ""
-    trust_remote_code: bool = False
-    cache_type_key: str = ""
-    cache_type_value: str = ""
-    adapters: tuple[AdapterRequest, ...] = ()
-    draft_model: str = ""
-    embeddings: bool = False
-    reranking: bool = False
-    most_images: int = 0
-    most_audios: int = 0
-    most_videos: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What is known of the loaded model.
-
-    vocabulary_size: width of its logits. token_bytes: what a token writes. new_text: a decoder of
-    tokens; the argument says whether its text goes on from an earlier one. kind: what it answers.
-    media: which of image and audio it takes; media_marker: where they go in a raw prompt.
-    """
-
-    name: str
-    model_type: str
-    context_size: int
-    chat_template: str | None
-    chat_format: ChatFormat
-    rendered_template: str
-    vocabulary_size: int
-    token_bytes: Callable[[int], bytes]
-    new_text: Callable[[bool], TextStream]
-    defaults: Extras = field(default_factory=Extras)
-    kind: ModelKind = ModelKind.TEXT
-    media: frozenset[str] = frozenset()
-    media_marker: str = ""
 
 
 class Engine:
@@ -148,11 +53,10 @@ class Engine:
 
     def __init__(self) -> None:
         self._worker = Worker(self._deliver_threadsafe, self._fatal_threadsafe)
-        self._prompts = ThreadPoolExecutor(_PROMPT_THREADS, thread_name_prefix="prompt")
-        self._texts = ThreadPoolExecutor(1, thread_name_prefix="text")
-        self._text_calls = 0
-        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._generations: dict[int, Generation | Encoding] = {}
+        self._preparer = Preparer(self._worker, self._generations, self._deliver_threadsafe)
+        self._texts = TextCalls()
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._tickets = itertools.count(1)
         self._epochs = itertools.count(1)
         self._served: Served | None = None
@@ -235,19 +139,14 @@ class Engine:
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
         self.require_text_model("Predict")
-        return self._queue(
-            Generation, lambda served, ticket: self._prepare(served, ticket, request)
-        )
+        return self._queue(Generation, self._preparer.generation(request))
 
     async def encode(self, read: Callable[[], list[Piece]]) -> Encoded:
         """The model's output for the rows that `read` gives on a prompt thread.
 
         A cancelled caller frees the engine. Raises what `read` raises, Overloaded, NotLoaded.
         """
-        encoding = self._queue(
-            Encoding, lambda served, ticket: self._prepare_encoding(served, ticket, read)
-        )
-        return await encoding.result()
+        return await self._queue(Encoding, self._preparer.encoding(read)).result()
 
     async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Per candidate, its tokens with their natural log-probabilities after the prompt.
@@ -255,20 +154,13 @@ class Engine:
         A cancelled caller frees the engine. Raises what `submit` and its generation raise.
         """
         self.require_text_model("Score")
-        generation = self._queue(
-            Generation, lambda served, ticket: self._prepare_score(served, ticket, request)
-        )
-        async with generation:
+        async with self._queue(Generation, self._preparer.score(request)) as generation:
             async for event in generation:
                 if isinstance(event, Finished):
                     return event.scores
         raise AssertionError("a generation ends with Finished, or raises")
 
-    def _queue(
-        self,
-        owner_of: Callable[[Callable[[], None]], Owner],
-        prepare: Callable[[Served, int], None],
-    ) -> Owner:
+    def _queue(self, owner_of: Callable[[Callable[[], None]], Owner], work: Work) -> Owner:
         served = self._require()
         if len(self._generations) >= served.capacity:
             raise Overloaded(
@@ -278,18 +170,18 @@ class Engine:
         ticket = next(self._tickets)
         owner = owner_of(lambda: self._cancel(ticket))
         self._generations[ticket] = owner
-        self._prompts.submit(self._guarded, prepare, served, ticket)
+        self._preparer.start(work, served, ticket)
         return owner
 
     async def tokenize(self, text: str) -> list[int]:
         """Token ids of the text; special-token text is parsed, none is added."""
         builder = self._require().prompts
-        return await self._in_text_thread(builder.tokenize, text)
+        return await self._texts.run(builder.tokenize, text)
 
     async def detokenize(self, tokens: list[int]) -> str:
         """Text of the ids. Raises InvalidRequest for an id outside the vocabulary."""
         builder = self._require().prompts
-        return await self._in_text_thread(builder.detokenize, tokens)
+        return await self._texts.run(builder.detokenize, tokens)
 
     def status(self) -> EngineStatus:
         """State and memory. total: what MLX holds, in use or kept for reuse."""
@@ -326,8 +218,9 @@ class Engine:
         self._stopping = True
         self._abandoned.set()
         self._worker.send(Stop())
-        for threads in (self._prompts, self._texts, self._files):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._preparer.stop()
+        self._texts.stop()
+        self._files.shutdown(wait=False, cancel_futures=True)
         for ticket in list(self._generations):
             self._finish(ticket, ShuttingDown())
         started = time.monotonic()
@@ -374,99 +267,6 @@ class Engine:
             return EngineState.EMPTY
         return EngineState.GENERATING if self._generations else EngineState.READY
 
-    async def _in_text_thread(self, work: Callable[[Given], Answer], given: Given) -> Answer:
-        """On a thread of its own: callers who left must not hold up the prompts."""
-        assert self._loop is not None
-        if self._text_calls >= _MOST_TEXT_CALLS:
-            raise Overloaded(
-                f"{self._text_calls} texts are being tokenised or waiting: try again later"
-            )
-        self._text_calls += 1
-        future = self._loop.run_in_executor(self._texts, work, given)
-        future.add_done_callback(self._text_done)
-        return await asyncio.shield(future)
-
-    def _text_done(self, future: asyncio.Future[Any]) -> None:
-        self._text_calls -= 1
-        if not future.cancelled():
-            future.exception()  # its caller may have left
-
-    def _guarded(self, prepare: Callable[[Served, int], None], served: Served, ticket: int) -> None:
-        """On a prompt thread: tokenise, and hand the row to the engine thread."""
-        if ticket not in self._generations:
-            return
-        try:
-            prepare(served, ticket)
-        except EngineError as refusal:
-            self._deliver_threadsafe([(ticket, refusal)])
-        except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
-            self._deliver_threadsafe([(ticket, _prompt_fault(fault))])
-        else:
-            if ticket not in self._generations:
-                # Cancelled meanwhile: that command may have overtaken the row's.
-                self._worker.send(Cancel(ticket))
-
-    def _prepare(self, served: Served, ticket: int, request: GenerationRequest) -> None:
-        prompt = served.prompts.build(request.prompt, request.attachments)
-        request = replace(request, attachments=None)
-        if request.prompt_logprobs is not None:
-            require_tellable(len(prompt.tokens), request.prompt_logprobs)
-        constraint = _constraint(served, request, prompt.tail)
-        stored = None
-        if prompt.media is None:
-            stored = self._find_on_disk(served, request, prompt.tokens)
-        if not isinstance(generation := self._generations.get(ticket), Generation):
-            return
-        generation.prompt_tail = prompt.tail
-        room = served.facts.context_size - len(prompt.tokens)
-        limit = min(request.max_tokens or served.default_max_tokens or room, room)
-        self._worker.send(
-            Submit(
-                served.epoch,
-                ticket,
-                request,
-                prompt.tokens,
-                limit,
-                constraint,
-                stored,
-                media=prompt.media,
-            )
-        )
-
-    def _prepare_score(self, served: Served, ticket: int, request: ScoreRequest) -> None:
-        scored = score_plan.plan(
-            request,
-            served.prompts.encode_open,
-            served.facts.context_size,
-            wanted=lambda: ticket in self._generations,
-        )
-        if ticket not in self._generations:
-            return
-        if not scored.longest:
-            nothing: tuple[tuple[TokenLogprob, ...], ...] = ((),) * len(request.candidates)
-            self._deliver_threadsafe([(ticket, Finished("stop", Usage(), scores=nothing))])
-            return
-        row = GenerationRequest(request.request_id, TokenPrompt(tuple(scored.prefix)))
-        self._worker.send(
-            Submit(served.epoch, ticket, row, scored.prefix, scored.longest, plan=scored)
-        )
-
-    def _prepare_encoding(
-        self, served: Served, ticket: int, read: Callable[[], list[Piece]]
-    ) -> None:
-        pieces = read()
-        if pieces:
-            self._worker.send(Encode(served.epoch, ticket, pieces))
-        else:
-            self._deliver_threadsafe([(ticket, Encoded(()))])
-
-    def _find_on_disk(
-        self, served: Served, request: GenerationRequest, prompt: list[int]
-    ) -> StoredPrefix | None:
-        if served.disk is None or request.prompt_logprobs is not None:
-            return None
-        return served.disk.find(prompt, path=request.disk.path, held=self._worker.held(prompt))
-
     def _cancel(self, ticket: int) -> None:
         if self._generations.pop(ticket, None) is not None:
             self._worker.send(Cancel(ticket))
@@ -503,25 +303,7 @@ class Engine:
             self._failure.set_result(cause)
 
 
-def _constraint(served: Served, request: GenerationRequest, tail: str) -> Constraint | None:
-    """Compile what constrains the answer. Raises InvalidRequest."""
-    if request.constraint is None:
-        return None
-    assert served.constraints is not None, "only a model that generates gets this far"
-    arguments = getattr(request.prompt, "template_arguments", {})
-    return served.constraints.compile(
-        request.constraint,
-        prompt_tail=tail,
-        answers_messages=isinstance(request.prompt, ChatPrompt),
-        thinking=arguments.get("enable_thinking"),
-    )
-
-
 def _wrong_kind(rpc: str, facts: ModelFacts) -> WrongKind:
     return WrongKind(
         f"{rpc} is not served: the loaded model {shown(facts.name)} {facts.kind.words}"
     )
-
-
-def _prompt_fault(fault: BaseException) -> EngineFailed:
-    return EngineFailed(f"the prompt could not be prepared ({type(fault).__name__})")

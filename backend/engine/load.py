@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.encode_queue import EncoderModel
     from backend.engine.embedding.readers import Reader
-    from backend.engine.engine import LoadRequest, ModelFacts
+    from backend.engine.facts import ModelFacts
+    from backend.engine.load_request import LoadRequest
     from backend.engine.loading.weights import LoadedModel
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
@@ -145,7 +146,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.drafting.loading import load_drafting
     from backend.engine.embedding.loading import text_embedder
     from backend.engine.embedding.readers import Limits
-    from backend.engine.engine import ModelFacts
+    from backend.engine.facts import ModelFacts
     from backend.engine.loading.context import served_context
     from backend.engine.loading.weights import load_model
     from backend.engine.model import EngineModel

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from backend.engine.engine import ModelFacts
 from backend.engine.events import Finished, FinishReason, TextDelta, TokenLogprob
+from backend.engine.facts import ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.rpc import logprobs

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from backend.engine.engine import LoadRequest
 from backend.engine.errors import InvalidRequest
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.settings import parse_settings
 from backend.rpc.neutral import Refused, empty, one_of, require_neutral, word_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.engine.engine import ModelFacts
+from backend.engine.facts import ModelFacts
 from wire import backend_pb2 as pb
 
 

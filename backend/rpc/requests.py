@@ -12,8 +12,8 @@ import secrets
 
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
-from backend.engine.engine import ModelFacts
 from backend.engine.errors import InvalidRequest
+from backend.engine.facts import ModelFacts
 from backend.engine.request import Attachments, Extras, GenerationRequest
 from backend.rpc.extras import of as read_extras
 from backend.rpc.neutral import require_neutral

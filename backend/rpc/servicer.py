@@ -13,10 +13,12 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from backend.engine.engine import Engine, EngineState, LoadRequest, ModelFacts
+from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Event, Finished, Usage
+from backend.engine.facts import EngineState, ModelFacts
 from backend.engine.generation import Generation
+from backend.engine.load_request import LoadRequest
 from backend.rpc import embedding, logs, metadata, replies, rerank, scores, token_classify, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine.engine import Engine, EngineState, LoadRequest
+from backend.engine.engine import Engine
 from backend.engine.errors import (
     Cancelled,
     EngineFailed,
@@ -25,6 +25,8 @@ from backend.engine.errors import (
     ShuttingDown,
 )
 from backend.engine.events import Event, Finished
+from backend.engine.facts import EngineState
+from backend.engine.load_request import LoadRequest
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from tests.engine.loading_models import write_model

@@ -16,9 +16,10 @@ from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_unflatten
 
 from backend.engine.device import GIB, Device
-from backend.engine.engine import Engine, LoadRequest
+from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.events import Finished
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading import hub_process
 from backend.engine.loading.adapters import (
     CONFIG,

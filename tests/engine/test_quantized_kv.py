@@ -19,9 +19,10 @@ from mlx.utils import tree_map
 from backend.engine import kv, load
 from backend.engine.cache_form import use_cache_kind
 from backend.engine.cache_kind import CacheKind, cache_kind
-from backend.engine.engine import Engine, LoadRequest
+from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Finished
+from backend.engine.load_request import LoadRequest
 from backend.engine.quantized_kv import QuantizedRow
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.settings import Settings

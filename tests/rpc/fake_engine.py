@@ -12,18 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from backend.engine.engine import (
-    Asked,
-    Engine,
-    EngineMetrics,
-    EngineState,
-    EngineStatus,
-    LoadRequest,
-    ModelFacts,
-)
+from backend.engine.engine import Asked, Engine
 from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, TextDelta, Usage
+from backend.engine.facts import EngineMetrics, EngineState, EngineStatus, ModelFacts
 from backend.engine.generation import Generation
+from backend.engine.load_request import LoadRequest
 from backend.engine.request import GenerationRequest
 from backend.engine.token_text import ByteStream
 from common.chat_format import ChatFormat

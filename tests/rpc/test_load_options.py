@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backend.engine.engine import LoadRequest
 from backend.engine.errors import InvalidRequest
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.rpc.load_options import REFUSED, UNUSED, load_request
 from tests.rpc.recorder import Recorder

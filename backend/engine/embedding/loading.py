@@ -43,8 +43,8 @@ from backend.engine.token_text import TokenTexts
 from common.options import shown
 
 if TYPE_CHECKING:
-    from backend.engine.engine import LoadRequest
     from backend.engine.load import Found, Loaded
+    from backend.engine.load_request import LoadRequest
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def read_encoder(
     found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event
 ) -> Loaded:
     """Load such a model and prove it. Raises ModelRejected, InvalidRequest, Cancelled."""
-    from backend.engine.engine import ModelFacts
+    from backend.engine.facts import ModelFacts
     from backend.engine.load import Loaded, Served
 
     started = time.perf_counter()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from backend.engine.drafting.reference import resolve_draft
-from backend.engine.engine import Engine, LoadRequest
+from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading.reference import HubModel, LocalModel
 from tests.engine.drafting.tiny import MODELS, draft_model
 from tests.engine.loading_models import write_model

@@ -11,7 +11,8 @@ from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.entities import Entity
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.readers import Embedded, PairReader, Ranked, TextReader
-from backend.engine.engine import Engine, LoadRequest
+from backend.engine.engine import Engine
+from backend.engine.load_request import LoadRequest
 
 
 @asynccontextmanager

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from backend.engine.engine import Engine, LoadRequest
+from backend.engine.engine import Engine
 from backend.engine.events import Event, Finished, TextDelta
+from backend.engine.load_request import LoadRequest
 from backend.engine.request import Attachments, ChatPrompt, GenerationRequest, Prompt, Sampling
 from tests.models.tiny_vision_tasks import paint
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from backend.engine.embedding.readers import TextReader
-from backend.engine.engine import Engine, LoadRequest
+from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.request import Attachments, Sampling
 from backend.engine.score_plan import ScoreRequest

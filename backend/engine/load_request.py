@@ -1,0 +1,41 @@
+"""What a host asks for when it loads a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backend.engine.loading.adapters import AdapterRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What LoadModel asked for, typed (`backend.rpc.load_options` builds it).
+
+    model, model_file, model_path: the three references of contract 2.1, verbatim.
+    context_size: tokens of prompt plus output; 0 means the model's own maximum.
+    cache_type_key, cache_type_value: llama.cpp's names for the form of the KV cache.
+    adapters: in the order in which they were named; they add up.
+    draft_model: a smaller model that guesses ahead, as the host names it; empty means none.
+    embeddings, reranking: what the model must be able to answer.
+    most_images, most_audios, most_videos: of one request; 0: the default.
+    settings: our settings by name (`backend.engine.settings`), already typed and checked.
+    """
+
+    model: str
+    model_file: str = ""
+    model_path: str = ""
+    context_size: int = 0
+    dtype: str = ""
+    trust_remote_code: bool = False
+    cache_type_key: str = ""
+    cache_type_value: str = ""
+    adapters: tuple[AdapterRequest, ...] = ()
+    draft_model: str = ""
+    embeddings: bool = False
+    reranking: bool = False
+    most_images: int = 0
+    most_audios: int = 0
+    most_videos: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)

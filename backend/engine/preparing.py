@@ -1,0 +1,161 @@
+"""The work between a request and its row: text to tokens, on the prompt threads.
+
+Nothing here touches MLX. Each kind of request has one method that says what to do, and ends with
+a command to the engine thread; whoever has left meanwhile costs no more than the step under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from backend.engine import score_plan
+from backend.engine.commands import Cancel, Encode, Submit
+from backend.engine.embedding.encoding import Encoded, Encoding, Piece
+from backend.engine.errors import EngineError, EngineFailed
+from backend.engine.events import Finished, TokenLogprob, Usage
+from backend.engine.generation import Generation
+from backend.engine.prompts import require_tellable
+from backend.engine.request import ChatPrompt, GenerationRequest, TokenPrompt
+from backend.engine.score_plan import ScoreRequest
+from backend.engine.worker import Publication, Worker
+
+if TYPE_CHECKING:
+    from backend.engine.constraints.constraint import Constraint
+    from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.load import Served
+
+_THREADS = 2
+
+Work = Callable[["Served", int], None]
+
+
+class Preparer:
+    """Owner of the prompt threads.
+
+    owners: who waits for which ticket, kept by the engine on the event loop; looked at here, never
+    changed. tell: takes what is to be told of a ticket, from any thread.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        owners: Mapping[int, Generation | Encoding],
+        tell: Callable[[list[Publication]], None],
+    ) -> None:
+        self._worker = worker
+        self._owners = owners
+        self._tell = tell
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
+
+    def start(self, work: Work, served: Served, ticket: int) -> None:
+        """Queue the work for a ticket. A failure is told to its owner."""
+        self._threads.submit(self._guarded, work, served, ticket)
+
+    def stop(self) -> None:
+        """Begin nothing more. What runs ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def generation(self, request: GenerationRequest) -> Work:
+        """Render, tokenise, compile the grammar, look on disk."""
+
+        def work(served: Served, ticket: int) -> None:
+            prompt = served.prompts.build(request.prompt, request.attachments)
+            bare = replace(request, attachments=None)
+            if bare.prompt_logprobs is not None:
+                require_tellable(len(prompt.tokens), bare.prompt_logprobs)
+            constraint = _constraint(served, bare, prompt.tail)
+            stored = None
+            if prompt.media is None:
+                stored = self._find_on_disk(served, bare, prompt.tokens)
+            if not isinstance(generation := self._owners.get(ticket), Generation):
+                return
+            generation.prompt_tail = prompt.tail
+            room = served.facts.context_size - len(prompt.tokens)
+            limit = min(bare.max_tokens or served.default_max_tokens or room, room)
+            self._worker.send(
+                Submit(
+                    served.epoch,
+                    ticket,
+                    bare,
+                    prompt.tokens,
+                    limit,
+                    constraint,
+                    stored,
+                    media=prompt.media,
+                )
+            )
+
+        return work
+
+    def score(self, request: ScoreRequest) -> Work:
+        """Tokenise the candidates, and find what all of them begin with."""
+
+        def work(served: Served, ticket: int) -> None:
+            scored = score_plan.plan(
+                request,
+                served.prompts.encode_open,
+                served.facts.context_size,
+                wanted=lambda: ticket in self._owners,
+            )
+            if ticket not in self._owners:
+                return
+            if not scored.longest:
+                nothing: tuple[tuple[TokenLogprob, ...], ...] = ((),) * len(request.candidates)
+                self._tell([(ticket, Finished("stop", Usage(), scores=nothing))])
+                return
+            row = GenerationRequest(request.request_id, TokenPrompt(tuple(scored.prefix)))
+            self._worker.send(
+                Submit(served.epoch, ticket, row, scored.prefix, scored.longest, plan=scored)
+            )
+
+        return work
+
+    def encoding(self, read: Callable[[], list[Piece]]) -> Work:
+        """Read the rows, of which there may be none."""
+
+        def work(served: Served, ticket: int) -> None:
+            if pieces := read():
+                self._worker.send(Encode(served.epoch, ticket, pieces))
+            else:
+                self._tell([(ticket, Encoded(()))])
+
+        return work
+
+    def _guarded(self, work: Work, served: Served, ticket: int) -> None:
+        if ticket not in self._owners:
+            return
+        try:
+            work(served, ticket)
+        except EngineError as refusal:
+            self._tell([(ticket, refusal)])
+        except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
+            name = type(fault).__name__
+            self._tell([(ticket, EngineFailed(f"the prompt could not be prepared ({name})"))])
+        else:
+            if ticket not in self._owners:
+                # Cancelled meanwhile: that command may have overtaken the row's.
+                self._worker.send(Cancel(ticket))
+
+    def _find_on_disk(
+        self, served: Served, request: GenerationRequest, prompt: list[int]
+    ) -> StoredPrefix | None:
+        if served.disk is None or request.prompt_logprobs is not None:
+            return None
+        return served.disk.find(prompt, path=request.disk.path, held=self._worker.held(prompt))
+
+
+def _constraint(served: Served, request: GenerationRequest, tail: str) -> Constraint | None:
+    """Compile what constrains the answer. Raises InvalidRequest."""
+    if request.constraint is None:
+        return None
+    assert served.constraints is not None, "only a model that generates gets this far"
+    arguments = getattr(request.prompt, "template_arguments", {})
+    return served.constraints.compile(
+        request.constraint,
+        prompt_tail=tail,
+        answers_messages=isinstance(request.prompt, ChatPrompt),
+        thinking=arguments.get("enable_thinking"),
+    )
