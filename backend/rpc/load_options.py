@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 
 from backend.engine.errors import InvalidRequest
+from backend.engine.given_settings import parse_settings
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
-from backend.engine.settings import parse_settings
 from backend.rpc.neutral import Refused, empty, one_of, require_neutral, word_of
 from wire import backend_pb2 as pb
 

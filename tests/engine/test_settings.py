@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.settings import (
-    NOT_HONOURED,
-    RULES,
-    SPECIAL_TOKENS,
-    Settings,
-    parse_settings,
-    render_table,
-    weight_dtype,
-)
+from backend.engine.given_settings import NOT_HONOURED, parse_settings
+from backend.engine.settings import RULES, SPECIAL_TOKENS, Settings, weight_dtype
+from backend.engine.settings_table import render_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,5 +137,5 @@ def test_unknown_dtype_field_is_refused() -> None:
 
 
 def test_settings_need_no_mlx() -> None:
-    code = "import sys, backend.engine.settings; sys.exit('mlx' in sys.modules)"
+    code = "import sys, backend.engine.given_settings; sys.exit('mlx' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
