@@ -17,6 +17,7 @@ import pytest
 from backend.engine.errors import ModelRejected
 from backend.engine.loading import architectures
 from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.packages import aliases
 from backend.engine.settings import Settings
 from tests.engine.loading_models import read_weights, write_model, write_weights
 
@@ -265,7 +266,7 @@ def test_files_that_cannot_be_read(model: Path) -> None:
 def test_the_list_of_model_types_is_mlx_lms_own() -> None:
     from mlx_lm.utils import MODEL_REMAPPING
 
-    assert architectures.aliases() == MODEL_REMAPPING
+    assert aliases("mlx_lm") == MODEL_REMAPPING
     types = architectures.model_types()
     assert {"llama", "qwen3", "gpt_oss", "solar_open", "mistral"} <= types
     assert not {"base", "cache", "switch_layers", "rope_utils", "ssm"} & types
@@ -273,6 +274,12 @@ def test_the_list_of_model_types_is_mlx_lms_own() -> None:
         module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(type_, type_)}")
         assert module.Model
         assert module.ModelArgs
+
+
+def test_the_aliases_of_mlx_vlm_are_its_own() -> None:
+    from mlx_vlm.utils import MODEL_REMAPPING
+
+    assert aliases("mlx_vlm") == MODEL_REMAPPING
 
 
 def test_the_look_imports_neither_mlx_nor_mlx_lm(whole: Path) -> None:

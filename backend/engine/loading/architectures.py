@@ -1,52 +1,26 @@
-"""Which model types mlx-lm can build, found without importing it.
+"""Which model types mlx-lm can build: its package has one module for each.
 
-The check runs before a download, on a thread that must not touch MLX, and importing mlx-lm costs a
-second. Its package lists one module for each type, and its table of aliases is a literal.
+The check runs before a download, on a thread that must not touch MLX.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from backend.engine.loading.packages import aliases, model_files
 
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
 
 
 @cache
-def _package() -> Path | None:
-    spec = importlib.util.find_spec("mlx_lm")
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
-@cache
-def aliases() -> dict[str, str]:
-    """Model types that mlx-lm builds with another type's module."""
-    package = _package()
-    if package is None:
-        return {}
-    for node in ast.parse((package / "utils.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MODEL_REMAPPING":
-            table: dict[str, str] = ast.literal_eval(node.value)
-            return table
-    return {}
-
-
-@cache
 def model_types() -> frozenset[str]:
     """All model types that mlx-lm can build, aliases included."""
-    package = _package()
-    if package is None:
-        return frozenset()
-    modules = {
-        path.stem
-        for path in (package / "models").glob("*.py")
-        if _MODEL_CLASS.search(path.read_text(encoding="utf-8"))
-    }
-    return frozenset(modules | {alias for alias, type_ in aliases().items() if type_ in modules})
+    files = model_files("mlx_lm", "*.py")
+    modules = {path.stem for path, text in files if _MODEL_CLASS.search(text)}
+    known = aliases("mlx_lm").items()
+    return frozenset(modules | {alias for alias, type_ in known if type_ in modules})
 
 
 _MEDIA_KEYS = (

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,58 @@ def open_vision(
     vocabulary: int,
 ) -> Vision:
     """What lets a loaded model see. `prompts` takes media from then on. Raises ModelRejected."""
+    with _refusing(loaded):
+        model: SeeingModel = loaded.model
+        processor = load_processor(path, trust_remote_code=settings.trust_remote_code)
+        control = _control_ids(prompts)
+
+        def prepares(markers: Mapping[str, str], most_bytes: int = 0) -> ItemProcessor:
+            return ItemProcessor(processor, model.whole.config, markers, control.keys(), most_bytes)
+
+        def ends(kind: str, text: str) -> str:
+            """The control strings that the processor puts around an item; '' where it does not.
+
+            A text that still stands beside the item is none that the processor knows.
+            """
+            try:
+                item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
+            except InvalidRequest:
+                return ""
+            if text in "".join(_around(item, prompts)):
+                return ""
+            return "".join(
+                dict.fromkeys(control.get(at, "") for at in (item.tokens[0], item.tokens[-1]))
+            )
+
+        kinds = [IMAGE, *([AUDIO] if takes_audio(processor) else [])]
+        fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds}
+        form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
+        trial = prepares(_expanded(form))
+        tried: dict[str, MediaItem] = {}
+        for kind in form.markers:
+            if (item := _tried(model, trial, kind, vocabulary)) is not None:
+                tried[kind] = item
+        if not tried:
+            raise _rejected(loaded, "its chat template has no place for images")
+        form = TemplateForm(form.lists, {kind: form.markers[kind] for kind in tried})
+        half = settings.vision_cache_mib * MIB // 2
+        media = MediaPrompts(
+            form,
+            prepares(_expanded(form), half),
+            {kind: _around(item, prompts) for kind, item in tried.items()},
+            {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
+            limits,
+        )
+        prompts.take_media(media)
+        return Vision(MediaReader(model, half), media)
+
+
+@contextmanager
+def _refusing(loaded: LoadedModel) -> Iterator[None]:
+    """Whatever goes wrong inside is a reason why this model is not served."""
     try:
-        return _opened(loaded, path, prompts, settings, limits, vocabulary)
+        yield
+        return
     except ModelRejected:
         raise
     except UnusualFeaturesError as unusual:
@@ -77,59 +128,6 @@ def open_vision(
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
         reason = f"it failed on its first image ({type(fault).__name__})"
     raise _rejected(loaded, reason)
-
-
-def _opened(
-    loaded: LoadedModel,
-    path: Path,
-    prompts: PromptBuilder,
-    settings: Settings,
-    limits: MediaLimits,
-    vocabulary: int,
-) -> Vision:
-    model: SeeingModel = loaded.model
-    processor = load_processor(path, trust_remote_code=settings.trust_remote_code)
-    control = _control_ids(prompts)
-
-    def prepares(markers: Mapping[str, str], most_bytes: int = 0) -> ItemProcessor:
-        return ItemProcessor(processor, model.whole.config, markers, control.keys(), most_bytes)
-
-    def ends(kind: str, text: str) -> str:
-        """The control strings that the processor puts around an item; '' where it does not.
-
-        A text that still stands beside the item is none that the processor knows.
-        """
-        try:
-            item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
-        except InvalidRequest:
-            return ""
-        if text in "".join(_around(item, prompts)):
-            return ""
-        return "".join(
-            dict.fromkeys(control.get(at, "") for at in (item.tokens[0], item.tokens[-1]))
-        )
-
-    kinds = [IMAGE, *([AUDIO] if takes_audio(processor) else [])]
-    fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds}
-    form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
-    trial = prepares(_expanded(form))
-    tried: dict[str, MediaItem] = {}
-    for kind in form.markers:
-        if (item := _tried(model, trial, kind, vocabulary)) is not None:
-            tried[kind] = item
-    if not tried:
-        raise _rejected(loaded, "its chat template has no place for images")
-    form = TemplateForm(form.lists, {kind: form.markers[kind] for kind in tried})
-    half = settings.vision_cache_mib * MIB // 2
-    media = MediaPrompts(
-        form,
-        prepares(_expanded(form), half),
-        {kind: _around(item, prompts) for kind, item in tried.items()},
-        {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
-        limits,
-    )
-    prompts.take_media(media)
-    return Vision(MediaReader(model, half), media)
 
 
 def _tried(

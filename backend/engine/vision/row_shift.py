@@ -14,20 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 
-class RowShift:
-    """The shift of one row, in positions; 0 for a row of text alone."""
-
-    def __init__(self, shift: int = 0) -> None:
-        self.shift = shift
-
-    @property
-    def shifts(self) -> mx.array:
-        return mx.array([self.shift])
-
-    @classmethod
-    def merge(cls, rows: Sequence[RowShift]) -> BatchShift:
-        """A batch of the rows, in their order."""
-        return BatchShift(row.shift for row in rows)
+class _Weightless:
+    """What a cache must be able to do, of one that holds no keys and values."""
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -45,7 +33,23 @@ class RowShift:
         return tokens
 
 
-class BatchShift:
+class RowShift(_Weightless):
+    """The shift of one row, in positions; 0 for a row of text alone."""
+
+    def __init__(self, shift: int = 0) -> None:
+        self.shift = shift
+
+    @property
+    def shifts(self) -> mx.array:
+        return mx.array([self.shift])
+
+    @classmethod
+    def merge(cls, rows: Sequence[RowShift]) -> BatchShift:
+        """A batch of the rows, in their order."""
+        return BatchShift(row.shift for row in rows)
+
+
+class BatchShift(_Weightless):
     """The shifts of the rows of a batch."""
 
     def __init__(self, shifts: Any) -> None:
@@ -66,17 +70,3 @@ class BatchShift:
 
     def extract(self, row: int) -> RowShift:
         return RowShift(self._shifts[row])
-
-    @property
-    def state(self) -> tuple[Any, ...]:
-        return ()
-
-    @property
-    def nbytes(self) -> int:
-        return 0
-
-    def is_trimmable(self) -> bool:
-        return True
-
-    def trim(self, tokens: int) -> int:
-        return tokens
