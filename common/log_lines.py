@@ -59,3 +59,30 @@ class LineFormatter(logging.Formatter):
         level = record.levelname.lower()
         words = " ".join(f"{key}={rendered(value)}" for key, value in fields.items())
         return f"level={level} event={event} {words}".rstrip()
+
+
+class EventLog:
+    """A program's own logger, one line an event: `log.info("started", port=9000)`."""
+
+    def __init__(self, logger: str) -> None:
+        self.logger = logging.getLogger(logger)
+
+    def error(self, name: str, /, **fields: object) -> None:
+        """Something broke that should not."""
+        self.event(logging.ERROR, name, fields)
+
+    def warning(self, name: str, /, **fields: object) -> None:
+        """Something that a person may want to change."""
+        self.event(logging.WARNING, name, fields)
+
+    def info(self, name: str, /, **fields: object) -> None:
+        """What happened."""
+        self.event(logging.INFO, name, fields)
+
+    def debug(self, name: str, /, **fields: object) -> None:
+        """What happens all the time."""
+        self.event(logging.DEBUG, name, fields)
+
+    def event(self, level: int, name: str, fields: dict[str, object]) -> None:
+        """One line of any level (a number of `logging`)."""
+        self.logger.log(level, name, extra={"fields": fields})

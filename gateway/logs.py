@@ -9,34 +9,11 @@ import logging
 import sys
 import warnings
 
-from common.log_lines import LEVELS, LineFormatter
+from common.log_lines import LEVELS, EventLog, LineFormatter
 
-_log = logging.getLogger("gateway")
-
-
-def error(name: str, /, **fields: object) -> None:
-    """Something broke that should not."""
-    event(logging.ERROR, name, fields)
-
-
-def warning(name: str, /, **fields: object) -> None:
-    """Something that a person may want to change."""
-    event(logging.WARNING, name, fields)
-
-
-def info(name: str, /, **fields: object) -> None:
-    """What happened."""
-    event(logging.INFO, name, fields)
-
-
-def debug(name: str, /, **fields: object) -> None:
-    """What happens all the time."""
-    event(logging.DEBUG, name, fields)
-
-
-def event(level: int, name: str, fields: dict[str, object]) -> None:
-    """One line of any level (a number of `logging`)."""
-    _log.log(level, name, extra={"fields": fields})
+_events = EventLog("gateway")
+error, warning, info = _events.error, _events.warning, _events.info
+debug, event = _events.debug, _events.event
 
 
 def configure(level_name: str) -> None:
@@ -47,7 +24,7 @@ def configure(level_name: str) -> None:
     logging.raiseExceptions = False
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(max(level, logging.WARNING))
-    _log.setLevel(level)
+    _events.logger.setLevel(level)
     logging.captureWarnings(True)
     warnings.simplefilter("default" if level == logging.DEBUG else "ignore")
     if level_name.strip() and level_name.strip().lower() not in LEVELS:

@@ -17,29 +17,11 @@ import warnings
 from types import TracebackType
 from typing import TextIO
 
-from common.log_lines import LEVELS, LONGEST_VALUE, LineFormatter, traceback_of
+from common.log_lines import LEVELS, LONGEST_VALUE, EventLog, LineFormatter, traceback_of
 
-_log = logging.getLogger("backend")
-
-
-def error(name: str, /, **fields: object) -> None:
-    event(logging.ERROR, name, fields)
-
-
-def warning(name: str, /, **fields: object) -> None:
-    event(logging.WARNING, name, fields)
-
-
-def info(name: str, /, **fields: object) -> None:
-    event(logging.INFO, name, fields)
-
-
-def debug(name: str, /, **fields: object) -> None:
-    event(logging.DEBUG, name, fields)
-
-
-def event(level: int, name: str, fields: dict[str, object]) -> None:
-    _log.log(level, name, extra={"fields": fields})
+_events = EventLog("backend")
+error, warning, info = _events.error, _events.warning, _events.info
+debug, event = _events.debug, _events.event
 
 
 class _Stray(io.TextIOBase):
@@ -75,7 +57,7 @@ def configure(level_name: str) -> None:
     logging.raiseExceptions = False
     logging.root.handlers[:] = [handler]
     level = LEVELS.get(level_name.strip().lower())
-    _log.setLevel(logging.INFO if level is None else level)
+    _events.logger.setLevel(logging.INFO if level is None else level)
     logging.root.setLevel(logging.WARNING if level is None else max(level, logging.WARNING))
     logging.captureWarnings(True)
     warnings.simplefilter("default" if level == logging.DEBUG else "ignore")
