@@ -43,6 +43,8 @@ CHAT: Names = {
     "Metadata mlx.min_tokens": "min_tokens",
     "Metadata mlx.xtc_probability": "xtc_probability",
     "Metadata mlx.xtc_threshold": "xtc_threshold",
+    "Metadata mlx.presence_window": "presence_context_size",
+    "Metadata mlx.frequency_window": "frequency_context_size",
     "Metadata mlx.parallel_tool_calls": "parallel_tool_calls",
     "Metadata mlx.prompt_token_ids": "prompt",
     "Metadata chat_template_kwargs": "chat_template_kwargs",

@@ -6,7 +6,8 @@ built anew from the known tokens when rows join or leave.
 
 The repetition penalty is llama.cpp's (`repeat_penalty` over the last `repeat_last_n` tokens of
 prompt and output). Frequency and presence penalty are OpenAI's, in vLLM's reading: they count the
-output alone, all of it.
+output alone, all of it; with a window they are mlx-lm's, and count the last tokens of prompt and
+output.
 """
 
 from __future__ import annotations
@@ -37,27 +38,24 @@ class BatchPenalties:
     """Bias and penalties of a fixed set of rows, with their memory."""
 
     def __init__(self, rows: Sequence[Sampling], pasts: Sequence[Past], vocabulary: int) -> None:
-        size = len(rows)
-        self._biased = Subset([at for at, row in enumerate(rows) if row.logit_bias], size)
-        self._repeating = Subset([at for at, row in enumerate(rows) if row.repetition != 1], size)
-        adding = [at for at, row in enumerate(rows) if row.frequency or row.presence]
-        self._adding = Subset(adding, size)
+        self._biased = Subset([at for at, row in enumerate(rows) if row.logit_bias], len(rows))
         if self._biased:
             self._bias = _bias([rows[at] for at in self._biased.places], vocabulary)
-        if self._repeating:
-            chosen = [rows[at] for at in self._repeating.places]
-            known = [pasts[at] for at in self._repeating.places]
-            self._repetition = mx.array([[row.repetition] for row in chosen])
-            windows = [
-                min(row.window, past.longest) for row, past in zip(chosen, known, strict=True)
-            ]
-            self._recent = _recent(known, max(windows), vocabulary)
-            self._inside = _inside(windows)
-        if self._adding:
-            chosen = [rows[at] for at in adding]
-            self._frequency = mx.array([[row.frequency] for row in chosen])
-            self._presence = mx.array([[row.presence] for row in chosen])
-            self._counts = _counts([pasts[at] for at in adding], vocabulary)
+        self._repetition = _Recent(
+            [_Part(row.repetition, row.window, neutral=1) for row in rows], pasts, vocabulary
+        )
+        self._presence = _Recent(
+            [_Part(row.presence, row.presence_window) for row in rows], pasts, vocabulary
+        )
+        self._frequency = _Recent(
+            [_Part(row.frequency, row.frequency_window) for row in rows], pasts, vocabulary
+        )
+        self._output = _Output(
+            [_Part(row.presence, not row.presence_window) for row in rows],
+            [_Part(row.frequency, not row.frequency_window) for row in rows],
+            pasts,
+            vocabulary,
+        )
 
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
         """The logits, changed. Call it once per step: it remembers `fed`.
@@ -68,31 +66,93 @@ class BatchPenalties:
         """
         if self._biased:
             logits = self._biased.put(logits, self._biased.of(logits) + self._bias)
-        if self._repeating:
-            latest = self._repeating.of(fed)[:, None].astype(mx.int32)
-            self._recent = mx.concatenate([self._recent[:, 1:], latest], axis=1)
-            own = self._repeating.of(logits)
-            scaled = mx.where(own > 0, own / self._repetition, own * self._repetition)
-            own = mx.where(self._seen(own.shape), scaled, own)
-            logits = self._repeating.put(logits, own)
-        if self._adding:
-            generated = mx.array([float(steps[at] > 0) for at in self._adding.places])
-            place = (mx.arange(len(self._adding.places)), self._adding.of(fed))
-            self._counts = self._counts.at[place].add(generated)
-            once = (self._counts > 0).astype(mx.float32)
-            own = self._adding.of(logits)
-            own = own - self._counts * self._frequency - once * self._presence
-            logits = self._adding.put(logits, own)
+        if at := self._repetition.rows:
+            seen = self._repetition.counts(fed) > 0
+            own = at.of(logits)
+            by = self._repetition.strength
+            logits = at.put(logits, mx.where(seen, mx.where(own > 0, own / by, own * by), own))
+        if at := self._presence.rows:
+            once = (self._presence.counts(fed) > 0).astype(mx.float32)
+            logits = at.put(logits, at.of(logits) - once * self._presence.strength)
+        if at := self._frequency.rows:
+            often = self._frequency.counts(fed)
+            logits = at.put(logits, at.of(logits) - often * self._frequency.strength)
+        if at := self._output.rows:
+            logits = at.put(logits, at.of(logits) - self._output.taken(fed, steps))
         return logits
 
-    def _seen(self, shape: tuple[int, ...]) -> mx.array:
-        """Which tokens stand in the window, [rows, vocabulary]; a column more takes the padding."""
-        rows, vocabulary = shape
-        places = mx.where(self._inside, self._recent, vocabulary)
-        seen = mx.put_along_axis(
-            mx.zeros((rows, vocabulary + 1), dtype=mx.bool_), places, mx.array(True), axis=-1
-        )
-        return seen[:, :vocabulary]
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a row asks of one penalty. reach: tokens that it looks back; 0: it is not meant."""
+
+    strength: float
+    reach: int
+    neutral: float = 0
+
+    @property
+    def acts(self) -> bool:
+        return self.reach > 0 and self.strength != self.neutral
+
+
+class _Recent:
+    """The last tokens of prompt and output, of the rows that one penalty acts on.
+
+    strength: [rows, 1] float32.
+    """
+
+    def __init__(self, parts: Sequence[_Part], pasts: Sequence[Past], vocabulary: int) -> None:
+        self.rows = Subset([at for at, part in enumerate(parts) if part.acts], len(parts))
+        if not self.rows:
+            return
+        chosen = [parts[at] for at in self.rows.places]
+        known = [pasts[at] for at in self.rows.places]
+        self._vocabulary = vocabulary
+        self.strength = mx.array([[part.strength] for part in chosen])
+        windows = [min(part.reach, past.longest) for part, past in zip(chosen, known, strict=True)]
+        self._tokens = _recent(known, max(windows), vocabulary)
+        self._inside = _inside(windows)
+
+    def counts(self, fed: mx.array) -> mx.array:
+        """How often each token stands in the window, [rows, vocabulary] float32; remembers `fed`.
+
+        A column more takes the padding.
+        """
+        latest = self.rows.of(fed)[:, None].astype(mx.int32)
+        self._tokens = mx.concatenate([self._tokens[:, 1:], latest], axis=1)
+        places = mx.where(self._inside, self._tokens, self._vocabulary)
+        rows = mx.arange(places.shape[0])[:, None]
+        counts = mx.zeros((places.shape[0], self._vocabulary + 1))
+        return counts.at[rows, places].add(1.0)[:, : self._vocabulary]
+
+
+class _Output:
+    """How often the rows have generated each token, for penalties without a window."""
+
+    def __init__(
+        self,
+        presences: Sequence[_Part],
+        frequencies: Sequence[_Part],
+        pasts: Sequence[Past],
+        vocabulary: int,
+    ) -> None:
+        pairs = list(zip(presences, frequencies, strict=True))
+        acting = [at for at, pair in enumerate(pairs) if any(part.acts for part in pair)]
+        self.rows = Subset(acting, len(pairs))
+        if self.rows:
+            self._presence, self._frequency = (
+                mx.array([[part.strength * part.acts] for part in parts])
+                for parts in zip(*(pairs[at] for at in acting), strict=True)
+            )
+            self._counts = _counts([pasts[at] for at in acting], vocabulary)
+
+    def taken(self, fed: mx.array, steps: Sequence[int]) -> mx.array:
+        """What to subtract, [rows, vocabulary]; remembers `fed`."""
+        generated = mx.array([float(steps[at] > 0) for at in self.rows.places])
+        place = (mx.arange(len(self.rows.places)), self.rows.of(fed))
+        self._counts = self._counts.at[place].add(generated)
+        once = (self._counts > 0).astype(mx.float32)
+        return self._counts * self._frequency + once * self._presence
 
 
 def _bias(rows: Sequence[Sampling], vocabulary: int) -> mx.array:

@@ -72,6 +72,8 @@ class Sampling:
     window: at least 1; WHOLE looks at everything.
     frequency, presence: OpenAI's additive penalties, subtracted per earlier occurrence and once
     per seen token of the output; 0 is off.
+    frequency_window, presence_window: they count among so many last tokens of prompt and output
+    instead, as mlx-lm's do; 0: the whole output, and nothing of the prompt.
     temperature: 0 takes the best token, and then the fields below have no effect.
     top_k: 0 is off. typical_p, top_p: in (0, 1]; 1 is off. min_p: in [0, 1]; 0 is off.
     xtc_probability: chance per token, in [0, 1], that of all tokens with a share of at least
@@ -84,6 +86,8 @@ class Sampling:
     window: int = 64
     frequency: float = 0.0
     presence: float = 0.0
+    frequency_window: int = 0
+    presence_window: int = 0
     temperature: float = 0.0
     top_k: int = 0
     typical_p: float = 1.0
@@ -109,6 +113,7 @@ class Extras:
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
+    presence_window, frequency_window: as in `Sampling`.
     image_messages, audio_messages: the message to which each image, each sound belongs.
     """
 
@@ -117,6 +122,8 @@ class Extras:
     xtc_threshold: float = 0.1
     grammar_type: str = "auto"
     parallel_tool_calls: bool = True
+    presence_window: int = 0
+    frequency_window: int = 0
     grammar_or_calls: bool = False
     stream_logprobs: bool = False
     prompt_token_ids: tuple[int, ...] | None = None

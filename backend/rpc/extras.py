@@ -89,6 +89,8 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "min_tokens": _count,
     "xtc_probability": _share,
     "xtc_threshold": _share,
+    "presence_window": _count,
+    "frequency_window": _count,
     "grammar_type": _grammar_type,
     "parallel_tool_calls": _flag,
     "grammar_or_calls": _flag,

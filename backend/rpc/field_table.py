@@ -88,6 +88,9 @@ EXTRAS: Mapping[str, str] = {
     "mlx.min_tokens": "tokens before which the answer cannot end",
     "mlx.xtc_probability": "XTC sampling: chance per token, from 0 to 1",
     "mlx.xtc_threshold": "XTC sampling: share of probability from which a token counts as likely",
+    "mlx.presence_window": "PresencePenalty counts among so many last tokens of prompt and output;"
+    " 0: the whole output, and nothing of the prompt",
+    "mlx.frequency_window": "the same for FrequencyPenalty",
     "mlx.grammar_type": "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
     "mlx.parallel_tool_calls": "`false`: a demanded tool call is a single one",
     "mlx.grammar_or_calls": "`true`: Grammar holds what is said, and the offered tools may be"

@@ -28,6 +28,8 @@ def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -
         window=_window(options.Repeat),
         frequency=_additive("FrequencyPenalty", options.FrequencyPenalty),
         presence=_additive("PresencePenalty", options.PresencePenalty),
+        frequency_window=extras.frequency_window,
+        presence_window=extras.presence_window,
         temperature=_temperature(options.Temperature),
         top_k=_top_k(options.TopK),
         typical_p=_share("TypicalP", options.TypicalP),

@@ -70,12 +70,12 @@ class SamplingFields(Strict):
     presence_context_size: int | None = Field(
         default=None,
         ge=0,
-        le=MOST_TOKENS,
-        description="mlx_lm.server: tokens that presence_penalty looks back. It counts the whole"
-        " answer here, so only where presence_penalty is 0.",
+        le=1 << 20,
+        description="Last tokens of prompt and answer that presence_penalty counts, as in"
+        " mlx_lm.server; 0 none. Without it: the whole answer.",
     )
     frequency_context_size: int | None = Field(
-        default=None, ge=0, le=MOST_TOKENS, description="The same for frequency_penalty."
+        default=None, ge=0, le=1 << 20, description="The same for frequency_penalty."
     )
     repeat_penalty: float | None = Field(
         default=None,

@@ -24,12 +24,7 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     options.TopK = _first(fields.top_k, defaults.top_k, 0)
     options.MinP = _first(fields.min_p, defaults.min_p, 0.0)
     options.TypicalP = _share(_first(fields.typical_p, defaults.typical_p, 1.0))
-    options.PresencePenalty = _first(fields.presence_penalty, defaults.presence_penalty, 0.0)
-    options.FrequencyPenalty = _first(fields.frequency_penalty, defaults.frequency_penalty, 0.0)
-    _require_whole("presence_context_size", fields.presence_context_size, options.PresencePenalty)
-    _require_whole(
-        "frequency_context_size", fields.frequency_context_size, options.FrequencyPenalty
-    )
+    _write_addends(options, fields, defaults)
     _write_repetition(options, fields, defaults)
     bias = _first(fields.logit_bias, defaults.logit_bias, {})
     if bias:
@@ -84,16 +79,20 @@ def _share(value: float) -> float:
     return value or 1e-6
 
 
-def _require_whole(name: str, size: int | None, penalty: float) -> None:
-    """A window asks for nothing where there is no penalty, and cannot be had where there is one."""
-    if size is not None and penalty:
-        raise ApiError(
-            400,
-            f"{name} is {size}: presence and frequency penalties count the whole answer; leave it"
-            " out, or use repetition_penalty and repetition_context_size",
-            code="unsupported_parameter",
-            param=name,
-        )
+def _write_addends(
+    options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
+) -> None:
+    """The additive penalties; one that looks back at no token is off."""
+    presence = _first(fields.presence_penalty, defaults.presence_penalty, 0.0)
+    if presence and fields.presence_context_size != 0:
+        options.PresencePenalty = presence
+        if fields.presence_context_size:
+            options.Metadata["mlx.presence_window"] = str(fields.presence_context_size)
+    frequency = _first(fields.frequency_penalty, defaults.frequency_penalty, 0.0)
+    if frequency and fields.frequency_context_size != 0:
+        options.FrequencyPenalty = frequency
+        if fields.frequency_context_size:
+            options.Metadata["mlx.frequency_window"] = str(fields.frequency_context_size)
 
 
 def _write_repetition(

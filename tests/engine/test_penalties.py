@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.sample_utils import make_frequency_penalty, make_presence_penalty
 
 from backend.engine.penalties import BatchPenalties, Past
 from backend.engine.request import WHOLE, Sampling
@@ -46,6 +47,16 @@ def _changed(
         (Sampling(frequency=0.5, presence=0.25), (0, 2, 0), [0.75, -1, -0.25, 0, -4, 3]),
         (Sampling(frequency=-1.0), (4,), [2, -1, 0.5, 0, -3, 3]),
         (Sampling(frequency=2.0, presence=2.0), (), LOGITS),
+        # With a window they are mlx-lm's, and count the prompt too: here 4, 0 and 0.
+        (Sampling(frequency=0.5, frequency_window=3), (0, 0), [1, -1, 0.5, 0, -4.5, 3]),
+        (Sampling(presence=0.5, presence_window=3), (0, 0), [1.5, -1, 0.5, 0, -4.5, 3]),
+        (Sampling(presence=0.5, presence_window=9), (), [2, -1.5, 0.5, 0, -4.5, 3]),
+        # A window of one does not change what the other counts.
+        (
+            Sampling(frequency=0.5, presence=0.25, presence_window=1),
+            (0, 0, 2),
+            [1, -1, -0.25, 0, -4, 3],
+        ),
         # Together, in llama.cpp's order: bias, repetition, then the additive ones.
         (
             Sampling(logit_bias=((0, 2.0),), repetition=2.0, frequency=0.5, presence=0.25),
@@ -66,6 +77,7 @@ def test_memory_that_grows_equals_memory_built_anew() -> None:
         Sampling(),
         Sampling(repetition=1.2, window=WHOLE, frequency=0.3),
         Sampling(presence=1.0),
+        Sampling(presence=0.4, presence_window=2, frequency=0.3, frequency_window=5),
     ]
     rng = np.random.default_rng(3)
     tokens = [list(PROMPT) for _ in rows]
@@ -73,7 +85,7 @@ def test_memory_that_grows_equals_memory_built_anew() -> None:
     growing = BatchPenalties(rows, pasts, len(LOGITS))
     for step in range(12):
         fed = mx.array([own[-1] for own in tokens], dtype=mx.uint32)
-        grown = growing(mx.array([LOGITS] * 4), fed, [step] * 4)
+        grown = growing(mx.array([LOGITS] * 5), fed, [step] * 5)
         for at, row in enumerate(rows):
             anew = _changed(row, tuple(tokens[at][2:]))
             assert np.round(np.array(grown[at]), 4).tolist() == pytest.approx(anew)
@@ -90,3 +102,16 @@ def test_a_masked_token_stays_masked() -> None:
     )
     changed = penalties(mx.array([[never, never, 1.0]]), mx.array([1], dtype=mx.uint32), [2])
     assert changed.tolist() == [[never, never, 1.0]]
+
+
+@pytest.mark.parametrize("window", [1, 4, 20])
+def test_windows_are_those_of_mlx_lm(window: int) -> None:
+    rng = np.random.default_rng(window)
+    tokens = tuple(int(token) for token in rng.integers(len(LOGITS), size=12))
+    for kind, processor in (
+        ("presence", make_presence_penalty(0.5, window)),
+        ("frequency", make_frequency_penalty(0.5, window)),
+    ):
+        theirs: Any = processor(mx.array(tokens), mx.array([LOGITS])).tolist()
+        asked: dict[str, Any] = {kind: 0.5, f"{kind}_window": window}
+        assert _changed(Sampling(**asked), tokens[7:], tokens[:7]) == theirs[0]
