@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from tests.models.tiny_dialogue import Dialogue, ask, assistant
-from tests.models.tiny_omni_eval import answer
+from tests.models.tiny_media_eval import answer, load
 from tests.models.tiny_omni_files import config, template
 from tests.models.tiny_omni_tasks import COLOURS, SOUNDS, heard, play, telling
-from tests.models.tiny_vision_eval import load
 from tests.models.tiny_vision_tasks import paint
 
 DIRECTORY = Path(__file__).parent / "tiny_omni"

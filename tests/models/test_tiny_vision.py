@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.models.tiny_dialogue import Dialogue, ask, assistant
-from tests.models.tiny_vision_eval import answer, load
+from tests.models.tiny_media_eval import answer, load
 from tests.models.tiny_vision_files import config, template
 from tests.models.tiny_vision_tasks import COLOURS, naming, paint
 

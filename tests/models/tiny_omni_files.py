@@ -10,10 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from tests.models.tiny_tokenizer import TEMPLATE
-from tests.models.tiny_vision_files import PARTS, SECTIONS, TEXT
+from tests.models.tiny_vision_files import PARTS, SECTIONS, TEXT, write_files
 
 # All of those that mlx-vlm's processor asks the tokenizer for: it would read one that is missing
 # as the tokenizer's unknown token.
@@ -98,11 +96,6 @@ def config() -> dict[str, Any]:
 
 def write_processor(directory: Path) -> None:
     """Everything but the weights: tokenizer, template, configs."""
-    tokenizer = Tokenizer.from_file(str(TEXT / "tokenizer.json"))
-    tokenizer.add_special_tokens(list(OMNI_TOKENS))
-    tokenizer.save(str(directory / "tokenizer.json"))
-    tokenizer_config = json.loads((TEXT / "tokenizer_config.json").read_text())
-    tokenizer_config["extra_special_tokens"] += OMNI_TOKENS
     preprocessor = {
         "processor_class": "MiniCPMOProcessor",
         "image_processor_type": "MiniCPMOImageProcessor",
@@ -119,11 +112,8 @@ def write_processor(directory: Path) -> None:
         "return_attention_mask": True,
     }
     contents = {
-        "tokenizer_config": tokenizer_config,
         "config": config(),
-        "generation_config": json.loads((TEXT / "generation_config.json").read_text()),
         "preprocessor_config": preprocessor,
     }
-    for name, content in contents.items():
-        (directory / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_files(directory, OMNI_TOKENS, contents)
     (directory / "chat_template.jinja").write_text(template())

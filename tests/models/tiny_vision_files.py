@@ -7,6 +7,7 @@ template, and Qwen3-VL's config around the text model's sizes.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,6 @@ def config() -> dict[str, Any]:
 
 def write_processor(directory: Path) -> None:
     """Everything but the weights: tokenizer, template, configs."""
-    tokenizer = Tokenizer.from_file(str(TEXT / "tokenizer.json"))
-    tokenizer.add_special_tokens(list(VISION_TOKENS))
-    tokenizer.save(str(directory / "tokenizer.json"))
-    tokenizer_config = json.loads((TEXT / "tokenizer_config.json").read_text())
-    tokenizer_config["extra_special_tokens"] += VISION_TOKENS
     image: dict[str, Any] = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen3VLProcessor",
@@ -112,12 +108,24 @@ def write_processor(directory: Path) -> None:
         "size": {"shortest_edge": 2 * 32 * 32, "longest_edge": 8 * 64 * 64},
     }
     contents = {
-        "tokenizer_config": tokenizer_config,
         "config": config(),
-        "generation_config": json.loads((TEXT / "generation_config.json").read_text()),
         "preprocessor_config": image,
         "video_preprocessor_config": video,
     }
-    for name, content in contents.items():
-        (directory / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_files(directory, VISION_TOKENS, contents)
     (directory / "chat_template.jinja").write_text(template())
+
+
+def write_files(directory: Path, tokens: Sequence[str], contents: Mapping[str, Any]) -> None:
+    """The text model's tokenizer with further control tokens, and JSON files by their stems."""
+    tokenizer = Tokenizer.from_file(str(TEXT / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(tokens))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer_config = json.loads((TEXT / "tokenizer_config.json").read_text())
+    tokenizer_config["extra_special_tokens"] += tokens
+    of_text = {
+        "tokenizer_config": tokenizer_config,
+        "generation_config": json.loads((TEXT / "generation_config.json").read_text()),
+    }
+    for name, content in {**of_text, **contents}.items():
+        (directory / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -7,10 +7,8 @@ weights of `tiny_text/`, so that the model still answers questions about neither
 
 from __future__ import annotations
 
-import argparse
 import random
 from functools import partial
-from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -21,19 +19,14 @@ from mlx_vlm.models.minicpmo.processing_minicpmo import MiniCPMOProcessor
 from tests.models.tiny_omni_batches import batches
 from tests.models.tiny_omni_files import config, write_processor
 from tests.models.tiny_omni_senses import paintings, perceive, recordings, settle
-from tests.models.train_tiny_vision import save, text_part, train
+from tests.models.train_tiny_vision import arguments_of, resume, save, text_part, train
 
 SEED = 29
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="where the checkpoint goes")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
-    arguments = parser.parse_args()
-    directory: Path = arguments.out
-    directory.mkdir(parents=True, exist_ok=True)
+    arguments = arguments_of(__doc__, steps=400)
+    directory = arguments.out
     mx.random.seed(SEED)
     write_processor(directory)
     model = Model(ModelConfig.from_dict(config()))
@@ -43,9 +36,7 @@ def main() -> None:
     rng = random.Random(f"{SEED} {arguments.steps}")
     painted, played = paintings(rng), recordings(rng)
     if arguments.resume:
-        model.load_weights(str(directory / "model.safetensors"))
-        model.set_dtype(mx.float32)
-        text.load_weights(list(tree_flatten(model.language_model.parameters())))
+        resume(model, text, directory)
     else:
         model.language_model.load_weights(list(tree_flatten(text.parameters())))
         images, sounds = [image for _, image in painted], [samples for _, samples in played]

@@ -147,14 +147,27 @@ def save(model: Model, text: TextModel, directory: Path) -> None:
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments_of(description: str | None, steps: int) -> argparse.Namespace:
+    """What a lesson is given: `out` (a folder, made here), `steps` and `resume`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="where the checkpoint goes")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     arguments = parser.parse_args()
-    directory: Path = arguments.out
-    directory.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+def resume(model: Any, text: TextModel, directory: Path) -> None:
+    """Both as the checkpoint has them, in float32."""
+    model.load_weights(str(directory / "model.safetensors"))
+    model.set_dtype(mx.float32)
+    text.load_weights(list(tree_flatten(model.language_model.parameters())))
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, steps=600)
+    directory = arguments.out
     mx.random.seed(SEED)
     write_processor(directory)
     model = Model(ModelConfig.from_dict(config()))
@@ -162,9 +175,7 @@ def main() -> None:
     processor = Qwen3VLProcessor.from_pretrained(directory)
     painted = paintings(random.Random(SEED))
     if arguments.resume:
-        model.load_weights(str(directory / "model.safetensors"))
-        model.set_dtype(mx.float32)
-        text.load_weights(list(tree_flatten(model.language_model.parameters())))
+        resume(model, text, directory)
     else:
         model.language_model.load_weights(list(tree_flatten(text.parameters())))
         settle(model, processor, [image for _, image in painted[::8]])

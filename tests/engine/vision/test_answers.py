@@ -24,7 +24,7 @@ from tests.engine.vision.seeing import (
     shown,
     turns,
 )
-from tests.models.tiny_vision_eval import load
+from tests.models.tiny_media_eval import load
 
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris."

@@ -12,7 +12,7 @@ import pytest
 from backend.engine.request import Attachments
 from tests.engine.vision.families import write_family
 from tests.engine.vision.seeing import MANY, asking, picture, said, seeing, shown, tone
-from tests.models.tiny_vision_eval import load
+from tests.models.tiny_media_eval import load
 
 SHOWN = (("red",), ("blue", "green"), ("white",))
 TOKENS = 12
