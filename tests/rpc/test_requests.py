@@ -290,11 +290,13 @@ def test_extras_come_from_metadata_over_the_models_defaults() -> None:
     options.Metadata.update(
         {"mlx.min_tokens": "7", "mlx.xtc_probability": "0.5", "mlx.xtc_threshold": "0.2"}
     )
+    options.Metadata.update({"mlx.presence_window": "20", "mlx.frequency_window": "30"})
     defaults = Extras(min_tokens=1, xtc_probability=0.1, xtc_threshold=0.3)
     request = generation_request(options, replace(FACTS, defaults=defaults))
     assert request.min_tokens == 7
     assert request.sampling.xtc_probability == 0.5
     assert request.sampling.xtc_threshold == 0.2
+    assert (request.sampling.presence_window, request.sampling.frequency_window) == (20, 30)
     request = generation_request(predict_options(), replace(FACTS, defaults=defaults))
     assert (request.min_tokens, request.sampling.xtc_probability) == (1, 0.1)
 
