@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import environ
 from pathlib import Path
 
@@ -25,41 +26,60 @@ from wire import backend_pb2_grpc
 
 WIDTHS = (1, 8)
 TOKENS = 64
-ROUNDS = 5
+PAIRS = 15
 SLOWER = 1.03  # the most that the gateway may add
 NAME = "bench"
 
+Way = Callable[[str], Run]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Some answers at once: tokens per second of all of them, seconds to a first piece."""
+
+    speed: float
+    first: float
+
 
 def measure(model: Path) -> Iterator[Figure]:
-    """Tokens per second and time to the first piece, at one stream and at eight."""
+    """Tokens per second and time to the first piece, at one stream and at eight.
+
+    The median over pairs of rounds, one each way, of the ratio within a pair: a machine whose own
+    speed drifts slows both rounds of a pair. The order turns around from pair to pair.
+    """
     with _both(model) as (stub, port):
-        ways: dict[str, Callable[[str], Run]] = {
-            "direct": lambda prompt: stream(stub, prompt, TOKENS),
-            "gateway": lambda prompt: _over_http(port, prompt, TOKENS),
-        }
-        for way in ways.values():
+
+        def direct(prompt: str) -> Run:
+            return stream(stub, prompt, TOKENS)
+
+        def through(prompt: str) -> Run:
+            return _over_http(port, prompt, TOKENS)
+
+        for way in (direct, through):
             way("Tell me a story.")
         for width in WIDTHS:
-            speeds: dict[str, list[float]] = {name: [] for name in ways}
-            firsts: dict[str, list[float]] = {name: [] for name in ways}
-            for turn in range(ROUNDS):
-                for name, way in ways.items():
-                    runs, speed = _together(way, width, f"{name} {turn}")
-                    speeds[name].append(speed)
-                    firsts[name].append(statistics.median(run.first for run in runs))
-            mine, theirs = (statistics.median(speeds[name]) for name in ("gateway", "direct"))
+            pairs: list[tuple[Round, Round]] = []
+            for turn in range(PAIRS):
+                rounds: dict[Way, Round] = {}
+                for way in (direct, through) if turn % 2 else (through, direct):
+                    # Both have prompts of one length, and nobody has read them before.
+                    name = f"{turn} {'straight' if way is direct else 'through'}"
+                    rounds[way] = _together(way, width, name)
+                pairs.append((rounds[direct], rounds[through]))
+            speed = statistics.median(mine.speed / theirs.speed for theirs, mine in pairs)
+            first = statistics.median(mine.first / theirs.first for theirs, mine in pairs)
+            firsts = [(1000 * mine.first, 1000 * theirs.first) for theirs, mine in pairs]
             yield at_least(
                 f"tokens/s through the gateway / directly, {width} streams",
-                mine / theirs,
+                speed,
                 1 / SLOWER,
-                f"{mine:.1f} / {theirs:.1f}",
+                _medians([(mine.speed, theirs.speed) for theirs, mine in pairs], ""),
             )
-            mine, theirs = (statistics.median(firsts[name]) for name in ("gateway", "direct"))
             yield at_most(
                 f"time to first piece through it / directly, {width} streams",
-                mine / theirs,
+                first,
                 SLOWER,
-                f"{1000 * mine:.0f} / {1000 * theirs:.0f} ms",
+                _medians(firsts, " ms"),
             )
 
 
@@ -145,10 +165,18 @@ def _over_http(port: int, prompt: str, tokens: int) -> Run:
     return run
 
 
-def _together(way: Callable[[str], Run], width: int, name: str) -> tuple[list[Run], float]:
-    """The runs of so many at once, and their tokens per second."""
-    started = time.perf_counter()
+def _together(way: Way, width: int, name: str) -> Round:
+    """So many at once, from the start of the first to the end of the last."""
+    prompts = [f"Tell me story {place} of {name}." for place in range(width)]
     with ThreadPoolExecutor(width) as pool:
-        prompts = [f"Tell me story {place} of {name}." for place in range(width)]
+        started = time.perf_counter()
         runs = list(pool.map(way, prompts))
-    return runs, sum(run.tokens for run in runs) / (time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+    return Round(
+        sum(run.tokens for run in runs) / seconds, statistics.median(run.first for run in runs)
+    )
+
+
+def _medians(values: list[tuple[float, float]], unit: str) -> str:
+    mine, theirs = (statistics.median(side) for side in zip(*values, strict=True))
+    return f"{mine:.1f} / {theirs:.1f}{unit}"
