@@ -10,6 +10,7 @@ from gateway.models.reading import ModelFolder, read_folder
 from gateway.supervisor import failures
 from gateway.supervisor.unlisted import unlisted
 
+UNNAMED = "default_model"  # what clients of mlx_lm.server send to get the model it was started with
 _log = logging.getLogger("gateway.supervisor")
 
 
@@ -32,7 +33,7 @@ class Catalogue:
         return dict(self._folder.broken)
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """The model of this name or alias; for None the only one there is.
+        """The model of this name or alias; for None or UNNAMED the only one there is.
 
         Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used, 400 where
         a name is needed.
@@ -44,6 +45,8 @@ class Catalogue:
         for model in self._folder.models:
             if name == model.name or name in model.aliases:
                 return model
+        if name == UNNAMED:
+            return self.resolve(None)
         if name in self._folder.broken:
             raise failures.broken_file(self._folder.broken[name])
         found = unlisted(name, self._models_dir) if self._allow_unlisted else None

@@ -1,0 +1,35 @@
+"""Which model a name stands for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.models.reading import read_folder
+from gateway.supervisor.catalogue import UNNAMED, Catalogue
+
+
+def catalogue(folder: Path, *names: str) -> Catalogue:
+    for name in names:
+        config = {"name": name, "parameters": {"model": "m"}, "aliases": [f"{name}-alias"]}
+        (folder / f"{name.replace('/', '-')}.yaml").write_text(json.dumps(config))
+    return Catalogue(read_folder(folder), folder, allow_unlisted=False)
+
+
+@pytest.mark.parametrize("name", [None, UNNAMED, "one", "one-alias"])
+def test_where_there_is_one_model_no_name_is_needed(tmp_path: Path, name: str | None) -> None:
+    assert catalogue(tmp_path, "one").resolve(name).name == "one"
+
+
+@pytest.mark.parametrize("name", [None, UNNAMED])
+def test_where_there_are_several_a_name_is_needed(tmp_path: Path, name: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        catalogue(tmp_path, "one", "two").resolve(name)
+    assert (caught.value.status, caught.value.param) == (400, "model")
+
+
+def test_a_model_may_have_the_name_itself(tmp_path: Path) -> None:
+    assert catalogue(tmp_path, "one", UNNAMED).resolve(UNNAMED).name == UNNAMED
