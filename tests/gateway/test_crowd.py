@@ -1,14 +1,17 @@
 """A crowd at the gateway: nobody's answer is lost or mixed up, and nothing is left behind.
 
-Every prompt asks for its own number, so an answer tells whose it is.
+Every prompt asks for its own number, so an answer tells whose it is. CROWD_SECONDS=120 keeps the
+crowd coming for two minutes; without it everybody comes once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -19,6 +22,7 @@ from tests.gateway.gateway_process import GatewayProcess, tiny
 STAYING = 64
 PASSING = 200
 LARGEST = 60  # the small model counts to 60 without a mistake
+SECONDS = float(os.environ.get("CROWD_SECONDS", "0"))
 PATIENCE = httpx.Timeout(250.0)
 
 
@@ -97,26 +101,37 @@ def open_files(gateway: GatewayProcess) -> int:
 def test_everybody_gets_the_answer_to_the_question_asked(crowded: GatewayProcess) -> None:
     dice = random.Random(7)
 
-    async def crowd(staying: int, passing: int) -> None:
+    async def crowd(staying: int, passing: int, seconds: float) -> None:
+        """All of them once, and again for as long."""
+        end = asyncio.get_running_loop().time() + seconds
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(
             base_url=crowded.url, timeout=PATIENCE, limits=limits, trust_env=False
         ) as client:
-            await stay(client, 3)
-            numbers = [1 + place % LARGEST for place in range(staying)]
-            leaving = [
-                pass_by(client, dice.randint(1, LARGEST), dice.randint(0, 12))
-                for _ in range(passing)
-            ]
-            answers = asyncio.gather(*(stay(client, number) for number in numbers))
-            await asyncio.gather(answers, *leaving)
-            assert await answers == [counted(number) for number in numbers]
 
-    asyncio.run(crowd(8, 8))
+            async def again(come: Callable[[], Coroutine[Any, Any, None]]) -> None:
+                await come()
+                while asyncio.get_running_loop().time() < end:
+                    await come()
+
+            async def ask(number: int) -> None:
+                assert await stay(client, number) == counted(number)
+
+            async def leave() -> None:
+                await pass_by(client, dice.randint(1, LARGEST), dice.randint(0, 12))
+
+            await ask(3)
+            numbers = [1 + place % LARGEST for place in range(staying)]
+            await asyncio.gather(
+                *(again(partial(ask, number)) for number in numbers),
+                *(again(leave) for _ in range(passing)),
+            )
+
+    asyncio.run(crowd(8, 8, 0))
     (backend,) = crowded.backends()
     until_idle(crowded)
     files = open_files(crowded)
-    asyncio.run(crowd(STAYING, PASSING))
+    asyncio.run(crowd(STAYING, PASSING, SECONDS))
     until_idle(crowded)
     assert crowded.backends() == [backend]
     # A handful may come and go with keep-alive connections; a leak would be hundreds.
