@@ -7,7 +7,7 @@ connection is down before it lends it a second time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from gateway.errors import BACKEND_GONE, ApiError
 from gateway.supervisor.supervisor import Lease
 
 Said = TypeVar("Said")
+Reply = TypeVar("Reply")
 
 
 async def ask(
@@ -39,6 +40,24 @@ async def ask(
     async with aclosing(_once(lend, send)) as second:
         async for said in second:
             yield said
+
+
+async def ask_once(
+    lend: Callable[[], AbstractAsyncContextManager[Lease]],
+    work: Callable[[Lease], Awaitable[Reply]],
+) -> Reply:
+    """What `work` gets from a lease of `lend`. It only looks, so it may be done twice.
+
+    Raises ApiError.
+    """
+    try:
+        async with lend() as lease:
+            return await work(lease)
+    except ApiError as error:
+        if error.code != BACKEND_GONE:
+            raise
+    async with lend() as lease:
+        return await work(lease)
 
 
 async def _once(

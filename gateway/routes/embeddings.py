@@ -12,10 +12,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, PlainValidator
 
 from gateway import exchange
+from gateway.asking import ask_once
 from gateway.calls import ask_all
 from gateway.context import GatewayDep
 from gateway.errors import ApiError
 from gateway.openai.base import MODEL, Strict
+from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["embeddings"])
@@ -96,9 +98,13 @@ class EmbeddingResponse(BaseModel):
 @router.post("/embeddings")
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> EmbeddingResponse:
     """The vectors of texts, each a call of its own that the backend may batch."""
-    async with gateway.supervisor.lease(body.model) as lease:
+    config = gateway.supervisor.resolve(body.model)
+
+    async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
         requests = [_request(lease.identity, text) for text in body.input]
-        replies = await ask_all(lease.stub.Embedding, requests, gateway.settings.request_timeout)
+        return await ask_all(lease.stub.Embedding, requests, gateway.settings.request_timeout)
+
+    replies = await ask_once(lambda: gateway.supervisor.lease(body.model), embed)
     vectors = [_cut(_vector(reply), body.dimensions) for reply in replies]
     tokens = sum(reply.prompt_tokens for reply in replies)
     exchange.count_tokens(tokens, 0)
@@ -107,7 +113,7 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> EmbeddingRe
             Embedding(index=place, embedding=_encoded(vector, body.encoding_format))
             for place, vector in enumerate(vectors)
         ],
-        model=body.model or lease.config.name,
+        model=body.model or config.name,
         usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
 

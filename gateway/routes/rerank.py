@@ -8,9 +8,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, Field
 
 from gateway import exchange
+from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
 from gateway.openai.base import MODEL, Strict
+from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["rerank"])
@@ -73,18 +75,22 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
     """The documents in the order of their relevance to the query."""
     texts = [document.text for document in body.documents]
     bare = body.return_documents is False
-    async with gateway.supervisor.lease(body.model) as lease:
+    config = gateway.supervisor.resolve(body.model)
+
+    async def rank(lease: Lease) -> pb.RerankResult:
         request = pb.RerankRequest(
             ModelIdentity=lease.identity,
             query=body.query,
             documents=texts,
             top_n=min(body.top_n or len(texts), len(texts)),
         )
-        reply = await ask(lease.stub.Rerank, request, gateway.settings.request_timeout)
+        return await ask(lease.stub.Rerank, request, gateway.settings.request_timeout)
+
+    reply = await ask_once(lambda: gateway.supervisor.lease(body.model), rank)
     exchange.count_tokens(reply.usage.prompt_tokens, 0)
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
     return RerankResponse(
-        model=body.model or lease.config.name,
+        model=body.model or config.name,
         results=[
             Ranked(
                 index=result.index,

@@ -7,9 +7,11 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
 from gateway.openai.base import MODEL, Strict
+from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["score"])
@@ -57,7 +59,9 @@ class ScoreResponse(BaseModel):
 @router.post("/score", response_model_exclude_none=True)
 async def score(body: ScoreRequest, gateway: GatewayDep) -> ScoreResponse:
     """The log-probability of each candidate after the prompt."""
-    async with gateway.supervisor.lease(body.model) as lease:
+    config = gateway.supervisor.resolve(body.model)
+
+    async def weigh(lease: Lease) -> pb.ScoreResponse:
         request = pb.ScoreRequest(
             ModelIdentity=lease.identity,
             prompt=body.prompt,
@@ -65,9 +69,11 @@ async def score(body: ScoreRequest, gateway: GatewayDep) -> ScoreResponse:
             length_normalize=bool(body.length_normalize),
             include_token_logprobs=bool(body.include_token_logprobs),
         )
-        reply = await ask(lease.stub.Score, request, gateway.settings.request_timeout)
+        return await ask(lease.stub.Score, request, gateway.settings.request_timeout)
+
+    reply = await ask_once(lambda: gateway.supervisor.lease(body.model), weigh)
     return ScoreResponse(
-        model=body.model or lease.config.name,
+        model=body.model or config.name,
         data=[_score(body, place, found) for place, found in enumerate(reply.candidates)],
     )
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from gateway.asking import ask_once
 from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
 from gateway.errors import ApiError
@@ -74,12 +75,15 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
     """The token ids of a text. Nothing is added to it, no beginning-of-sequence token either."""
     text = _text(body)
     seconds = gateway.settings.request_timeout
-    async with gateway.supervisor.lease(body.model) as lease:
+    config = gateway.supervisor.resolve(body.model)
+
+    async def cut(lease: Lease) -> tuple[list[int], list[str] | None]:
         request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
         found = list((await ask(lease.stub.TokenizeString, request, seconds)).tokens)
-        pieces: list[str] | None = None
-        if body.with_pieces or body.return_token_strs:
-            pieces = await _pieces(lease, found, seconds)
+        told = body.with_pieces or body.return_token_strs
+        return found, await _pieces(lease, found, seconds) if told else None
+
+    found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), cut)
     tokens: list[int] | list[TokenPiece] = found
     if body.with_pieces:
         tokens = [
@@ -89,7 +93,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
     return TokenizeResponse(
         tokens=tokens,
         count=len(found),
-        max_model_len=context_size(lease.config),
+        max_model_len=context_size(config),
         token_strs=pieces if body.return_token_strs else None,
     )
 
@@ -98,9 +102,12 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
 async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> DetokenizeResponse:
     """The text of token ids."""
     seconds = gateway.settings.request_timeout
-    async with gateway.supervisor.lease(body.model) as lease:
+
+    async def joined(lease: Lease) -> pb.DetokenizeResponse:
         request = pb.DetokenizeRequest(tokens=body.tokens)
-        text = (await ask(lease.stub.Detokenize, request, seconds)).content
+        return await ask(lease.stub.Detokenize, request, seconds)
+
+    text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined)).content
     return DetokenizeResponse(content=text, prompt=text)
 
 
