@@ -41,7 +41,11 @@ __all__ = [
 
 
 class ChatParser:
-    """Parses one answer. `tools` are those the model may call: without any, calls are content."""
+    """Parses one answer. `tools` are those the model may call: without any, calls are content.
+
+    prompt_tail: the end of the prompt, which tells whether reasoning has begun. continues: the
+    prompt ends in the middle of the answer, and not where its turn begins.
+    """
 
     def __init__(
         self,
@@ -49,10 +53,13 @@ class ChatParser:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         prompt_tail: str = "",
+        continues: bool = False,
     ) -> None:
         self._answer = Answer()
         self._cursor = Cursor()
-        self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), prompt_tail)
+        self._reading = Reading(
+            self._cursor, self._answer, ToolSchemas(tools or ()), prompt_tail, continues
+        )
         self._grammar = format.grammar.read(self._reading)
         self._finished = False
 

@@ -45,6 +45,7 @@ CHAT: Names = {
     "Metadata mlx.xtc_threshold": "xtc_threshold",
     "Metadata mlx.presence_window": "presence_context_size",
     "Metadata mlx.frequency_window": "frequency_context_size",
+    "Metadata mlx.continue_final_message": "continue_final_message",
     "Metadata mlx.parallel_tool_calls": "parallel_tool_calls",
     "Metadata mlx.prompt_token_ids": "prompt",
     "Metadata chat_template_kwargs": "chat_template_kwargs",

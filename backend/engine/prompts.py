@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_TOLD = 1 << 18  # log-probabilities: some 25 MB of JSON; a message of the wire holds 50 MiB
 _TAIL = 512  # characters of the prompt's end that tell what the model goes on with
+# No text that travels has Unicode's noncharacters, and no client knows the number.
+_END = f"\ufdee{secrets.token_hex(16)}\ufdee"
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -52,6 +55,23 @@ def require_tellable(tokens: int, alternatives: int) -> None:
             f" log-probabilities, but at most {_MOST_TOLD} are told: shorten the prompt, or send a"
             " smaller TopLogprobs"
         )
+
+
+def _open_ended(messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
+    """The messages with a mark where the text of the last one ends."""
+    last = messages[-1]
+    return (*messages[:-1], {**last, "content": f"{last['content']}{_END}"})
+
+
+def _up_to_the_end(rendered: str) -> str:
+    """What the template writes before the mark. Raises InvalidRequest."""
+    text, mark, _ = rendered.rpartition(_END)
+    if not mark:
+        raise InvalidRequest(
+            "the model's chat template does not show the end of the last message, so it cannot be"
+            " continued"
+        )
+    return text
 
 
 class PromptBuilder:
@@ -91,6 +111,7 @@ class PromptBuilder:
     def build(self, prompt: Prompt, attachments: Attachments | None = None) -> BuiltPrompt:
         """The whole prompt in tokens. Raises InvalidRequest."""
         items: list[MediaItem] = []
+        seen = _TAIL
         if attachments is not None:
             assert self._media is not None, "whoever takes the request knows the model"
             items = self._media.items(attachments)
@@ -105,11 +126,14 @@ class PromptBuilder:
         else:
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
-            messages = quoted.messages
+            messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
             if self._media is not None:
                 given = attachments or Attachments()
                 messages, items = self._media.attach(messages, given, items)
             marked = self.render(replace(prompt, messages=messages))
+            if prompt.continues:
+                marked = _up_to_the_end(marked)
+                seen += len(str(prompt.messages[-1]["content"]))
             if items and self._media is not None:
                 marked = self._media.surrounded(marked, items)
             self._require_short(marked)
@@ -129,7 +153,7 @@ class PromptBuilder:
         self._require_known(tokens)
         if media is not None and media.spans[-1].stop == len(tokens):
             raise InvalidRequest("the prompt ends with an image or a sound: write text after it")
-        return BuiltPrompt(tokens, text[-_TAIL:], media)
+        return BuiltPrompt(tokens, text[-seen:], media)
 
     def render(self, prompt: ChatPrompt) -> str:
         """The chat template's text for these messages. Raises InvalidRequest."""
@@ -163,7 +187,7 @@ class PromptBuilder:
                     self._tokenizer.apply_chat_template(
                         [dict(message) for message in prompt.messages],
                         tokenize=False,
-                        add_generation_prompt=True,
+                        add_generation_prompt=not prompt.continues,
                         **arguments,
                     )
                 )

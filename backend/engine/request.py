@@ -38,11 +38,13 @@ class ChatPrompt:
 
     `messages` are template dicts (role, content, …); `tools` is the decoded JSON list or None;
     `template_arguments` are extra keyword arguments for the template (enable_thinking, …).
+    continues: the last message is an answer that was begun, and the model goes on with it.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
 
 
 Prompt = RawPrompt | TokenPrompt | ChatPrompt
@@ -113,6 +115,7 @@ class Extras:
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
+    continue_final_message: the last message is an answer to go on with.
     presence_window, frequency_window: as in `Sampling`.
     image_messages, audio_messages: the message to which each image, each sound belongs.
     """
@@ -129,6 +132,7 @@ class Extras:
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: bool = False
     prompt_only: bool = False
+    continue_final_message: bool = False
     image_messages: tuple[int, ...] | None = None
     audio_messages: tuple[int, ...] | None = None
 

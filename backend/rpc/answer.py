@@ -78,5 +78,6 @@ class Answer:
                 self._facts.chat_format,
                 tools=prompt.tools or (),
                 prompt_tail=self._generation.prompt_tail,
+                continues=prompt.continues,
             )
         return self._parser

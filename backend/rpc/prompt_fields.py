@@ -32,8 +32,16 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
             messages = template_messages(options.Messages)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
+        if extras.continue_final_message:
+            _require_begun(options)
         tools, _ = tools_of(options)
-        return ChatPrompt(messages, tools or None, template_arguments.of(options.Metadata))
+        arguments = template_arguments.of(options.Metadata)
+        return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
+    if extras.continue_final_message:
+        raise InvalidRequest(
+            "Metadata mlx.continue_final_message is true, but there are no Messages to go on with:"
+            " send them with UseTokenizerTemplate, or leave it out"
+        )
     if options.Prompt:
         return RawPrompt(options.Prompt)
     if options.Messages:
@@ -44,6 +52,16 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     raise InvalidRequest(
         "the prompt is empty: send text as Prompt, or Messages with UseTokenizerTemplate"
     )
+
+
+def _require_begun(options: pb.PredictOptions) -> None:
+    last = options.Messages[-1]
+    place = f"Messages[{len(options.Messages) - 1}]"
+    if last.role != "assistant" or not last.content or last.tool_calls:
+        raise InvalidRequest(
+            f"{place} cannot be continued: Metadata mlx.continue_final_message wants an assistant's"
+            " text there, without tool calls"
+        )
 
 
 def _require_bounded(options: pb.PredictOptions) -> None:

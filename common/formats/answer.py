@@ -93,6 +93,11 @@ class Answer:
         self.edge(reasoning=reasoning)
         self._after_block = False
 
+    def go_on(self) -> None:
+        """Something was said before the first text: it is in the middle of a sentence."""
+        self.fresh = False
+        self._said.add(self._kind)
+
     def call(self, call: Call) -> None:
         identity = call.id
         if not identity or identity in self._ids:

@@ -23,6 +23,7 @@ class Reading:
     answer: Answer
     tools: ToolSchemas
     prompt_tail: str
+    continues: bool = False
     reason: FinishReason = "length"
     held: list[Call] | None = None
     opener: str = ""

@@ -87,7 +87,9 @@ class TaggedText:
             if closed >= 0 and not tail[closed + len(tags.closing) :].strip():
                 reading.answer.edge()
                 return
-        if self.starts_line:
+        if reading.continues:
+            reading.answer.go_on()
+        elif self.starts_line:
             reading.answer.edge()
 
     def _block(self, reading: Reading, marker: str) -> Wait[bool]:

@@ -5,6 +5,7 @@ gateway/openai. Rules of Anthropic's that chat requests have no field for:
 
 - A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
+- A last turn of the assistant is the beginning of the answer, which goes on with it.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
 
@@ -44,6 +45,7 @@ _NAMES = {
     "response_format": "output_config.format",
     "enable_thinking": "thinking",
     "tool_choice.function.name": "tool_choice.name",
+    "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 
@@ -64,6 +66,9 @@ def chat_request(request: CountTokensRequest) -> Translation:
         raise ApiError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
     if request.thinking is not None and request.thinking.type != "adaptive":
         fields["enable_thinking"] = request.thinking.type == "enabled"
+    if request.messages[-1].role == "assistant":
+        _require_begun(conversation.messages[-1], len(request.messages) - 1)
+        fields["continue_final_message"] = True
     if request.output_config is not None:
         fields |= _output(request.output_config)
     if isinstance(request, MessagesRequest):
@@ -73,6 +78,17 @@ def chat_request(request: CountTokensRequest) -> Translation:
         for name in ("temperature", "top_p", "top_k"):
             fields[name] = getattr(request, name)
     return translate(fields, places)
+
+
+def _require_begun(message: Json, index: int) -> None:
+    if "tool_calls" in message or not message["content"]:
+        last = f"messages[{index}]"
+        raise ApiError(
+            400,
+            f"{last} cannot be continued: end messages with a user turn, or with an assistant's"
+            " text to go on with",
+            param=last,
+        )
 
 
 def _conversation(request: CountTokensRequest) -> Conversation:
@@ -94,14 +110,6 @@ def _conversation(request: CountTokensRequest) -> Conversation:
         else:
             _user(told, turns[index], place)
     told.close()
-    if turns[-1].role != "user":
-        last = f"messages[{len(turns) - 1}]"
-        raise ApiError(
-            400,
-            f"{last}: answers cannot be begun for the model; end messages with a user turn, and "
-            "ask for the form of the answer with output_config.format or in words",
-            param=last,
-        )
     return told
 
 

@@ -87,6 +87,13 @@ class ChatCompletionRequest(SamplingFields, FormatFields, NeutralFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables of the chat template, over those of the model's file."
     )
+    continue_final_message: bool | None = Field(
+        default=None,
+        description="The last message is an assistant's, and the answer goes on with its text.",
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="vLLM: false with continue_final_message, else true."
+    )
     role_mapping: RoleMapping | None = Field(
         default=None,
         description="Texts to build the prompt with, instead of the model's chat template.",

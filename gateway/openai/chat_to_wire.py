@@ -110,11 +110,14 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
 async def _write_prompt(
     options: pb.PredictOptions, request: ChatCompletionRequest, gateway: Gateway
 ) -> None:
+    _require_one_beginning(request)
     found = await wire_messages(request.messages, gateway.settings)
     if request.role_mapping is not None:
         options.Prompt = prompt_of(request.role_mapping, found, options)
         return
     options.UseTokenizerTemplate = True
+    if request.continue_final_message:
+        options.Metadata["mlx.continue_final_message"] = "true"
     options.Messages.extend(found.messages)
     options.Images.extend(found.images)
     options.Audios.extend(found.audios)
@@ -122,6 +125,31 @@ async def _write_prompt(
         options.Metadata["mlx.image_messages"] = json.dumps(found.image_messages)
     if found.audios:
         options.Metadata["mlx.audio_messages"] = json.dumps(found.audio_messages)
+
+
+def _require_one_beginning(request: ChatCompletionRequest) -> None:
+    """Either the template opens a turn for the answer, or the last message is that turn."""
+    continues = bool(request.continue_final_message)
+    if request.add_generation_prompt == continues and request.add_generation_prompt is not None:
+        raise ApiError(
+            400,
+            f"add_generation_prompt is {json.dumps(continues)} and continue_final_message is"
+            f" {json.dumps(continues)}: an answer either begins a turn or goes on with one",
+            param="add_generation_prompt",
+        )
+    if continues and request.role_mapping is not None:
+        raise ApiError(
+            400,
+            "continue_final_message needs the model's chat template: leave out role_mapping",
+            param="continue_final_message",
+        )
+    if continues and request.messages[-1].role != "assistant":
+        raise ApiError(
+            400,
+            f"messages[{len(request.messages) - 1}] is not an assistant's: continue_final_message"
+            " goes on with one",
+            param="continue_final_message",
+        )
 
 
 def _write_template_arguments(

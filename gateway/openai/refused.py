@@ -88,8 +88,6 @@ CHAT: Mapping[str, Refused] = {
     "web_search_options": Refused("the gateway does not search; offer a tool that does"),
     "store": Refused("nothing is stored; send false", (False,)),
     "moderation": Refused("nothing is moderated; leave it out"),
-    "add_generation_prompt": Refused(_TEMPLATE, (True,)),
-    "continue_final_message": Refused("use /v1/completions to go on with a text", (False,)),
     "add_special_tokens": Refused(_TEMPLATE, (False,)),
     "echo": Refused("use /v1/completions to see the prompt", (False,)),
     "chat_template": Refused(f"{_TEMPLATE}, and set variables by chat_template_kwargs", ("",)),

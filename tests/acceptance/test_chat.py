@@ -104,6 +104,20 @@ def test_plain_answers_have_no_calls(answers: dict[str, Seen]) -> None:
     assert any("\u4e00" <= character <= "\u9fff" for character in answers["chinese"].content)
 
 
+def test_an_answer_that_was_begun_goes_on(served: Backend) -> None:
+    metadata = {"enable_thinking": "false", "mlx.continue_final_message": "true"}
+    begun = chat("Count to 9.", "1 2 3", Metadata=metadata)
+    stream = streamed(served.stub.PredictStream(begun, timeout=WAIT), tools=False)
+    whole = unary(served.stub.Predict(begun, timeout=WAIT), tools=False)
+    assert stream.content == whole.content == " 4 5 6 7 8 9"
+    again = chat("Count to 9.", "1 2 3 4 5", "Count to 9.", "1 2", Metadata=metadata)
+    assert unary(served.stub.Predict(again, timeout=WAIT), tools=False).content[:4] == " 3 4"
+    thought = chat("What is 3 + 4?", "<think>\n", Metadata={**metadata, **THINKING})
+    seen = unary(served.stub.Predict(thought, timeout=WAIT), tools=False)
+    assert seen.reasoning
+    assert "</think>" not in seen.content + seen.reasoning
+
+
 def test_eight_at_once_are_eight_alone(served: Backend, answers: dict[str, Seen]) -> None:
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         together = dict(zip(REQUESTS, pool.map(lambda n: _ask(served, n), REQUESTS), strict=True))

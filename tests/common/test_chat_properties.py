@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from common.chat_events import ChatMessage, message_of
 from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser
 from common.formats import families
 from common.formats.reading import FinishReason
-from tests.common.chat_replay import parse_every_split
+from tests.common.chat_replay import parse_every_split, splits
 from tests.common.corpus import TOOLS
 
 FORMATS = sorted({id(grammar): name for name, grammar in families.TOOLS.items()}.values())
@@ -88,6 +90,17 @@ def test_every_word_is_somewhere_once(name: str, data: st.DataObject) -> None:
     found = letters(message.content) + letters(message.reasoning_content)
     found += [word for call in calls for word in dict.fromkeys(letters(call))]
     assert sorted(found) == sorted(letters(text))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
+@settings(max_examples=30, deadline=None)
+def test_text_that_goes_on_is_left_as_it_is(name: str, text: str) -> None:
+    tail = "<|start|>assistant<|channel|>final<|message|>It is" if name == "gpt-oss" else "It is"
+    for pieces in splits(text, count=1):
+        parser = ChatParser(ChatFormat.named(name), prompt_tail=tail, continues=True)
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        assert message_of([*events, *parser.finish("stop")]) == ChatMessage(content=text)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -300,6 +300,38 @@ def test_the_window_of_a_penalty(kind: str) -> None:
     assert as_dict(wanted({window: 0, penalty: 0.5})[0]) == PLAIN
 
 
+BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
+
+
+@pytest.mark.parametrize("opens", [{}, {"add_generation_prompt": False}])
+def test_an_answer_that_was_begun_is_gone_on_with(opens: dict[str, Any]) -> None:
+    asked = {"messages": BEGUN, "continue_final_message": True, **opens}
+    assert wanted(asked)[0].Metadata["mlx.continue_final_message"] == "true"
+    assert as_dict(wanted({"add_generation_prompt": True})[0]) == PLAIN
+    assert as_dict(wanted({"continue_final_message": False})[0]) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        (
+            {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": BEGUN, "continue_final_message": True, "role_mapping": {}},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_a_turn_begins_or_goes_on(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        wanted(body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
 def part(**fields: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [fields]}]
 

@@ -94,6 +94,17 @@ def test_it_is_there_without_v1_and_knows_aliases(gateway: GatewayProcess) -> No
     assert told["model"] == "gpt-4o-mini"
 
 
+def test_an_answer_that_was_begun_goes_on(gateway: GatewayProcess) -> None:
+    question = body_of("Count to 6.")
+    turns = [*question["messages"], {"role": "assistant", "content": "1 2 3"}]
+    told = whole(gateway, question | {"messages": turns})
+    assert texts(told) == " 4 5 6"
+    chat = {"model": question["model"], "messages": turns, "temperature": 0}
+    chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    answer = gateway.client.post("/v1/chat/completions", json=chat).json()
+    assert answer["choices"][0]["message"]["content"] == " 4 5 6"
+
+
 def test_a_stop_sequence_is_named_and_left_out(gateway: GatewayProcess) -> None:
     told = whole(gateway, body_of("Count to 20.", stop_sequences=["x", " 9"]))
     assert texts(told) == "1 2 3 4 5 6 7 8"

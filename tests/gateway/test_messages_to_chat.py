@@ -13,6 +13,7 @@ from gateway.errors import ApiError
 from gateway.translation import Translation
 
 Json = dict[str, Any]
+CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
 PNG = {"type": "base64", "media_type": "image/png", "data": "QUJD"}
 LOOK = {"name": "look", "input_schema": {"type": "object"}}
 
@@ -144,10 +145,16 @@ def test_sampling_thinking_and_form() -> None:
     assert translated(user("hi"), thinking={"type": "adaptive"}).chat.enable_thinking is None
 
 
+def test_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
+    begun = {"role": "assistant", "content": "The"}
+    assert translated(user("hi"), begun).chat.continue_final_message
+    assert translated(user("hi"), begun, user("so?")).chat.continue_final_message is None
+
+
 @pytest.mark.parametrize(
     ("turns", "fields", "param"),
     [
-        ([user("hi"), {"role": "assistant", "content": "The"}], {}, "messages[1]"),
+        ([user("hi"), {"role": "assistant", "content": [CALL]}], {}, "messages[1]"),
         (
             [user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])],
             {},

@@ -301,6 +301,19 @@ def test_extras_come_from_metadata_over_the_models_defaults() -> None:
     assert (request.min_tokens, request.sampling.xtc_probability) == (1, 0.1)
 
 
+def test_an_answer_to_go_on_with_is_the_last_message() -> None:
+    goes_on = {"mlx.continue_final_message": "true"}
+    begun = pb.Message(role="assistant", content="It is")
+    prompt = request_of(predict_options(Messages=[HELLO, begun], Metadata=goes_on)).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.continues
+    called = pb.Message(role="assistant", content="It is", tool_calls="[]")
+    for last in (HELLO, pb.Message(role="assistant"), called):
+        words = refusal(Messages=[HELLO, last], Metadata=goes_on)
+        assert words.startswith("Messages[1] cannot be continued")
+    assert "there are no Messages" in refusal(Metadata=goes_on)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
