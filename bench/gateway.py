@@ -25,8 +25,8 @@ from bench.report import Figure, at_least, at_most
 from wire import backend_pb2_grpc
 
 WIDTHS = (1, 8)
-TOKENS = 64
-PAIRS = 15
+TOKENS = 48
+PAIRS = 11
 SLOWER = 1.03  # the most that the gateway may add
 NAME = "bench"
 
