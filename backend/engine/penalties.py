@@ -67,12 +67,12 @@ class BatchPenalties:
         if self._biased:
             logits = self._biased.put(logits, self._biased.of(logits) + self._bias)
         if at := self._repetition.rows:
-            seen = self._repetition.counts(fed) > 0
+            seen = self._repetition.seen(fed)
             own = at.of(logits)
             by = self._repetition.strength
             logits = at.put(logits, mx.where(seen, mx.where(own > 0, own / by, own * by), own))
         if at := self._presence.rows:
-            once = (self._presence.counts(fed) > 0).astype(mx.float32)
+            once = self._presence.seen(fed).astype(mx.float32)
             logits = at.put(logits, at.of(logits) - once * self._presence.strength)
         if at := self._frequency.rows:
             often = self._frequency.counts(fed)
@@ -113,17 +113,24 @@ class _Recent:
         self._tokens = _recent(known, max(windows), vocabulary)
         self._inside = _inside(windows)
 
-    def counts(self, fed: mx.array) -> mx.array:
-        """How often each token stands in the window, [rows, vocabulary] float32; remembers `fed`.
+    def seen(self, fed: mx.array) -> mx.array:
+        """Which tokens stand in the window, [rows, vocabulary] bool; remembers `fed`."""
+        places = self._places(fed)
+        none = mx.zeros((places.shape[0], self._vocabulary + 1), dtype=mx.bool_)
+        return mx.put_along_axis(none, places, mx.array(True), axis=-1)[:, : self._vocabulary]
 
-        A column more takes the padding.
-        """
+    def counts(self, fed: mx.array) -> mx.array:
+        """How often each token stands there, [rows, vocabulary] float32; remembers `fed`."""
+        places = self._places(fed)
+        rows = mx.arange(places.shape[0])[:, None]
+        none = mx.zeros((places.shape[0], self._vocabulary + 1))
+        return none.at[rows, places].add(1.0)[:, : self._vocabulary]
+
+    def _places(self, fed: mx.array) -> mx.array:
+        """The tokens of the window, [rows, longest window]; a column more takes the padding."""
         latest = self.rows.of(fed)[:, None].astype(mx.int32)
         self._tokens = mx.concatenate([self._tokens[:, 1:], latest], axis=1)
-        places = mx.where(self._inside, self._tokens, self._vocabulary)
-        rows = mx.arange(places.shape[0])[:, None]
-        counts = mx.zeros((places.shape[0], self._vocabulary + 1))
-        return counts.at[rows, places].add(1.0)[:, : self._vocabulary]
+        return mx.where(self._inside, self._tokens, self._vocabulary)
 
 
 class _Output:
