@@ -62,8 +62,8 @@ def measure(model: Path) -> Iterator[Figure]:
             for turn in range(PAIRS):
                 rounds: dict[Way, Round] = {}
                 for way in (direct, through) if turn % 2 else (through, direct):
-                    # Both have prompts of one length, and nobody has read them before.
-                    name = f"{turn} {'straight' if way is direct else 'through'}"
+                    # Both have as many tokens, and nobody has read them before.
+                    name = f"{width} {turn} {'straight' if way is direct else 'through'}"
                     rounds[way] = _together(way, width, name)
                 pairs.append((rounds[direct], rounds[through]))
             speed = statistics.median(mine.speed / theirs.speed for theirs, mine in pairs)

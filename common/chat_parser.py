@@ -9,6 +9,8 @@ wrongly, which would make it content exactly as the model wrote it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from common.chat_events import (
@@ -43,8 +45,8 @@ __all__ = [
 class ChatParser:
     """Parses one answer. `tools` are those the model may call: without any, calls are content.
 
-    prompt_tail: the end of the prompt, which tells whether reasoning has begun. continues: the
-    prompt ends in the middle of the answer, and not where its turn begins.
+    prompt_tail: the end of the prompt, which tells whether reasoning has begun. begun: where the
+    prompt ends with the beginning of the answer, that text; it is read, and not told.
     """
 
     def __init__(
@@ -53,15 +55,21 @@ class ChatParser:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         prompt_tail: str = "",
-        continues: bool = False,
+        begun: str = "",
     ) -> None:
         self._answer = Answer()
         self._cursor = Cursor()
-        self._reading = Reading(
-            self._cursor, self._answer, ToolSchemas(tools or ()), prompt_tail, continues
-        )
+        # A template may change how the text begins, and never how it ends.
+        pairs = zip(reversed(prompt_tail), reversed(begun), strict=False)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
+        self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), before)
         self._grammar = format.grammar.read(self._reading)
         self._finished = False
+        self._known = ""  # what may still be told of the text that was begun
+        if begun:
+            self.feed(begun)
+            self._known = self._answer.held + self._cursor.held
 
     def feed(self, text: str) -> list[ChatEvent]:
         """Take the next piece of text; return what is certain by now."""
@@ -69,7 +77,7 @@ class ChatParser:
             raise ValueError("the answer is finished: start another parser")
         self._cursor.feed(text)
         next(self._grammar)
-        return self._answer.take()
+        return self._new()
 
     def finish(self, reason: FinishReason) -> list[ChatEvent]:
         """The answer is over, by the model's decision or at the length limit."""
@@ -81,7 +89,24 @@ class ChatParser:
         for _ in self._grammar:
             raise AssertionError("a grammar must not wait after the end")
         self._answer.flush()
-        return self._answer.take()
+        return self._new()
+
+    def _new(self) -> list[ChatEvent]:
+        events = self._answer.take()
+        return [new for event in events if (new := self._unknown(event)) is not None]
+
+    def _unknown(self, event: ChatEvent) -> ChatEvent | None:
+        """The event without what the client has sent itself. Held text may turn into markup."""
+        known, self._known = self._known, ""
+        if not known or not isinstance(event, Content | Reasoning):
+            return event
+        if event.text.startswith(known):
+            rest = event.text[len(known) :]
+            return replace(event, text=rest) if rest else None
+        if not known.startswith(event.text):
+            return event
+        self._known = known[len(event.text) :]
+        return None
 
 
 def parse_chat(

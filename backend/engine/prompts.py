@@ -31,6 +31,16 @@ _MOST_TOLD = 1 << 18  # log-probabilities: some 25 MB of JSON; a message of the 
 _TAIL = 512  # characters of the prompt's end that tell what the model goes on with
 # No text that travels has Unicode's noncharacters, and no client knows the number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
+# Templates in Python assert what messages must have, and raise NotImplementedError for roles.
+_TEMPLATE_FAULTS = (
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    AssertionError,
+    NotImplementedError,
+)
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -71,7 +81,7 @@ def _up_to_the_end(rendered: str) -> str:
             "the model's chat template does not show the end of the last message, so it cannot be"
             " continued"
         )
-    return text
+    return text.replace(_END, "")
 
 
 class PromptBuilder:
@@ -170,7 +180,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
             ) from None
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as fault:
+        except _TEMPLATE_FAULTS as fault:
             raise InvalidRequest(
                 f"the model's chat template cannot render Messages: {fault}"
             ) from None

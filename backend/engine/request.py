@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.disk_cache.use import UNSET, DiskUse
@@ -23,6 +23,7 @@ class RawPrompt:
     """Text that goes to the model as it is; a BOS is added only where the text has none."""
 
     text: str
+    continues: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class TokenPrompt:
     """A raw prompt that its sender has tokenised; nothing is added to it."""
 
     tokens: tuple[int, ...]
+    continues: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
 from backend.engine.prompt_store import PromptStore, Report
-from backend.engine.request import ChatPrompt
 from backend.engine.row import Row
 from backend.engine.score_plan import ScorePlan
 from backend.engine.scoring import Scoring
@@ -71,7 +70,7 @@ class Scheduler:
                 request=command.request,
                 prompt=command.prompt,
                 limit=command.limit,
-                text=self._model.new_text(not isinstance(command.request.prompt, ChatPrompt)),
+                text=self._model.new_text(command.request.prompt.continues),
                 stop=StopMatcher(command.request.stop),
                 constraint=command.constraint,
                 stored=command.stored,

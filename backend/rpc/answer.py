@@ -78,6 +78,6 @@ class Answer:
                 self._facts.chat_format,
                 tools=prompt.tools or (),
                 prompt_tail=self._generation.prompt_tail,
-                continues=prompt.continues,
+                begun=prompt.messages[-1]["content"] if prompt.continues else "",
             )
         return self._parser

@@ -19,6 +19,11 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     Raises InvalidRequest with the field at fault.
     """
     chats = options.UseTokenizerTemplate and len(options.Messages) > 0
+    if extras.continue_final_message and not chats:
+        raise InvalidRequest(
+            "Metadata mlx.continue_final_message is true, but there are no Messages to go on with:"
+            " send them with UseTokenizerTemplate, or leave it out"
+        )
     if extras.prompt_token_ids is not None:
         return _token_prompt(options, extras.prompt_token_ids, vocabulary_size, chats=chats)
     if chats and extras.prompt_logprobs:
@@ -37,11 +42,6 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
         tools, _ = tools_of(options)
         arguments = template_arguments.of(options.Metadata)
         return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
-    if extras.continue_final_message:
-        raise InvalidRequest(
-            "Metadata mlx.continue_final_message is true, but there are no Messages to go on with:"
-            " send them with UseTokenizerTemplate, or leave it out"
-        )
     if options.Prompt:
         return RawPrompt(options.Prompt)
     if options.Messages:

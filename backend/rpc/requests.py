@@ -36,6 +36,9 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
     require_neutral(options, REFUSED)
     extras = read_extras(options.Metadata, facts.defaults)
     prompt = prompt_of(options, extras, facts.vocabulary_size)
+    constraint = _constraint(options, extras)
+    if constraint is not None and extras.continue_final_message:
+        raise _held_from_its_start(constraint)
     max_tokens = _max_tokens(options.Tokens)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
@@ -49,7 +52,7 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
         stream_logprobs=extras.stream_logprobs,
         prompt_logprobs=options.TopLogprobs if extras.prompt_logprobs else None,
         prompt_only=extras.prompt_only,
-        constraint=_constraint(options, extras),
+        constraint=constraint,
         n_draft=_n_draft(options.NDraft),
         disk=disk_use(
             options.PromptCachePath,
@@ -57,6 +60,18 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
             read_only=options.PromptCacheRO,
         ),
         attachments=_attachments(options, extras, facts),
+    )
+
+
+def _held_from_its_start(constraint: ConstraintSpec) -> InvalidRequest:
+    if constraint.kind == "calls":
+        return InvalidRequest(
+            "tool calls cannot be enforced in an answer that was begun: leave out Metadata"
+            " mlx.continue_final_message, or demand no call and offer no strict tool"
+        )
+    return InvalidRequest(
+        "the grammar would hold an answer from its start, but this one was begun: send Grammar or"
+        " Metadata mlx.continue_final_message, not both"
     )
 
 

@@ -53,6 +53,11 @@ class Answer:
         """The latest character opens a quotation: it stands at the beginning of a word."""
         return bool(_OPENING_QUOTE.search(self._latest))
 
+    @property
+    def held(self) -> str:
+        """Space that is not told before it is known what follows."""
+        return "".join(self._blank)
+
     def take(self) -> list[ChatEvent]:
         events, self._events = self._events, []
         return events
@@ -92,11 +97,6 @@ class Answer:
         self.flush()
         self.edge(reasoning=reasoning)
         self._after_block = False
-
-    def go_on(self) -> None:
-        """Something was said before the first text: it is in the middle of a sentence."""
-        self.fresh = False
-        self._said.add(self._kind)
 
     def call(self, call: Call) -> None:
         identity = call.id

@@ -72,6 +72,11 @@ class Cursor:
         self.ended = False
         self.position = 0
 
+    @property
+    def held(self) -> str:
+        """What has arrived and was not read, or may be put back."""
+        return "".join(self._kept) + self._text[self._at :]
+
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
         self._at = 0

@@ -23,7 +23,6 @@ class Reading:
     answer: Answer
     tools: ToolSchemas
     prompt_tail: str
-    continues: bool = False
     reason: FinishReason = "length"
     held: list[Call] | None = None
     opener: str = ""

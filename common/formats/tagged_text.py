@@ -87,9 +87,7 @@ class TaggedText:
             if closed >= 0 and not tail[closed + len(tags.closing) :].strip():
                 reading.answer.edge()
                 return
-        if reading.continues:
-            reading.answer.go_on()
-        elif self.starts_line:
+        if self.starts_line:
             reading.answer.edge()
 
     def _block(self, reading: Reading, marker: str) -> Wait[bool]:

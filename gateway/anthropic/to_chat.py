@@ -110,6 +110,9 @@ def _conversation(request: CountTokensRequest) -> Conversation:
         else:
             _user(told, turns[index], place)
     told.close()
+    if turns[-1].role == "system":
+        last = f"messages[{len(turns) - 1}]"
+        raise ApiError(400, f"{last}: a system turn has no answer; end with a user's", param=last)
     return told
 
 

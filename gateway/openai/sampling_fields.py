@@ -71,8 +71,8 @@ class SamplingFields(Strict):
         default=None,
         ge=0,
         le=1 << 20,
-        description="Last tokens of prompt and answer that presence_penalty counts, as in"
-        " mlx_lm.server; 0 none. Without it: the whole answer.",
+        description="mlx_lm.server: presence_penalty counts among so many last tokens of prompt and"
+        " answer; 0 none. Without it: the whole answer, and nothing of the prompt.",
     )
     frequency_context_size: int | None = Field(
         default=None, ge=0, le=1 << 20, description="The same for frequency_penalty."

@@ -45,10 +45,10 @@ class Catalogue:
         for model in self._folder.models:
             if name == model.name or name in model.aliases:
                 return model
-        if name == UNNAMED:
-            return self.resolve(None)
         if name in self._folder.broken:
             raise failures.broken_file(self._folder.broken[name])
+        if name == UNNAMED:
+            return self.resolve(None)
         found = unlisted(name, self._models_dir) if self._allow_unlisted else None
         if found is None:
             raise failures.not_found(name)

@@ -79,7 +79,7 @@ def not_found(name: str) -> ApiError:
 
 def not_named(count: int) -> ApiError:
     """To those who name no model where there is a choice, or none."""
-    message = f"model is missing, and there are {count}: GET /v1/models lists them"
+    message = f"there are {count} models, so a request must name one: GET /v1/models lists them"
     return ApiError(400, message, code="missing_required_parameter", param="model")
 
 

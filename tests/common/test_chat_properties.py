@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +16,7 @@ from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser
 from common.formats import families
 from common.formats.reading import FinishReason
-from tests.common.chat_replay import parse_every_split, splits
+from tests.common.chat_replay import parse_every_split, plain, splits
 from tests.common.corpus import TOOLS
 
 FORMATS = sorted({id(grammar): name for name, grammar in families.TOOLS.items()}.values())
@@ -47,6 +49,9 @@ WORDS = [
     *("<｜DSML｜parameter", "</｜DSML｜parameter>", "<parameter", "<|open|>argument", "<|sep|>"),
     *("<｜tool▁sep｜>", "<|tool_call_argument_begin|>", "[ARGS]", "[CALL_ID]", "<｜DSML｜invoke"),
 ]
+
+
+TAIL = "<|im_start|>assistant\n"
 
 
 def pieces_of(format_: ChatFormat) -> st.SearchStrategy[str]:
@@ -96,11 +101,37 @@ def test_every_word_is_somewhere_once(name: str, data: st.DataObject) -> None:
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
 @settings(max_examples=30, deadline=None)
 def test_text_that_goes_on_is_left_as_it_is(name: str, text: str) -> None:
-    tail = "<|start|>assistant<|channel|>final<|message|>It is" if name == "gpt-oss" else "It is"
     for pieces in splits(text, count=1):
-        parser = ChatParser(ChatFormat.named(name), prompt_tail=tail, continues=True)
-        events = [event for piece in pieces for event in parser.feed(piece)]
-        assert message_of([*events, *parser.finish("stop")]) == ChatMessage(content=text)
+        assert gone_on(ChatFormat.named(name), "It is", pieces) == ChatMessage(content=text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_goes_on_is_read_as_a_part_of_the_whole(name: str, data: st.DataObject) -> None:
+    """However the text was cut in two: the second half says what the whole says at its end."""
+    format_ = ChatFormat.named(name)
+    text = data.draw(pieces_of(format_))
+    place = data.draw(st.integers(0, len(text)))
+    tools = data.draw(st.sampled_from([TOOLS, []]))
+    whole = plain(parse_every_split(format_, text, tools=tools, tail=TAIL, count=1))
+    for pieces in splits(text[place:], count=1):
+        rest = plain(gone_on(format_, text[:place], pieces, tools))
+        assert whole[0].endswith(rest[0])
+        assert whole[1].endswith(rest[1])
+        assert whole[2][len(whole[2]) - len(rest[2]) :] == rest[2]
+    begun = ChatParser(format_, tools=tools, prompt_tail=TAIL)
+    told = message_of(begun.feed(text[:place]))
+    assert len(told.tool_calls) + len(rest[2]) == len(whole[2])
+    assert len(told.content) + len(rest[0]) <= len(whole[0])
+
+
+def gone_on(
+    format_: ChatFormat, begun: str, pieces: list[str], tools: Sequence[dict[str, Any]] = ()
+) -> ChatMessage:
+    parser = ChatParser(format_, tools=tools, prompt_tail=TAIL + begun, begun=begun)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return message_of([*events, *parser.finish("stop")])
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -155,6 +155,8 @@ def test_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
     ("turns", "fields", "param"),
     [
         ([user("hi"), {"role": "assistant", "content": [CALL]}], {}, "messages[1]"),
+        ([user("hi"), {"role": "system", "content": "Be brief."}], {}, "messages[1]"),
+        ([{"role": "system", "content": "Be brief."}], {}, "messages[0]"),
         (
             [user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])],
             {},

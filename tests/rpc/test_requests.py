@@ -312,6 +312,13 @@ def test_an_answer_to_go_on_with_is_the_last_message() -> None:
         words = refusal(Messages=[HELLO, last], Metadata=goes_on)
         assert words.startswith("Messages[1] cannot be continued")
     assert "there are no Messages" in refusal(Metadata=goes_on)
+    ids = {"mlx.prompt_token_ids": "[1]"}
+    assert "there are no Messages" in refusal(Prompt="", Metadata=goes_on | ids)
+    turns = {"Messages": [HELLO, begun], "Metadata": goes_on}
+    assert refusal(Grammar='root ::= "a"', **turns).startswith("the grammar would hold an answer")
+    tools = json.dumps([CLOCK])
+    assert refusal(Tools=tools, ToolChoice='"required"', **turns).startswith("tool calls cannot")
+    assert request_of(predict_options(Tools=tools, **turns)).constraint is None
 
 
 @pytest.mark.parametrize(

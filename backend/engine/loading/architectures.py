@@ -17,8 +17,11 @@ _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.
 @cache
 def model_types() -> frozenset[str]:
     """All model types that mlx-lm can build, aliases included."""
-    files = model_files("mlx_lm", "*.py")
-    modules = {path.stem for path, text in files if _MODEL_CLASS.search(text)}
+    modules = {
+        path.stem
+        for path in model_files("mlx_lm", "*.py")
+        if _MODEL_CLASS.search(path.read_text(encoding="utf-8"))
+    }
     known = aliases("mlx_lm").items()
     return frozenset(modules | {alias for alias, type_ in known if type_ in modules})
 

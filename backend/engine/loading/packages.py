@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 
-def model_files(package: str, pattern: str) -> Iterator[tuple[Path, str]]:
-    """Each file of its `models` that matches, with its text; none where it is not installed."""
+def model_files(package: str, pattern: str) -> Iterable[Path]:
+    """The files of its `models` that match; none where it is not installed."""
     folder = _folder(package)
-    for path in (folder / "models").glob(pattern) if folder else ():
-        yield path, path.read_text(encoding="utf-8")
+    return (folder / "models").glob(pattern) if folder else ()
 
 
 @cache

@@ -48,9 +48,8 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 @cache
 def _modules() -> frozenset[str]:
     """Those of mlx-vlm's packages that hold a model with a part that sees."""
-    files = model_files("mlx_vlm", "*/*.py")
     return frozenset(
         path.stem
-        for path, text in files
-        if path.stem == path.parent.name and "vision" in text.lower()
+        for path in model_files("mlx_vlm", "*/*.py")
+        if path.stem == path.parent.name and "vision" in path.read_text(encoding="utf-8").lower()
     )
