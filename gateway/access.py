@@ -88,6 +88,8 @@ class AccessMiddleware:
             "status": status,
             "ms": seen.seconds * 1000,
         }
+        if seen.broken:
+            fields["error"] = seen.broken
         if seen.model:
             fields["model"] = seen.model
         if seen.prompt_tokens or seen.completion_tokens:

@@ -16,17 +16,24 @@ from gateway.translation import Translation
 
 
 async def answer(
-    translation: Translation, gateway: Gateway, *, prompt_only: bool = False
+    translation: Translation,
+    gateway: Gateway,
+    *,
+    prompt_only: bool = False,
+    count_only: bool = False,
 ) -> AsyncGenerator[Event, None]:
     """The events; the model is held until the last of them. Raises ApiError in the client's terms.
 
     prompt_only: read the prompt into the prefix cache, count it, and generate nothing.
+    count_only: compute nothing at all; the prompt may be longer than the context.
     """
 
     async def send(lease: Lease) -> AsyncGenerator[Event, None]:
         options = (await predict_options(translation.chat, lease, gateway))[0]
         if prompt_only:
             options.Metadata["mlx.prompt_only"] = "true"
+        if count_only:
+            options.Metadata["mlx.count_only"] = "true"
         seconds = gateway.settings.request_timeout
         names = names_of(translation.chat)
         replies = generate(lease.stub, options, seconds=seconds, names=names)
@@ -46,7 +53,7 @@ async def answer(
 async def count_prompt(translation: Translation, gateway: Gateway) -> int:
     """Tokens of the prompt as the model's chat template renders it. Raises ApiError."""
     counted = 0
-    async with aclosing(answer(translation, gateway, prompt_only=True)) as events:
+    async with aclosing(answer(translation, gateway, count_only=True)) as events:
         async for event in events:
             if isinstance(event, Done):
                 counted = event.usage.prompt_tokens

@@ -9,30 +9,42 @@ from typing import Any, TypeVar
 import grpc
 
 from gateway import errors
+from gateway.wire_names import CHAT, Names, translated
 
 Reply = TypeVar("Reply")
 _AT_ONCE = 32  # of one request; the backend's queue is for everybody
 
 
-async def ask(method: Callable[..., Awaitable[Reply]], request: Any, seconds: float) -> Reply:
-    """The reply of one call (`seconds` 0: no limit). Raises ApiError; cancelled with its task."""
+async def ask(
+    method: Callable[..., Awaitable[Reply]], request: Any, seconds: float, names: Names = CHAT
+) -> Reply:
+    """The reply of one call (`seconds` 0: no limit); cancelled with its task.
+
+    names: what the client calls the fields of the wire. Raises ApiError in those words.
+    """
     try:
         return await method(request, timeout=seconds or None)
     except grpc.aio.AioRpcError as error:
-        raise errors.of_rpc(error) from None
+        raise translated(errors.of_rpc(error), names) from None
 
 
 async def ask_all(
-    method: Callable[..., Awaitable[Reply]], requests: Sequence[Any], seconds: float
+    method: Callable[..., Awaitable[Reply]],
+    requests: Sequence[Any],
+    seconds: float,
+    names: Callable[[int], Names] = lambda _: CHAT,
 ) -> list[Reply]:
-    """The replies in the order of the requests. The first failure cancels the rest."""
+    """The replies in the order of the requests. The first failure cancels the rest.
+
+    names: as for `ask`, for the request of each index.
+    """
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(request: Any) -> Reply:
+    async def one(index: int) -> Reply:
         async with places:
-            return await ask(method, request, seconds)
+            return await ask(method, requests[index], seconds, names(index))
 
-    tasks = [asyncio.ensure_future(one(request)) for request in requests]
+    tasks = [asyncio.ensure_future(one(index)) for index in range(len(requests))]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

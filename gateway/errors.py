@@ -93,6 +93,8 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
         500, SERVER, "backend_failed", says="the backend failed without saying why"
     ),
 }
+_READS = re.compile(r"^.{1,80} is \d+ (tokens|characters) long(, but|:) the model reads ")
+TOO_LONG = Row(400, code="context_length_exceeded")
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 
@@ -117,6 +119,8 @@ def of_rpc(error: grpc.aio.AioRpcError) -> ApiError:
     told = error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in told:
         row = TOO_LARGE  # gRPC itself: the message never came to be read
+    elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _READS.match(told):
+        row = TOO_LONG  # contract 5.3: embeddings have this status for a text beyond the context
     return ApiError(
         row.status,
         row.says or without_folders(told) or "the backend failed without saying why",

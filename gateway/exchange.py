@@ -26,6 +26,7 @@ class Exchange:
     status: int = 0  # 0 until the answer has begun
     streams: bool = False
     first_byte: float | None = None  # seconds after the start
+    broken: str = ""  # the code of the error that a stream ended with
     left: bool = False  # the client went before the answer was complete
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -61,7 +61,8 @@ def audio(data: str, form: str, settings: GatewaySettings) -> str:
     content = _decoded(data, settings.max_image_bytes, "the sound")
     kind = _kind(content, _SOUNDS)
     if kind is None or kind != _FORMATS.get(form, kind):
-        _refuse(f"this is no {form[:10]} sound: send base64 of a WAV or MP3 file, and its format")
+        sentence = f"this is no {form[:10]} sound: send base64 of a WAV or MP3 file, and its format"
+        raise ApiError(400, sentence, code="invalid_audio")
     return _data_uri(kind, content)
 
 

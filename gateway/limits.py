@@ -39,6 +39,7 @@ class BodyMiddleware:
             await self._app(scope, receive, send)
             return
         try:
+            _require_plain(Headers(scope=scope))
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
                 parsed = parse(Headers(scope=scope).get("content-type"), body)
@@ -47,6 +48,16 @@ class BodyMiddleware:
             await response_of(refusal, scope["path"])(scope, receive, send)
             return
         await run_until_left(self._app, scope, body, receive, send, self._settings.request_timeout)
+
+
+def _require_plain(headers: Headers) -> None:
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(
+            400,
+            f"Content-Encoding is {encoding[:40]!r}: send the body as it is, without compression",
+            code="unsupported_content_encoding",
+        )
 
 
 async def read_body(headers: Headers, receive: Receive, largest: int) -> bytes:

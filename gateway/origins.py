@@ -19,7 +19,7 @@ from gateway.settings import GatewaySettings
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _METHODS = "GET, POST, DELETE"
-_READABLE = "x-request-id, retry-after, x-should-retry"
+_READABLE = "x-request-id, request-id, retry-after, x-should-retry"
 _DAY = "86400"  # seconds
 
 

@@ -29,6 +29,7 @@ _WORDS = {
     "int_type": "Input should be an integer",
     "float_type": "Input should be a number",
     "bool_type": "Input should be true or false",
+    "too_short": "Input should have at least one entry",
 }
 
 

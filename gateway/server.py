@@ -65,7 +65,7 @@ class Server(uvicorn.Server):
     async def _end_when_drained(self) -> None:
         if not await self._traffic.drain(self._settings.drain_timeout):
             # Without its backend a stream ends with an error event, and not in the middle.
-            await self._supervisor.stop()
+            await self._supervisor.stop(after=self._settings.drain_timeout)
             await self._traffic.drain(_LAST_SECONDS)
         self.should_exit = True
 

@@ -79,11 +79,13 @@ class _EventStream(Response):
         except ApiError as error:
             if not writer.begun:
                 raise
+            _note(error)
             await writer.write(self._on_error(error).encode())
         except Exception as fault:
             if not writer.begun:
                 raise
             logs.error("stream failed", traceback=traceback_of(fault))
+            _note(_FAULT)
             await writer.write(self._on_error(_FAULT).encode())
         finally:
             keeper.cancel()
@@ -101,6 +103,11 @@ class _EventStream(Response):
     def _seconds_left(self) -> float | None:
         running = exchange.current()
         return self._limit - (running.seconds if running else 0.0) if self._limit else None
+
+
+def _note(error: ApiError) -> None:
+    if (running := exchange.current()) is not None:
+        running.broken = error.code or error.type
 
 
 class _Writer:

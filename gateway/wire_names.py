@@ -52,6 +52,10 @@ CHAT: Names = {
     "Metadata enable_thinking": "enable_thinking",
     "Metadata reasoning_effort": "reasoning_effort",
     "ContextSize": "context_size",
+    "Embeddings": "input",
+    "EmbeddingTokens": "input",
+    # What these endpoints call as the wire does.
+    **{name: name for name in ("tokens", "candidates", "query", "documents")},
 }
 # Sentences without a field's name, by how they begin: which field they are about.
 _SUBJECTS: Mapping[str, str] = {
@@ -64,8 +68,12 @@ _SUBJECTS: Mapping[str, str] = {
     "strict tools cannot be enforced ": "Tools",
     "tools beside a form ": "Grammar",
     "the model's chat template ": "Messages",
+    "the parameters of the tool ": "Tools",
+    "the tool ": "Tools",
+    "the query with documents": "documents",
+    "nothing comes before the first token of ": "Prompt",
 }
-_TOO_LONG = re.compile(r"^the prompt has .* but the context holds ")
+_TOO_LONG = re.compile(r"^(the )?prompt (has|and \S+ have) .* but the context holds ")
 _NAME = re.compile(
     r"(?<![\w.])("
     + "|".join(sorted(map(re.escape, CHAT), key=len, reverse=True))

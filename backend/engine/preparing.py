@@ -62,7 +62,12 @@ class Preparer:
         """Render, tokenise, compile the grammar, look on disk."""
 
         def work(served: Served, ticket: int) -> None:
-            prompt = served.prompts.build(request.prompt, request.attachments)
+            prompt = served.prompts.build(
+                request.prompt, request.attachments, counted=request.count_only
+            )
+            if request.count_only:
+                self._tell([(ticket, Finished("length", Usage(len(prompt.tokens))))])
+                return
             bare = replace(request, attachments=None)
             if bare.prompt_logprobs is not None:
                 require_tellable(len(prompt.tokens), bare.prompt_logprobs)

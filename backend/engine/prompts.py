@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_TOLD = 1 << 18  # log-probabilities: some 25 MB of JSON; a message of the wire holds 50 MiB
+_COUNTED_CONTEXTS = 16  # as many are counted of a prompt that is not to be read
 _TAIL = 512  # characters of the prompt's end that tell what the model goes on with
 # No text that travels has Unicode's noncharacters, and no client knows the number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
@@ -118,8 +119,18 @@ class PromptBuilder:
         """From now on prompts may have images and sounds."""
         self._media = media
 
-    def build(self, prompt: Prompt, attachments: Attachments | None = None) -> BuiltPrompt:
-        """The whole prompt in tokens. Raises InvalidRequest."""
+    def build(
+        self,
+        prompt: Prompt,
+        attachments: Attachments | None = None,
+        *,
+        counted: bool = False,
+    ) -> BuiltPrompt:
+        """The whole prompt in tokens. Raises InvalidRequest.
+
+        counted: it is only to be counted, so it need not fit the context.
+        """
+        most = self._context_size * (_COUNTED_CONTEXTS if counted else 1)
         items: list[MediaItem] = []
         seen = _TAIL
         if attachments is not None:
@@ -132,6 +143,7 @@ class PromptBuilder:
             if items and self._media is not None:
                 text = self._media.surrounded(self._media.marked(text, items), items)
             bos = self._tokenizer.bos_token
+            self._require_short(text, most)
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
             # A template writes its own BOS; adding the tokenizer's would double it.
@@ -146,7 +158,7 @@ class PromptBuilder:
                 seen += len(str(prompt.messages[-1]["content"]))
             if items and self._media is not None:
                 marked = self._media.surrounded(marked, items)
-            self._require_short(marked)
+            self._require_short(marked, most)
             text = marked.replace(quoted.mark, "") if quoted.mark else marked
             if text == marked:
                 tokens = self._encode(text, special=False)
@@ -158,7 +170,7 @@ class PromptBuilder:
             media = MediaPlan(tokens, spans)
         if not tokens:
             raise InvalidRequest("the prompt is empty: it has no token")
-        if len(tokens) >= self._context_size:
+        if len(tokens) >= most:
             raise self._too_long(f"{len(tokens)} tokens")
         self._require_known(tokens)
         if media is not None and media.spans[-1].stop == len(tokens):
@@ -234,6 +246,7 @@ class PromptBuilder:
 
     def encode_open(self, text: str) -> list[int]:
         """Tokens of a raw text that may go on: a BOS as `build` adds it, and no end of sequence."""
+        self._require_short(text, self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)
         if not self._adds_bos or text.startswith(self._tokenizer.bos_token):
@@ -249,14 +262,13 @@ class PromptBuilder:
             )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        self._require_short(text)
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
 
-    def _require_short(self, text: str) -> None:
+    def _require_short(self, text: str, most: int) -> None:
         # No token is longer than the longest piece of the vocabulary, so a text far beyond the
         # context is known to be too long without the minutes that tokenising it would take.
         at_least = len(text) // self._longest_piece
-        if at_least >= self._context_size:
+        if at_least >= most:
             raise self._too_long(f"at least {at_least} tokens")
 
     def _too_long(self, length: str) -> InvalidRequest:

@@ -117,6 +117,7 @@ class Extras:
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
+    count_only: only count the prompt's tokens.
     continue_final_message: the last message is an answer to go on with.
     presence_window, frequency_window: as in `Sampling`.
     image_messages, audio_messages: the message to which each image, each sound belongs.
@@ -134,6 +135,7 @@ class Extras:
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: bool = False
     prompt_only: bool = False
+    count_only: bool = False
     continue_final_message: bool = False
     image_messages: tuple[int, ...] | None = None
     audio_messages: tuple[int, ...] | None = None
@@ -150,6 +152,7 @@ class GenerationRequest:
     stream_logprobs: whether they are wanted piece by piece.
     prompt_logprobs: the same as `logprobs` for the tokens of the prompt.
     prompt_only: the prompt is read, and nothing is generated.
+    count_only: nothing is computed; the prompt's tokens are counted, and may be more than fit.
     constraint: a grammar that the output must match.
     n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
     disk: how the prompt cache on disk is used.
@@ -167,6 +170,7 @@ class GenerationRequest:
     stream_logprobs: bool = False
     prompt_logprobs: int | None = None
     prompt_only: bool = False
+    count_only: bool = False
     constraint: ConstraintSpec | None = None
     n_draft: int = 0
     disk: DiskUse = UNSET

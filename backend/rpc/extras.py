@@ -98,6 +98,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "prompt_token_ids": _ids,
     "prompt_logprobs": _flag,
     "prompt_only": _flag,
+    "count_only": _flag,
     "continue_final_message": _flag,
     "image_messages": _indices,
     "audio_messages": _indices,

@@ -104,6 +104,8 @@ EXTRAS: Mapping[str, str] = {
     " what the token adds to the text, and the first `logprob` is null",
     "mlx.prompt_only": "`true`: the prompt is read and nothing is generated, whatever Tokens says;"
     " the finish reason is `length`",
+    "mlx.count_only": "`true`: nothing is computed; `prompt_tokens` counts the prompt, which may be"
+    " longer than the context",
     "mlx.continue_final_message": "`true`: the last of Messages is an answer that was begun, and"
     " the model goes on with its text",
     "mlx.image_messages": "JSON list: for each of Images the message that it belongs to, counted"

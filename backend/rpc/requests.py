@@ -52,6 +52,7 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
         stream_logprobs=extras.stream_logprobs,
         prompt_logprobs=options.TopLogprobs if extras.prompt_logprobs else None,
         prompt_only=extras.prompt_only,
+        count_only=extras.count_only,
         constraint=constraint,
         n_draft=_n_draft(options.NDraft),
         disk=disk_use(
@@ -64,15 +65,14 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
 
 
 def _held_from_its_start(constraint: ConstraintSpec) -> InvalidRequest:
-    if constraint.kind == "calls":
+    begun = "an answer that was begun: begin none, or"
+    if constraint.kind != "calls":
+        return InvalidRequest(f"the grammar cannot hold {begun} leave out Grammar")
+    if constraint.optional:
         return InvalidRequest(
-            "tool calls cannot be enforced in an answer that was begun: leave out Metadata"
-            " mlx.continue_final_message, or demand no call and offer no strict tool"
+            f"strict tools cannot be enforced in {begun} offer tools that are not strict"
         )
-    return InvalidRequest(
-        "the grammar would hold an answer from its start, but this one was begun: send Grammar or"
-        " Metadata mlx.continue_final_message, not both"
-    )
+    return InvalidRequest(f"tool calls cannot be enforced in {begun} demand no call")
 
 
 def _attachments(

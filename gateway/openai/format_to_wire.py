@@ -75,7 +75,8 @@ def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
             param="response_format.type",
         )
     elif wanted.type == "json_object":
-        yield _schema("response_format.schema", wanted.schema_ or _ANY_OBJECT)
+        field = "response_format" if wanted.schema_ is None else "response_format.schema"
+        yield _schema(field, wanted.schema_ or _ANY_OBJECT)
     elif wanted.schema_ is not None:
         raise ApiError(
             400,

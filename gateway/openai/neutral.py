@@ -27,9 +27,7 @@ class NeutralFields(Strict):
     request_id: str | None = Field(
         default=None, description="Neutral: send the header x-request-id to name a request."
     )
-    store: Literal[False] | None = Field(
-        default=None, description="Neutral: nothing is ever stored."
-    )
+    store: bool | None = Field(default=None, description="Neutral: nothing is ever stored.")
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = Field(
         default=None, description="Neutral: there is one tier."
     )

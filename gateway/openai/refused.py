@@ -67,8 +67,12 @@ COMMON: Mapping[str, Refused] = {
     "allowed_token_ids": Refused("hold the answer by guided_choice or a grammar", ([],)),
     "bad_words": Refused("use logit_bias with -100", ([],)),
     "include_stop_str_in_output": Refused("the answer ends before it", (False,)),
-    "skip_special_tokens": Refused("special tokens are never shown", (True,)),
-    "spaces_between_special_tokens": Refused("special tokens are never shown", (True,)),
+    "skip_special_tokens": Refused(
+        "special tokens that are no markup of the chat format are shown; leave it out", (False,)
+    ),
+    "spaces_between_special_tokens": Refused(
+        "nothing is put between tokens; leave it out", (False,)
+    ),
     "truncate_prompt_tokens": Refused("shorten the prompt", (-1,)),
     "prompt_logprobs": Refused("use /v1/completions with echo and logprobs"),
     "return_tokens_as_token_ids": Refused("tokens are told as text", (False,)),
@@ -86,7 +90,6 @@ CHAT: Mapping[str, Refused] = {
     "modalities": Refused(_TEXT, ([], ["text"])),
     "prediction": Refused("leave it out: drafts come from a draft model or from the prompt"),
     "web_search_options": Refused("the gateway does not search; offer a tool that does"),
-    "store": Refused("nothing is stored; send false", (False,)),
     "moderation": Refused("nothing is moderated; leave it out"),
     "add_special_tokens": Refused(_TEMPLATE, (False,)),
     "echo": Refused("use /v1/completions to see the prompt", (False,)),
@@ -114,7 +117,6 @@ CHAT: Mapping[str, Refused] = {
 COMPLETION: Mapping[str, Refused] = {
     **COMMON,
     "suffix": Refused("filling in between is not there; send the whole prompt", ("",)),
-    "store": Refused("nothing is stored; send false", (False,)),
     "add_special_tokens": Refused("send token ids to decide on every token", (True,)),
     "messages": Refused("use /v1/chat/completions"),
     "tools": Refused("use /v1/chat/completions", ([],)),

@@ -18,6 +18,7 @@ from gateway.context import GatewayDep
 from gateway.errors import ApiError
 from gateway.openai.base import MODEL, Strict
 from gateway.supervisor.supervisor import Lease
+from gateway.wire_names import Names
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["embeddings"])
@@ -102,7 +103,12 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> EmbeddingRe
 
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
         requests = [_request(lease.identity, text) for text in body.input]
-        return await ask_all(lease.stub.Embedding, requests, gateway.settings.request_timeout)
+        seconds = gateway.settings.request_timeout
+        return await ask_all(lease.stub.Embedding, requests, seconds, names)
+
+    def names(index: int) -> Names:
+        place = f"input[{index}]" if len(body.input) > 1 else "input"
+        return {"Embeddings": place, "EmbeddingTokens": place}
 
     replies = await ask_once(lambda: gateway.supervisor.lease(body.model), embed)
     vectors = [_cut(_vector(reply), body.dimensions) for reply in replies]

@@ -79,7 +79,8 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
 
     async def cut(lease: Lease) -> tuple[list[int], list[str] | None]:
         request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
-        found = list((await ask(lease.stub.TokenizeString, request, seconds)).tokens)
+        names = {"Prompt": "prompt" if body.content is None else "content"}
+        found = list((await ask(lease.stub.TokenizeString, request, seconds, names)).tokens)
         told = body.with_pieces or body.return_token_strs
         return found, await _pieces(lease, found, seconds) if told else None
 

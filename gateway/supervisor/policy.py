@@ -6,7 +6,7 @@ Everything here is a pure function of what is passed in; times are seconds of on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LONGEST_PAUSE = 30.0
 GOOD_RUN = 60.0  # seconds after which a crash is a new story, not the next one in a row
@@ -53,6 +53,11 @@ def make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loa
     The longest unused go first, and none goes without need.
     """
     return _unload_until_within(loaded, 1, coming, limits)
+
+
+def may_make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> bool:
+    """Whether there would be room if nobody used any of them."""
+    return make_room([replace(model, busy=False) for model in loaded], coming, limits) is not None
 
 
 def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:

@@ -7,6 +7,7 @@ meet: their limits, their leases and their common end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import signal
@@ -54,6 +55,7 @@ class Supervisor:
         self._stopping = False
         self._unused = asyncio.Event()
         self._unused.set()
+        self._released = asyncio.Event()
 
     @property
     def models(self) -> list[ModelConfig]:
@@ -110,8 +112,11 @@ class Supervisor:
             if config != instance.config:
                 self._outdated.append(self._instances.pop(key))
 
-    async def stop(self, patience: float = 0.0) -> None:
-        """Refuse new requests, wait for running ones `patience` seconds, end every process."""
+    async def stop(self, patience: float = 0.0, after: float = 0.0) -> None:
+        """Refuse new requests, wait for running ones `patience` seconds, end every process.
+
+        after: seconds that they were given before.
+        """
         self._stopping = True
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         for task in self._background:
@@ -122,7 +127,7 @@ class Supervisor:
             async with asyncio.timeout(patience):
                 await self._unused.wait()
         except TimeoutError:
-            _log.warning("requests are cut: they still run after %g s", patience)
+            _log.warning("requests are cut: they still run after %g s", after + patience)
         await asyncio.gather(*(instance.shut() for instance in self._all()))
         self._warden.close()
 
@@ -187,23 +192,38 @@ class Supervisor:
     def _release(self, instance: ModelInstance) -> None:
         instance.leases -= 1
         instance.last_used = time.monotonic()
+        self._released.set()
         if not any(other.leases for other in self._all()):
             self._unused.set()
 
     async def _until_usable(self, instance: ModelInstance) -> None:
+        patience = time.monotonic() + self._settings.load_timeout
         while True:
             if self._stopping:
                 raise failures.stopping()
             if await instance.usable():
                 return
-            if not instance.working:
-                self._begin_load(instance)
+            if not instance.working and not self._begin_load(instance):
+                if time.monotonic() > patience:
+                    raise failures.no_room(instance.key.name)
+                await self._until_one_is_released()
+                continue
             problem = await instance.settled()
             if problem is not None:
                 raise problem
 
-    def _begin_load(self, instance: ModelInstance) -> None:
-        """Make room and start the load, or raise ApiError."""
+    async def _until_one_is_released(self) -> None:
+        """Or for a moment: what stops makes room as well."""
+        self._released.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TICK):
+                await self._released.wait()
+
+    def _begin_load(self, instance: ModelInstance) -> bool:
+        """Make room and start the load; False while models in use are in the way.
+
+        Raises ApiError.
+        """
         now = time.monotonic()
         name, past = instance.key.name, instance.failures
         if past.retry_at > now:
@@ -211,12 +231,16 @@ class Supervisor:
         coming = self._expected(instance)
         if self._limits.memory and coming > self._limits.memory:
             raise failures.too_large(name, coming, self._limits.memory)
-        leaving = policy.make_room(self._loaded(), coming, self._limits)
+        loaded = self._loaded()
+        leaving = policy.make_room(loaded, coming, self._limits)
         if leaving is None:
+            if policy.may_make_room(loaded, coming, self._limits):
+                return False
             raise failures.no_room(name)
         self._unload(leaving, f"room for {instance.key}")
         ends = [i.work for i in self._all() if i.state is State.STOPPING and i.work]
         instance.begin_load(after=ends)
+        return True
 
     def _loaded(self) -> list[policy.Loaded]:
         return [

@@ -237,7 +237,7 @@ def test_any_seed_is_one_of_the_wire_and_only_minus_one_draws(seed: int, choice:
 
 
 NEUTRAL = {
-    "store": False,
+    "store": True,
     "metadata": {"mlx.min_tokens": "5", "a": "b"},
     "service_tier": "flex",
     "priority": 0,

@@ -167,8 +167,16 @@ def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None
     usage = whole(gateway, body | {"max_tokens": 1})["usage"]
     prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted == {"input_tokens": prompt}
-    # What has been counted is in the prefix cache, so that counting costs nothing in the end.
-    assert usage["cache_read_input_tokens"] > usage["input_tokens"]
+
+
+def test_more_is_counted_than_fits(gateway: GatewayProcess) -> None:
+    """Clients count to find out whether they must leave something out."""
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "one two " * 1000}]}
+    counted = whole(gateway, asked, "/v1/messages/count_tokens")
+    assert counted["input_tokens"] > 2000
+    twice = asked | {"messages": [{"role": "user", "content": "one two " * 2000}]}
+    longer = whole(gateway, twice, "/v1/messages/count_tokens")
+    assert longer["input_tokens"] > 2 * counted["input_tokens"] - 100
 
 
 def test_no_tokens_at_all_read_the_prompt_into_the_cache(gateway: GatewayProcess) -> None:

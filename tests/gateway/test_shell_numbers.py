@@ -205,3 +205,39 @@ def test_models_are_listed_by_every_name(gateway: GatewayProcess) -> None:
 def test_a_model_that_does_not_do_it_says_so(gateway: GatewayProcess) -> None:
     error = ask(gateway, "score", 400, model="numbers", prompt="a", candidates=["b"])
     assert error["code"] == "unsupported"
+
+
+LONG = "one two " * 400  # tokens of it are beyond the context of 1024
+TOO_LONG = "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        ("embeddings", {"input": LONG}, "input", TOO_LONG),
+        ("embeddings", {"input": ["ok", LONG]}, "input[1]", TOO_LONG),
+        ("embeddings", {"input": [1, 99999]}, "input[1]", None),
+        ("embeddings", {"input": [[1], [2, 99999]]}, "input[1][1]", None),
+        ("detokenize", {"tokens": [1, 99999]}, "tokens[1]", None),
+        ("tokenize", {"content": "a" * 2_000_000}, "content", None),
+        ("tokenize", {"prompt": "a" * 2_000_000}, "prompt", None),
+        ("score", {"prompt": LONG, "candidates": ["a"]}, "prompt", TOO_LONG),
+        ("score", {"prompt": "", "candidates": ["a"]}, "prompt", None),
+    ],
+)
+def test_a_backends_refusal_is_in_the_clients_words(
+    gateway: GatewayProcess, path: str, body: dict[str, Any], param: str, code: str | None
+) -> None:
+    answer = gateway.client.post(f"/v1/{path}", json={"model": "tiny", **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
+    assert answer.headers["x-should-retry"] == "false"
+    for name in ("Prompt", "Embedding", "ContextSize"):
+        assert name not in error["message"]
+
+
+def test_a_compressed_body_is_told_apart_from_a_broken_one(gateway: GatewayProcess) -> None:
+    packed = {"content-encoding": "gzip", "content-type": "application/json"}
+    answer = gateway.client.post("/v1/tokenize", content=b"\x1f\x8b", headers=packed)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unsupported_content_encoding"

@@ -95,11 +95,15 @@ async def test_a_place_is_for_the_model_that_is_asked_for(tmp_path: Path) -> Non
         async with supervisor.lease("two"):
             assert gone(first)
             assert status_of(supervisor, drafting).state is State.STOPPED
-            told = await refusal(supervisor, "one")
-            assert (told.status, told.code, told.retry_after) == (503, "no_room", 2)
-            assert status_of(supervisor, "one").state is State.STOPPED
+            waiting = asyncio.ensure_future(ask(supervisor, "one"))
             second = process_of(supervisor, "two")
+            assert await ask(supervisor, "two") == text
+            assert status_of(supervisor, "one").state is State.STOPPED
+            assert not waiting.done()
+        assert await waiting == text
+        await until(lambda: gone(second))
         assert await ask(supervisor, "two") == text
+        second = process_of(supervisor, "two")
 
         await until(lambda: gone(second))  # nobody asks for it any more
         await until_state(supervisor, "two", State.STOPPED)
@@ -107,6 +111,16 @@ async def test_a_place_is_for_the_model_that_is_asked_for(tmp_path: Path) -> Non
         assert (told.status, told.param) == (400, "adapters")
         told = await refusal(supervisor, "one", draft_model="/etc/passwd")
         assert (told.status, told.param) == (400, "draft_model")
+
+
+async def test_nobody_waits_for_the_place_of_a_pinned_model(tmp_path: Path) -> None:
+    models = {"one": tiny(), "two": tiny(pinned=True)}
+    async with supervising(tmp_path, models, max_loaded_models=1) as supervisor:
+        async with supervisor.lease("two"):
+            pass
+        told = await refusal(supervisor, "one")
+        assert (told.status, told.code, told.retry_after) == (503, "no_room", 2)
+        assert status_of(supervisor, "one").state is State.STOPPED
 
 
 async def test_a_changed_file_and_the_end_wait_for_those_who_are_served(tmp_path: Path) -> None:
