@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal
 
 from fastapi import APIRouter
@@ -23,20 +24,29 @@ class Meta(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """OpenAI's description of a model; `created` is when the gateway began to serve it."""
+    """OpenAI's description of a model, and Anthropic's beside it.
+
+    `created` and `created_at` are when the gateway began to serve it.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "local"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
     meta: Meta
 
 
 class ModelList(BaseModel):
-    """All cards."""
+    """All cards, on one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
 
 
 @router.get("/models")
@@ -47,7 +57,8 @@ async def list_models(gateway: GatewayDep) -> ModelList:
         for model in gateway.supervisor.models
         for name in (model.name, *model.aliases)
     ]
-    return ModelList(data=cards)
+    first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
+    return ModelList(data=cards, first_id=first, last_id=last)
 
 
 @router.get("/models/{model:path}")
@@ -60,6 +71,8 @@ def _card(gateway: Gateway, model: ModelConfig, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=gateway.started,
+        display_name=name,
+        created_at=datetime.fromtimestamp(gateway.started, UTC),
         meta=Meta(
             description=model.description,
             context_size=context_size(model),

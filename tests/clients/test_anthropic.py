@@ -15,4 +15,6 @@ def test_messages(gateway: GatewayProcess) -> None:
     assert told["cut"] == "max_tokens"
     assert told["stop_sequence"] == ["stop_sequence", "5"]
     assert told["tokens"] > 5
+    assert told["gone_on"] == " 3 4 5"
+    assert ["tiny", "model", "tiny", True] in told["models"]
     assert told["unknown_model"] == "not_found_error"

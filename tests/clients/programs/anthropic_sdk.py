@@ -68,6 +68,14 @@ told["tokens"] = client.messages.count_tokens(
     model="tiny", messages=[{"role": "user", "content": "Count to 5."}]
 ).input_tokens
 
+begun = ask("Count to 5.")
+begun["messages"].append({"role": "assistant", "content": "1 2"})
+told["gone_on"] = client.messages.create(**begun).content[0].text
+told["models"] = [
+    [model.id, model.type, model.display_name, model.created_at.year > 2000]
+    for model in client.models.list()
+]
+
 try:
     client.messages.create(**ask("Hi", model="nobody"))
 except anthropic.NotFoundError as error:
