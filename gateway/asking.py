@@ -1,14 +1,14 @@
 """A leased model asked, once more where its backend proves to be dead before it said anything.
 
 Between the death of a process and the news of it lie milliseconds in which a request may still be
-sent there. It has done nothing yet, so it is sent again; the supervisor looks at a backend whose
-connection is down before it lends it a second time.
+sent there. It has done nothing yet, so it is sent again; the backend is doubted then, and the
+supervisor looks at it before it lends it a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TypeVar
 
 from gateway.errors import BACKEND_GONE, ApiError
@@ -51,7 +51,7 @@ async def ask_once(
     Raises ApiError.
     """
     try:
-        async with lend() as lease:
+        async with _lent(lend) as lease:
             return await work(lease)
     except ApiError as error:
         if error.code != BACKEND_GONE:
@@ -64,6 +64,18 @@ async def _once(
     lend: Callable[[], AbstractAsyncContextManager[Lease]],
     send: Callable[[Lease], AsyncGenerator[Said, None]],
 ) -> AsyncGenerator[Said, None]:
-    async with lend() as lease, aclosing(send(lease)) as sayings:
+    async with _lent(lend) as lease, aclosing(send(lease)) as sayings:
         async for said in sayings:
             yield said
+
+
+@asynccontextmanager
+async def _lent(lend: Callable[[], AbstractAsyncContextManager[Lease]]) -> AsyncIterator[Lease]:
+    """A lease whose backend is doubted where it is gone."""
+    async with lend() as lease:
+        try:
+            yield lease
+        except ApiError as error:
+            if error.code == BACKEND_GONE:
+                lease.doubt()
+            raise

@@ -28,6 +28,7 @@ class Backend:
     def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
         self.process = process
         self.connection = connection
+        self.doubted = False  # a request found nobody there
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str, warden: Warden) -> Backend:
@@ -80,16 +81,18 @@ class Backend:
     @property
     def alive(self) -> bool:
         """Whether a request that is sent now can be answered, as far as the system knows."""
-        return (self.process is None or self.process.alive) and self.connection.up
+        running = self.process is None or self.process.alive
+        return running and self.connection.up and not self.doubted
 
     async def answers(self, limit: float) -> bool:
         """Whether a process that has not ended answers Health within `limit` seconds."""
         if self.process is not None and not self.process.alive:
             return False
         try:
-            return await self.connection.healthy(limit)
+            self.doubted = not await self.connection.healthy(limit)
         except LoadFailed:
-            return False
+            self.doubted = True
+        return not self.doubted
 
     @property
     def last_line(self) -> str:

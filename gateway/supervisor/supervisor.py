@@ -12,7 +12,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ class Lease:
     config: ModelConfig
     stub: Stub
     identity: str  # what ModelIdentity of a request must be
+    doubt: Callable[[], None]  # the backend seems to be gone: it is looked at before it is lent
 
 
 class Supervisor:
@@ -147,7 +148,11 @@ class Supervisor:
             backend = instance.backend
             assert backend is not None
             config = instance.config
-            yield Lease(config, backend.connection.stub, config.parameters.model)
+
+            def doubt() -> None:
+                backend.doubted = True
+
+            yield Lease(config, backend.connection.stub, config.parameters.model, doubt)
         finally:
             self._release(instance)
 

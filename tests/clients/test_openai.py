@@ -94,7 +94,8 @@ def test_javascript(gateway: GatewayProcess) -> None:
 
 def test_vercel_ai(gateway: GatewayProcess) -> None:
     told = node_program("vercel_ai", gateway.url)
-    assert told["text"] == told["streamed"] == COUNTED
+    assert told["text"] == COUNTED
+    assert told["streamed"] == " ".join(str(number) for number in range(1, 41))
     assert told["pieces"] > 1
     assert told["finish"] == "stop"
     assert told["call"] == told["streamedCall"] == [PARIS]

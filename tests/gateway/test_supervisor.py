@@ -113,6 +113,21 @@ async def test_a_place_is_for_the_model_that_is_asked_for(tmp_path: Path) -> Non
         assert (told.status, told.param) == (400, "draft_model")
 
 
+async def test_a_backend_in_doubt_is_looked_at_and_kept_if_it_answers(tmp_path: Path) -> None:
+    async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
+        async with supervisor.lease("tiny") as lease:
+            process = process_of(supervisor, "tiny")
+            lease.doubt()
+        async with supervisor.lease("tiny"):
+            assert process_of(supervisor, "tiny") == process
+        process.suspend()  # its sockets are open, and it is not dead
+        async with supervisor.lease("tiny") as lease:
+            lease.doubt()
+        async with supervisor.lease("tiny"):
+            assert process_of(supervisor, "tiny") != process
+        assert gone(process)
+
+
 async def test_nobody_waits_for_the_place_of_a_pinned_model(tmp_path: Path) -> None:
     models = {"one": tiny(), "two": tiny(pinned=True)}
     async with supervising(tmp_path, models, max_loaded_models=1) as supervisor:

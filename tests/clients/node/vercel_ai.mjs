@@ -25,7 +25,7 @@ told.text = text.text;
 told.finish = text.finishReason;
 told.usage = [text.usage.inputTokens, text.usage.outputTokens];
 
-const stream = streamText(ask("Count to 5."));
+const stream = streamText(ask("Count to 40."));
 told.pieces = 0;
 told.streamed = "";
 for await (const piece of stream.textStream) {
