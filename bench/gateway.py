@@ -19,6 +19,7 @@ from os import environ
 from pathlib import Path
 
 import grpc
+import psutil
 
 from bench.process import ROOT, Run, free_port, stream, until_health
 from bench.report import Figure, at_least, at_most
@@ -45,9 +46,10 @@ def measure(model: Path) -> Iterator[Figure]:
     """Tokens per second and time to the first piece, at one stream and at eight.
 
     The median over pairs of rounds, one each way, of the ratio within a pair: a machine whose own
-    speed drifts slows both rounds of a pair. The order turns around from pair to pair.
+    speed drifts slows both rounds of a pair. The order turns around from pair to pair. Where its
+    speed jumps by more than the goal, processor time still tells what the gateway takes away.
     """
-    with _both(model) as (stub, port):
+    with _both(model) as (stub, port, backend, host):
 
         def direct(prompt: str) -> Run:
             return stream(stub, prompt, TOKENS)
@@ -59,12 +61,17 @@ def measure(model: Path) -> Iterator[Figure]:
             way("Tell me a story.")
         for width in WIDTHS:
             pairs: list[tuple[Round, Round]] = []
+            spent = {backend: 0.0, host: 0.0}
             for turn in range(PAIRS):
                 rounds: dict[Way, Round] = {}
                 for way in (direct, through) if turn % 2 else (through, direct):
                     # Both have as many tokens, and nobody has read them before.
                     name = f"{width} {turn} {'straight' if way is direct else 'through'}"
+                    before = {process: _processor_seconds(process) for process in spent}
                     rounds[way] = _together(way, width, name)
+                    if way is through:
+                        for process, start in before.items():
+                            spent[process] += _processor_seconds(process) - start
                 pairs.append((rounds[direct], rounds[through]))
             speed = statistics.median(mine.speed / theirs.speed for theirs, mine in pairs)
             first = statistics.median(mine.first / theirs.first for theirs, mine in pairs)
@@ -81,11 +88,19 @@ def measure(model: Path) -> Iterator[Figure]:
                 SLOWER,
                 _medians(firsts, " ms"),
             )
+            yield at_most(
+                f"processor time of the gateway / of its backend, {width} streams",
+                spent[host] / spent[backend],
+                SLOWER - 1,
+                f"{spent[host]:.1f} / {spent[backend]:.1f} s",
+            )
 
 
 @contextmanager
-def _both(model: Path) -> Iterator[tuple[backend_pb2_grpc.BackendStub, int]]:
-    """A backend of its own that a gateway is pointed at: a stub of the one, the other's port."""
+def _both(
+    model: Path,
+) -> Iterator[tuple[backend_pb2_grpc.BackendStub, int, psutil.Process, psutil.Process]]:
+    """A backend that a gateway is pointed at: the one's stub, the other's port, their processes."""
     address, port = f"127.0.0.1:{free_port()}", free_port()
     quiet = {**environ, "MLX_BACKEND_LOG": "error"}
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +126,8 @@ def _both(model: Path) -> Iterator[tuple[backend_pb2_grpc.BackendStub, int]]:
             until_health(children[0], int(address.rpartition(":")[2]))
             _until_open(children[1], port)
             channel = grpc.insecure_channel(address)
-            yield backend_pb2_grpc.BackendStub(channel), port
+            stub = backend_pb2_grpc.BackendStub(channel)
+            yield stub, port, psutil.Process(children[0].pid), psutil.Process(children[1].pid)
         finally:
             for child in reversed(children):
                 child.terminate()
@@ -175,6 +191,13 @@ def _together(way: Way, width: int, name: str) -> Round:
     return Round(
         sum(run.tokens for run in runs) / seconds, statistics.median(run.first for run in runs)
     )
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    """Of the process and all that it started, so far."""
+    family = [process, *process.children(recursive=True)]
+    times = [one.cpu_times() for one in family]
+    return sum(time.user + time.system for time in times)
 
 
 def _medians(values: list[tuple[float, float]], unit: str) -> str:
