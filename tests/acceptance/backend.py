@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import psutil
+import pytest
 
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
@@ -106,3 +107,17 @@ def chat(*turns: str, **fields: Any) -> pb.PredictOptions:
 
 def text_of(replies: Iterator[pb.Reply]) -> str:
     return b"".join(reply.message for reply in replies).decode()
+
+
+def said(backend: Backend, request: pb.PredictOptions) -> str:
+    """The text of a whole answer."""
+    reply: pb.Reply = backend.stub.Predict(request, timeout=WAIT)
+    return reply.message.decode()
+
+
+def refusal(backend: Backend, request: pb.PredictOptions) -> str:
+    """The sentence of an INVALID_ARGUMENT, which the request must get."""
+    with pytest.raises(grpc.RpcError) as caught:
+        backend.stub.Predict(request, timeout=WAIT)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    return str(caught.value.details())

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 from mlx_vlm.models.minicpmo.processing_minicpmo import MiniCPMOProcessor
 
-from tests.acceptance.backend import ROOT, WAIT, Backend, chat, text_of
+from tests.acceptance.backend import ROOT, WAIT, Backend, chat, refusal, said, text_of
 from tests.engine.vision.seeing import encoded, picture
 from tests.models.tiny_batches import prompt_of
 from tests.models.tiny_dialogue import Dialogue
@@ -46,18 +45,6 @@ def clip(kind: str, seed: int = 0) -> str:
 
 def heard(*kinds: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
     return chat(question, Audios=[clip(kind, seed) for seed, kind in enumerate(kinds)], **fields)
-
-
-def said(backend: Backend, request: pb.PredictOptions) -> str:
-    reply: pb.Reply = backend.stub.Predict(request, timeout=WAIT)
-    return reply.message.decode()
-
-
-def refusal(backend: Backend, request: pb.PredictOptions) -> str:
-    with pytest.raises(grpc.RpcError) as caught:
-        backend.stub.Predict(request, timeout=WAIT)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    return str(caught.value.details())
 
 
 def together(backend: Backend, requests: list[pb.PredictOptions]) -> list[str]:

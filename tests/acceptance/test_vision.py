@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 
-from tests.acceptance.backend import WAIT, Backend, chat, text_of
+from tests.acceptance.backend import WAIT, Backend, chat, refusal, said, text_of
 from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, encoded, picture
 from wire import backend_pb2 as pb
 
@@ -38,18 +37,6 @@ def sighted() -> Iterator[Backend]:
 def seen(*colours: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
     images = [encoded(picture(colour, seed)) for seed, colour in enumerate(colours)]
     return chat(question, Images=images, **fields)
-
-
-def said(backend: Backend, request: pb.PredictOptions) -> str:
-    reply: pb.Reply = backend.stub.Predict(request, timeout=WAIT)
-    return reply.message.decode()
-
-
-def refusal(backend: Backend, request: pb.PredictOptions) -> str:
-    with pytest.raises(grpc.RpcError) as caught:
-        backend.stub.Predict(request, timeout=WAIT)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    return str(caught.value.details())
 
 
 def test_it_names_what_it_is_shown(sighted: Backend) -> None:

@@ -30,6 +30,7 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from tests.engine.loading_models import write_model
+from tests.tasks import begun
 
 # Drawn, because the best token of a random model may be half a character for ever.
 DRAWN = Sampling(temperature=1.0, seed=1)
@@ -83,8 +84,7 @@ async def test_nothing_is_served_before_a_load_and_during_one(model: Path) -> No
         assert engine.status().state is EngineState.EMPTY
         with pytest.raises(NotLoaded):
             engine.submit(ENDLESS)
-        load = asyncio.ensure_future(engine.load(LoadRequest("m", str(model))))
-        await asyncio.sleep(0)
+        load = await begun(engine.load(LoadRequest("m", str(model))))
         assert engine.status().state is EngineState.LOADING
         for ask in (lambda: engine.submit(ENDLESS), engine.require_model):
             with pytest.raises(NotLoaded, match="under way"):
@@ -114,8 +114,7 @@ async def test_a_failed_load_leaves_the_model_and_its_running_rows(
 
 async def test_a_load_that_nobody_waits_for_changes_nothing(model: Path) -> None:
     async with _engine(model) as engine:
-        load = asyncio.ensure_future(engine.load(LoadRequest("other", str(model))))
-        await asyncio.sleep(0)
+        load = await begun(engine.load(LoadRequest("other", str(model))))
         load.cancel()
         with pytest.raises(asyncio.CancelledError):
             await load
@@ -239,8 +238,7 @@ async def test_the_bos_is_there_once(tmp_path: Path) -> None:
 
 async def test_stop_abandons_a_load(model: Path) -> None:
     async with _engine() as engine:
-        load = asyncio.ensure_future(engine.load(LoadRequest("m", str(model))))
-        await asyncio.sleep(0)
+        load = await begun(engine.load(LoadRequest("m", str(model))))
         await engine.stop(10)
         with pytest.raises((Cancelled, ShuttingDown, RuntimeError, asyncio.CancelledError)):
             await asyncio.wait_for(load, 5)
@@ -293,8 +291,7 @@ async def test_a_free_whose_caller_leaves_is_still_done(model: Path) -> None:
     async with _engine(model) as engine, engine.submit(ENDLESS) as generation:
         events = aiter(generation)
         await anext(events)
-        free = asyncio.ensure_future(engine.free())
-        await asyncio.sleep(0)
+        free = await begun(engine.free())
         free.cancel()
         with pytest.raises(asyncio.CancelledError):
             await free
@@ -322,8 +319,7 @@ async def test_tokens_that_the_model_does_not_have_never_reach_it(tmp_path: Path
 
 async def test_texts_that_nobody_waits_for_hold_up_no_prompt(model: Path) -> None:
     async with _engine(model) as engine:
-        texts = [asyncio.ensure_future(engine.tokenize("ab c " * 20_000)) for _ in range(64)]
-        await asyncio.sleep(0)
+        texts = [await begun(engine.tokenize("ab c " * 20_000)) for _ in range(64)]
         with pytest.raises(Overloaded, match="texts"):
             await engine.tokenize("a")
         for text in texts:

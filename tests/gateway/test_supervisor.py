@@ -26,6 +26,7 @@ from tests.gateway.supervising import (
     until_state,
     write,
 )
+from tests.tasks import begun
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -158,8 +159,7 @@ async def test_a_changed_file_and_the_end_wait_for_those_who_are_served(tmp_path
 
         async with supervisor.lease("tiny"):
             process = process_of(supervisor, "tiny")
-            stopping = asyncio.create_task(supervisor.stop(WAIT))
-            await asyncio.sleep(0)  # it has begun
+            stopping = await begun(supervisor.stop(WAIT))
             told = await refusal(supervisor, "tiny")
             assert (told.status, told.code) == (503, "stopping")
             assert not gone(process)
