@@ -51,7 +51,8 @@ class Piece:
 class Usage:
     """Tokens and milliseconds of one answer; `cached_tokens` of the prompt were not computed.
 
-    `reasoning_tokens` were generated until the reasoning ended, its markers included.
+    `reasoning_tokens`: of the completion; from a backend that does not tell, those until the last
+    piece of reasoning.
     """
 
     prompt_tokens: int = 0
@@ -207,7 +208,7 @@ def _done(
         last.prompt_tokens,
         last.tokens,
         int(trailing.get("mlx-cached-tokens", 0)),
-        thought,
+        int(trailing.get("mlx-reasoning-tokens", thought)),
         last.timing_prompt_processing,
         last.timing_token_generation,
     )

@@ -47,11 +47,18 @@ class TextDelta:
     """The next piece of text: never empty, whole characters only, never part of a stop string.
 
     logprobs: of the tokens since the piece before, where the request asked for them.
+    joined: where several pieces were made one, the text of each and the completion tokens by then.
     """
 
     text: str
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
+    joined: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def pieces(self) -> tuple[tuple[str, int], ...]:
+        """The pieces as they were generated, each with the completion tokens by then."""
+        return self.joined or ((self.text, self.usage.completion_tokens),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,10 +70,13 @@ class Generation:
         event = self._events.popleft()
         if not isinstance(event, TextDelta):
             return event
-        pieces, logprobs = [event.text], [*event.logprobs]
+        if not (self._events and isinstance(self._events[0], TextDelta)):
+            return event
+        joined, logprobs = [*event.pieces], [*event.logprobs]
         while self._events and isinstance(following := self._events[0], TextDelta):
-            pieces.append(following.text)
+            joined += following.pieces
             logprobs += following.logprobs
             event = following
             self._events.popleft()
-        return TextDelta("".join(pieces), event.usage, tuple(logprobs))
+        text = "".join(text for text, _ in joined)
+        return TextDelta(text, event.usage, tuple(logprobs), tuple(joined))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from backend.engine.events import Finished, FinishReason, TextDelta, TokenLogprob
+from backend.engine.events import Finished, TextDelta, TokenLogprob
 from backend.engine.facts import ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.rpc import logprobs
-from common.chat_events import ChatEvent, Content
+from backend.rpc.reasoning_tokens import ReasoningTokens
+from common.chat_events import ChatEvent, Content, merged
 from common.chat_parser import ChatParser
 
 
@@ -30,17 +31,32 @@ class Answer:
         self._parser: ChatParser | None = None
         self._untold: list[TokenLogprob] = []
         self._told = 0
+        self._thought = ReasoningTokens()
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far; 0 for a raw prompt, which is not parsed."""
+        return self._thought.total
 
     def feed(self, piece: TextDelta) -> Sequence[ChatEvent]:
         """The next piece of text."""
         self._untold += piece.logprobs
         parser = self._started()
-        return [Content(piece.text)] if parser is None else parser.feed(piece.text)
+        if parser is None:
+            return [Content(piece.text)]
+        told: list[ChatEvent] = []
+        for text, tokens in piece.pieces:
+            events = parser.feed(text)
+            self._thought.add(events, tokens)
+            told += events
+        return merged(told)
 
-    def finish(self, reason: FinishReason) -> Sequence[ChatEvent]:
+    def finish(self, end: Finished) -> Sequence[ChatEvent]:
         """The end of the text."""
         parser = self._started()
-        return [] if parser is None else parser.finish(reason)
+        events = [] if parser is None else parser.finish(end.reason)
+        self._thought.add(events, end.usage.completion_tokens)
+        return events
 
     def piece_logprobs(self) -> bytes:
         """Those of the tokens since the Reply before, if a stream is to have them piece by piece.

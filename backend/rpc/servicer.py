@@ -91,7 +91,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 events += _read(answer, event)
                 if isinstance(event, Finished):
                     told = await answer.last_logprobs(event)
-                    context.set_trailing_metadata(trailers.of(event))
+                    context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
         return replies.whole(message_of(events), usage, told)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
@@ -104,7 +104,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 if isinstance(event, Finished):
                     told = await answer.last_logprobs(event)
                     await context.write(replies.last(event.usage, told))
-                    context.set_trailing_metadata(trailers.of(event))
+                    context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
 
     def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
         facts = self._engine.require_text_model("Predict")
@@ -172,5 +172,5 @@ def _read(answer: Answer, event: Event) -> Sequence[ChatEvent]:
     note_usage(event.usage)
     if isinstance(event, Finished):
         note(finish=event.reason)
-        return answer.finish(event.reason)
+        return answer.finish(event)
     return answer.feed(event)

@@ -11,6 +11,7 @@ from tests.acceptance.backend import WAIT, Backend, chat
 from wire import backend_pb2 as pb
 
 FINISH, CACHED, STOP = "mlx-finish-reason", "mlx-cached-tokens", "mlx-stop-sequence-bin"
+THOUGHT = "mlx-reasoning-tokens"
 
 
 def _trailers(backend: Backend, request: pb.PredictOptions) -> list[dict[str, str | bytes]]:
@@ -44,6 +45,15 @@ def test_an_answer_tells_how_much_of_its_prompt_was_remembered(bare: Backend) ->
     _, second = bare.stub.Predict.with_call(request, timeout=WAIT)
     assert dict(first.trailing_metadata())[CACHED] == "0"
     assert dict(second.trailing_metadata())[CACHED] == str(reply.prompt_tokens - 1)
+
+
+def test_an_answer_tells_how_much_of_it_was_reasoning(served: Backend) -> None:
+    quick = chat("What is 7 plus 5?")
+    thinking = chat("What is 7 plus 5?", Metadata={"enable_thinking": "true"})
+    told = {trailers[THOUGHT] for trailers in _trailers(served, thinking)}
+    (count,) = map(int, told)
+    assert 0 < count < served.stub.Predict(thinking, timeout=WAIT).tokens
+    assert [trailers[THOUGHT] for trailers in _trailers(served, quick)] == ["0", "0"]
 
 
 def test_a_call_that_fails_has_none_of_it(served: Backend) -> None:

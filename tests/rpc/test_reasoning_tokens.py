@@ -1,0 +1,76 @@
+"""The count of an answer's reasoning tokens, which no reader's pace may change."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine.events import Finished, TextDelta, Usage
+from backend.engine.generation import Generation
+from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt
+from backend.rpc.answer import Answer
+from common.chat_events import ChatEvent, ChatMessage, message_of
+from tests.rpc.fake_engine import FACTS
+
+ASKED = ChatPrompt(({"role": "user", "content": "How deep is it?"},))
+
+
+def _read(
+    texts: Sequence[str], behind: Sequence[int], prompt: ChatPrompt | RawPrompt = ASKED
+) -> tuple[int, ChatMessage]:
+    """The count and the answer, for a reader before whom `behind` pieces wait each time."""
+
+    async def read() -> tuple[int, ChatMessage]:
+        generation = Generation(lambda: None)
+        answer = Answer(FACTS, GenerationRequest("depth", prompt), generation)
+        written = list(enumerate(texts, 1))
+        paces = itertools.chain(behind, itertools.repeat(1))
+        arriving = aiter(generation)
+        told: list[ChatEvent] = []
+        while written:
+            now = next(paces)
+            for count, text in written[:now]:
+                generation.push(TextDelta(text, Usage(completion_tokens=count)))
+            del written[:now]
+            event = await anext(arriving)
+            assert isinstance(event, TextDelta)
+            told += answer.feed(event)
+        told += answer.finish(Finished("stop", Usage(completion_tokens=len(texts))))
+        return answer.reasoning_tokens, message_of(told)
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    ("texts", "count"),
+    [
+        (["It", " is", " deep."], 0),
+        (["<think>", "Ha", "rbours", " are.", "</think>", "Deep", "."], 4),
+        (["<th", "ink>", "Harbours", "</th", "ink>", "\n\n", "Deep."], 3),
+        (["<think>", "Harbours", " are"], 3),
+        (["<think>", "</think>", "Deep."], 0),
+    ],
+)
+def test_the_tokens_of_the_thinking_are_counted(texts: list[str], count: int) -> None:
+    assert _read(texts, [])[0] == count
+
+
+def test_a_raw_prompt_has_no_thinking() -> None:
+    texts = ["<think>", "Harbours", "</think>"]
+    assert _read(texts, [], RawPrompt("How deep?"))[0] == 0
+
+
+WORDS = st.lists(st.sampled_from(["a", " b", "\n", "<", "th"]), max_size=4)
+
+
+@given(WORDS, st.sampled_from(["", "</think>", "</th|ink>"]), WORDS, st.lists(st.integers(1, 9)))
+def test_a_slow_reader_counts_the_same(
+    thought: list[str], closing: str, content: list[str], behind: list[int]
+) -> None:
+    texts = ["<think>", *thought, *closing.split("|"), *content]
+    assert _read(texts, behind) == _read(texts, [])
