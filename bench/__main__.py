@@ -9,6 +9,7 @@ from bench import (
     constraints,
     drafting,
     gateway,
+    growth,
     latency,
     parsing,
     prefix,
@@ -42,6 +43,7 @@ def measurements() -> dict[str, Measurement]:
         "gateway": lambda: gateway.measure(model),
         "overhead": lambda: throughput.host_overhead(TINY),
         "parsing": lambda: parsing.measure(TINY),
+        "growth": growth.measure,
     }
     if (ROOT / "venv" / "lib" / "openblas").is_dir():
         chosen["cpu-install"] = lambda: throughput.cpu_install(model)

@@ -61,8 +61,13 @@ def _command(*arguments: object) -> None:
 def _python() -> Path:
     def install(folder: Path) -> None:
         _command(sys.executable, "-m", "venv", folder)
-        pip = (folder / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check")
-        _command(*pip, "--no-input", "--no-compile", "--no-deps", "--require-hashes", "-r", LOCK)
+        python = folder / "bin" / "python"
+        hashed = ("--no-deps", "--require-hashes", "-r", LOCK)
+        try:
+            _command(sys.executable, "-m", "uv", "pip", "install", "--python", python, *hashed)
+        except subprocess.CalledProcessError:
+            # It does not know the mirrors and certificates that pip was told of.
+            _command(python, "-m", "pip", "install", "--no-input", "--no-compile", *hashed)
 
     return _once(BUILD / "clients", LOCK, install) / "bin" / "python"
 

@@ -1,0 +1,29 @@
+"""The order of the test files: those that take minutes first, while both workers have work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+LONG = (
+    "clients/test_openai.py",
+    "engine/test_parity.py",
+    "acceptance/test_fuzz.py",
+    "clients/test_schemathesis.py",
+    "install/test_install.py",
+    "gateway/test_crowd.py",
+    "gateway/test_supervisor.py",
+    "gateway/page/test_page_chat.py",
+    "acceptance/test_restart.py",
+    "clients/test_lm_eval.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the order above; all others as they were found."""
+    places = {HERE / name: place for place, name in enumerate(LONG)}
+    if missing := [path for path in places if not path.is_file()]:
+        raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {missing}")
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
