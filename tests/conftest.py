@@ -1,10 +1,18 @@
-"""The order of the test files: those that take minutes first, while both workers have work."""
+"""What holds for all tests: how patient hypothesis is, and which files come first.
+
+The files that take minutes come first, while both workers have work.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that stalls says nothing about the code.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent
 LONG = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.chat_events import ChatMessage, message_of
@@ -69,7 +69,7 @@ def letters(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
     format_ = ChatFormat.named(name)
     text = data.draw(pieces_of(format_))
@@ -82,7 +82,7 @@ def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_every_word_is_somewhere_once(name: str, data: st.DataObject) -> None:
     """What "nothing is lost" means: numbered words strewn into any markup, even into its tags,
     come out in content, in reasoning or in a call, and none of them twice."""
@@ -99,7 +99,7 @@ def test_every_word_is_somewhere_once(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_text_that_goes_on_is_left_as_it_is(name: str, text: str) -> None:
     for pieces in splits(text, count=1):
         assert gone_on(ChatFormat.named(name), "It is", pieces) == ChatMessage(content=text)
@@ -107,7 +107,7 @@ def test_text_that_goes_on_is_left_as_it_is(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_what_goes_on_is_read_as_a_part_of_the_whole(name: str, data: st.DataObject) -> None:
     """However the text was cut in two: the second half says what the whole says at its end."""
     format_ = ChatFormat.named(name)
@@ -136,7 +136,7 @@ def gone_on(
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_text_without_markers_is_the_answer(name: str, text: str) -> None:
     message = parse_every_split(ChatFormat.named(name), text, tools=TOOLS, count=1)
     assert message.content.strip() == text.strip()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.chat_format import ChatFormat
@@ -161,7 +161,7 @@ def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) 
     ],
 )  # fmt: skip
 @given(reasoning=PROSE, content=PROSE, calls=CALLS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_reads_back_what_was_rendered(
     name: str, render: Render, reasoning: str, content: str, calls: list[tuple[str, Arguments]]
 ) -> None:
@@ -209,7 +209,7 @@ def minimax_m2(name: str, arguments: Arguments) -> str:
 
 @pytest.mark.parametrize("render", [qwen3_xml, glm45, minimax_m2])
 @given(typed=st.dictionaries(KEYS, TYPED, max_size=4))
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 def test_reads_back_untyped_text_by_the_schema(
     render: Callable[[str, Arguments], str], typed: dict[str, tuple[str, Any]]
 ) -> None:

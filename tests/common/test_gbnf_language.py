@@ -116,7 +116,7 @@ def accepted(grammar: str) -> set[str]:
     return {text.decode() for text in texts_of(matcher, LETTERS.encode(), LONGEST)}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(_bodies, min_size=3, max_size=3))
 def test_any_grammar(bodies: list[list[str]]) -> None:
     grammar = "\n".join(

@@ -104,7 +104,7 @@ def test_every_row_says_what_it_says_alone(kind: CacheKind, schedules: int) -> N
     assert reused > schedules, "hardly any row was served from the prefix cache"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_rows_survive_every_history_of_their_batch(data: st.DataObject) -> None:
     """Rows join, leave, step together and are cut back; each holds what it would hold alone."""

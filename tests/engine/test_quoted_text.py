@@ -31,7 +31,7 @@ PIECES = st.sampled_from(
 )
 CONTENT = st.lists(PIECES, max_size=8).map("".join)
 
-UNHURRIED = settings(max_examples=50, deadline=None)
+UNHURRIED = settings(max_examples=50)
 
 
 @cache

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
@@ -75,13 +75,11 @@ def test_brackets_in_a_text_are_no_nesting() -> None:
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists))
-@settings(deadline=None)
 def test_what_json_writes_is_read_back(value: Any) -> None:
     assert parse("application/json", json.dumps({"a": value}).encode()) == {"a": value}
 
 
 @given(st.binary(max_size=200) | st.text('[]{}",:\\u0d8e1.-nNI \n', max_size=60).map(str.encode))
-@settings(deadline=None)
 def test_anything_else_is_an_object_or_a_refusal(body: bytes) -> None:
     with contextlib.suppress(ApiError):
         found = parse("application/json", body)

@@ -56,7 +56,7 @@ HEADS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=200) | HEADS.map(lambda head: json.dumps(head).encode()))
 def test_whatever_a_head_says_is_at_most_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "entry"

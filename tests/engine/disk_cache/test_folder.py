@@ -47,7 +47,7 @@ TEXTS = st.tuples(st.integers(1, 3), st.integers(64, 90), st.integers(0, 3)).map
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(TEXTS, min_size=1, max_size=6), st.integers(1, 5), TEXTS)
 def test_the_bound_holds_and_the_best_is_found(
     texts: list[list[int]], room: int, prompt: list[int]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.errors import InvalidRequest
@@ -28,7 +28,6 @@ SOUNDS += [
     sound_corpus.save(sound_corpus.tone(48000, 0.1), 48000, "OGG", "OPUS"),
 ]
 MIB = 1 << 20
-HARD = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def as_picture(content: bytes) -> None:
@@ -67,7 +66,6 @@ def damage(content: bytes, seed: int) -> bytes:
     return bytes(data)
 
 
-@HARD
 @given(
     st.text(max_size=60) | st.from_regex(r"(data:[a-z/;,%]*)?[A-Za-z0-9+/=_\-]*", fullmatch=True)
 )
@@ -77,7 +75,6 @@ def test_no_text_raises_anything_but_a_refusal(text: str) -> None:
             decode(images, audios, [], LIMITS)
 
 
-@HARD
 @given(
     st.sampled_from([*(content[:16] for content in PICTURES + SOUNDS), b"\x00\x00\x00\x20ftyp"]),
     st.integers(0, 16),
@@ -89,13 +86,13 @@ def test_no_bytes_behind_a_known_beginning_do(start: bytes, kept: int, rest: byt
     only_refused(as_sound, start[:kept] + rest)
 
 
-@settings(HARD, max_examples=400)
+@settings(max_examples=400)
 @given(st.sampled_from(PICTURES), st.integers(0, 1 << 32))
 def test_no_damaged_picture_does(content: bytes, seed: int) -> None:
     only_refused(as_picture, damage(content, seed))
 
 
-@settings(HARD, max_examples=120)
+@settings(max_examples=120)
 @given(st.sampled_from(SOUNDS), st.integers(0, 1 << 32))
 def test_no_damaged_sound_does(content: bytes, seed: int) -> None:
     only_refused(as_sound, damage(content, seed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.vision.plan import MediaItem, MediaPlan, spliced
@@ -20,7 +20,7 @@ def item(content: bytes, tokens: int) -> MediaItem:
 ITEMS = st.lists(st.builds(item, st.binary(max_size=2), st.integers(1, 20)), max_size=4)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(ITEMS, st.data())
 def test_items_stand_where_their_markers_stood(items: list[MediaItem], data: st.DataObject) -> None:
     texts = [data.draw(st.lists(st.integers(0, 400), max_size=5)) for _ in range(len(items) + 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
@@ -12,7 +12,7 @@ from backend.engine.vision.row_shift import BatchShift, RowShift
 SHIFTS = st.lists(st.integers(-500, 500), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(SHIFTS, SHIFTS, st.data())
 def test_rows_keep_their_shift_through_a_batch(
     left: list[int], right: list[int], data: st.DataObject

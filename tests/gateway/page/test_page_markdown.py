@@ -96,7 +96,7 @@ def test_it_reads_what_models_write(page: Page, text: str, expected: str) -> Non
 
 
 def test_a_growing_text_ends_as_it_would_at_once(page: Page) -> None:
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150, suppress_health_check=list(HealthCheck))
     @given(PIECES)
     def check(text: str) -> None:
         growing, at_once = page.driver.execute_async_script(GROW, text)
