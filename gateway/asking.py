@@ -1,8 +1,9 @@
-"""A leased model asked, once more where its backend proves to be dead before it said anything.
+"""A leased model asked, once more where its backend proves to be lost before it said anything.
 
 Between the death of a process and the news of it lie milliseconds in which a request may still be
-sent there. It has done nothing yet, so it is sent again; the backend is doubted then, and the
-supervisor looks at it before it lends it a second time.
+sent there; and a backend at an address may have been restarted, or freed, by its owner. The
+request has done nothing yet, so it is sent again; the backend is doubted then, and the supervisor
+looks at it before it lends it a second time.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TypeVar
 
-from gateway.errors import BACKEND_GONE, ApiError
+from gateway.errors import BACKEND_GONE, NOT_LOADED, ApiError
 from gateway.supervisor.supervisor import Lease
 
+_LOST = (BACKEND_GONE, NOT_LOADED)
 Said = TypeVar("Said")
 Reply = TypeVar("Reply")
 
@@ -33,7 +35,7 @@ async def ask(
                 silent = False
                 yield said
     except ApiError as error:
-        if not silent or error.code != BACKEND_GONE:
+        if not silent or error.code not in _LOST:
             raise
     else:
         return
@@ -54,7 +56,7 @@ async def ask_once(
         async with _lent(lend) as lease:
             return await work(lease)
     except ApiError as error:
-        if error.code != BACKEND_GONE:
+        if error.code not in _LOST:
             raise
     async with lend() as lease:
         return await work(lease)
@@ -71,11 +73,11 @@ async def _once(
 
 @asynccontextmanager
 async def _lent(lend: Callable[[], AbstractAsyncContextManager[Lease]]) -> AsyncIterator[Lease]:
-    """A lease whose backend is doubted where it is gone."""
+    """A lease whose backend is doubted where it, or its model, is gone."""
     async with lend() as lease:
         try:
             yield lease
         except ApiError as error:
-            if error.code == BACKEND_GONE:
-                lease.doubt()
+            if error.code in _LOST:
+                lease.doubt(error.code == NOT_LOADED)
             raise

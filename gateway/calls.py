@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import grpc
-
-from gateway import errors
-from gateway.wire_names import CHAT, Names, translated
+from gateway.rpc_failures import as_refusals
+from gateway.wire_names import CHAT, Names
 
 Reply = TypeVar("Reply")
 _AT_ONCE = 32  # of one request; the backend's queue is for everybody
@@ -22,10 +20,8 @@ async def ask(
 
     names: what the client calls the fields of the wire. Raises ApiError in those words.
     """
-    try:
+    with as_refusals(names):
         return await method(request, timeout=seconds or None)
-    except grpc.aio.AioRpcError as error:
-        raise translated(errors.of_rpc(error), names) from None
 
 
 async def ask_all(

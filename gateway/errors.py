@@ -15,6 +15,7 @@ import grpc
 
 INVALID = "invalid_request_error"
 BACKEND_GONE = "backend_unavailable"  # the code of a process that died
+NOT_LOADED = "model_not_loaded"  # the code of one that has no model
 SERVER = "server_error"
 RETRY_AFTER = 1  # seconds that a client should wait where nothing better is known
 # Absolute paths, but no URLs, and no pointers into the JSON schema that the client itself sent.
@@ -81,7 +82,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
         504, SERVER, "timeout", says="the answer took longer than this gateway lets a request take"
     ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: Row(429, "rate_limit_error", "overloaded", retry=True),
-    grpc.StatusCode.FAILED_PRECONDITION: Row(503, SERVER, "model_not_loaded", retry=True),
+    grpc.StatusCode.FAILED_PRECONDITION: Row(503, SERVER, NOT_LOADED, retry=True),
     grpc.StatusCode.CANCELLED: Row(503, SERVER, "cancelled", retry=True),
     # What gRPC says of a broken connection is about sockets, and names addresses.
     grpc.StatusCode.UNAVAILABLE: Row(503, SERVER, BACKEND_GONE, True, _GONE),
@@ -111,6 +112,11 @@ def too_slow(seconds: float) -> ApiError:
 def without_folders(sentence: str) -> str:
     """A sentence with absolute paths cut to their last part: clients learn no server paths."""
     return _FOLDERS.sub("…/", sentence)
+
+
+def gone() -> ApiError:
+    """To those whose backend went away with its connection."""
+    return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER)
 
 
 def of_rpc(error: grpc.aio.AioRpcError) -> ApiError:

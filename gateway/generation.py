@@ -13,10 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import grpc
-
-from gateway import errors, exchange
-from gateway.wire_names import CHAT, Names, translated
+from gateway import exchange
+from gateway.rpc_failures import as_refusals
+from gateway.wire_names import CHAT, Names
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -92,33 +91,32 @@ async def generate(
     if (running := exchange.current()) is not None:
         options.CorrelationId = running.request_id
     single = _has(options, "mlx.parallel_tool_calls", "false")
-    call = stub.PredictStream(options, timeout=seconds or None)
     last = pb.Reply()
     thought = 0
     prompt_logprobs: tuple[dict[str, Any], ...] | None = None
     trailing: Iterable[tuple[str, Any]] = ()
-    try:
-        async for reply in call:
-            told: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
-            if "prompt" in told:
-                prompt_logprobs = tuple(told["prompt"])
-            piece = _piece(reply, tuple(told.get("content", ())))
-            over = single and piece is not None and any(part.index for part in piece.tool_calls)
-            if over and (piece := _first_call(piece)) is None:
-                break
-            last = reply
-            if piece is not None:
-                if piece.reasoning:
-                    thought = reply.tokens
-                yield piece
-            if over:
-                break
-        else:
-            trailing = await call.trailing_metadata() or ()
-    except grpc.aio.AioRpcError as error:
-        raise translated(errors.of_rpc(error), names) from None
-    finally:
-        call.cancel()
+    with as_refusals(names):
+        call = stub.PredictStream(options, timeout=seconds or None)
+        try:
+            async for reply in call:
+                told: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
+                if "prompt" in told:
+                    prompt_logprobs = tuple(told["prompt"])
+                piece = _piece(reply, tuple(told.get("content", ())))
+                over = single and piece is not None and any(part.index for part in piece.tool_calls)
+                if over and (piece := _first_call(piece)) is None:
+                    break
+                last = reply
+                if piece is not None:
+                    if piece.reasoning:
+                        thought = reply.tokens
+                    yield piece
+                if over:
+                    break
+            else:
+                trailing = await call.trailing_metadata() or ()
+        finally:
+            call.cancel()
     done = _done(options, last, thought, dict(trailing), prompt_logprobs)
     exchange.count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
     yield done

@@ -12,6 +12,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from types import FrameType
 
 import psutil
@@ -24,6 +25,7 @@ from gateway.traffic import Traffic
 
 # After the drain nothing should run any more; what still does is cut off.
 _LAST_SECONDS = 1
+_ECHO = 0.2  # seconds
 _BACKLOG = 2048
 
 
@@ -49,12 +51,18 @@ class Server(uvicorn.Server):
         self._supervisor = supervisor
         self._traffic = traffic
         self._drain: asyncio.Task[None] | None = None
+        self._echo_until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
-        """Called inside a signal handler: begin to drain, or leave at once."""
-        if self._traffic.draining:
+        """Called inside a signal handler: begin to drain, or leave at once.
+
+        `make` and the like pass a signal on that the whole group gets: an echo is no second one.
+        """
+        if not self._traffic.draining:
+            self._traffic.draining = True
+            self._echo_until = time.monotonic() + _ECHO
+        elif time.monotonic() > self._echo_until:
             _leave_at_once()
-        self._traffic.draining = True
 
     async def on_tick(self, counter: int) -> bool:
         """Asked ten times a second whether to end."""

@@ -29,6 +29,7 @@ class Backend:
         self.process = process
         self.connection = connection
         self.doubted = False  # a request found nobody there
+        self.emptied = False  # a request was told that no model is loaded
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str, warden: Warden) -> Backend:
@@ -82,11 +83,11 @@ class Backend:
     def alive(self) -> bool:
         """Whether a request that is sent now can be answered, as far as the system knows."""
         running = self.process is None or self.process.alive
-        return running and self.connection.up and not self.doubted
+        return running and self.connection.up and not self.doubted and not self.emptied
 
     async def answers(self, limit: float) -> bool:
-        """Whether a process that has not ended answers Health within `limit` seconds."""
-        if self.process is not None and not self.process.alive:
+        """Whether it has not ended, nor lost its model, and answers Health within `limit` s."""
+        if self.emptied or (self.process is not None and not self.process.alive):
             return False
         try:
             self.doubted = not await self.connection.healthy(limit)
@@ -100,16 +101,19 @@ class Backend:
 
     async def stop(self, free: bool, grace: float = _STOP_GRACE) -> None:
         """Free, if asked to; then the process, then the connection."""
-        if free:
-            await self.connection.free(_FREE_LIMIT)
-        if self.process is not None:
-            await self.process.stop(grace)
-        await self.connection.close()
+        try:
+            if free:
+                await self.connection.free(_FREE_LIMIT)
+            if self.process is not None:
+                await self.process.stop(grace)
+        finally:
+            await self.connection.close()
 
     async def end(self) -> str:
         """End at once what does not answer; a sentence that says what was wrong with it."""
         if self.process is None:
-            return "the backend no longer answers"
+            lost = "has lost its model" if self.emptied else "no longer answers"
+            return f"the backend {lost}"
         ended_itself = not self.process.alive
         self.process.kill()
         await asyncio.wait((self.process.exited,))

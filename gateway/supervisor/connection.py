@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from gateway.generation import Stub
+from gateway.rpc_failures import is_cancelled
 from gateway.supervisor.failures import LoadFailed
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
@@ -72,6 +74,12 @@ class Connection:
                 raise LoadFailed(
                     "the backend wants another token than LOCALAI_GRPC_AUTH_TOKEN"
                 ) from None
+            return False
+        except grpc.aio.UsageError:  # closed meanwhile
+            return False
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
             return False
         return reply.message == b"OK"
 

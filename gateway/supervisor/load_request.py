@@ -74,4 +74,11 @@ def weight_bytes(config: ModelConfig, models_dir: Path) -> int:
         return config.memory_mib << 20
     files = (models_dir / config.parameters.model).glob("*.safetensors")
     # Folders of a hub's cache hold links, also to what has not been fetched or was removed.
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sum(_size(file) for file in files)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

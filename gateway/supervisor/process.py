@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -78,9 +79,11 @@ class BackendProcess:
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, `grace` seconds, SIGKILL; returns when the process is gone."""
-        if not self.exited.done() and signal_group(self.pid, signal.SIGTERM):
-            await asyncio.wait((self.exited,), timeout=grace)
-        self.kill()
+        try:
+            if not self.exited.done() and signal_group(self.pid, signal.SIGTERM):
+                await asyncio.wait((self.exited,), timeout=grace)
+        finally:  # also where whoever waits for this is cancelled
+            self.kill()
         await asyncio.wait((self.exited,))
 
     def kill(self) -> None:
@@ -93,7 +96,8 @@ class BackendProcess:
         signal_group(self.pid, signal.SIGKILL)  # what it has started must not outlive it
         await asyncio.wait((self._reader,), timeout=_LAST_WORDS)
         self._reader.cancel()
-        self._warden.forget(self.pid)
+        with contextlib.suppress(OSError):  # a warden that cannot be started again
+            self._warden.forget(self.pid)
         return end_of(code, self.last_line)
 
     async def _read(self) -> None:

@@ -39,7 +39,8 @@ class Lease:
     config: ModelConfig
     stub: Stub
     identity: str  # what ModelIdentity of a request must be
-    doubt: Callable[[], None]  # the backend seems to be gone: it is looked at before it is lent
+    # The backend seems to be gone (True: its model), so it is looked at before it is lent again.
+    doubt: Callable[[bool], None]
 
 
 class Supervisor:
@@ -149,8 +150,9 @@ class Supervisor:
             assert backend is not None
             config = instance.config
 
-            def doubt() -> None:
+            def doubt(emptied: bool) -> None:
                 backend.doubted = True
+                backend.emptied = backend.emptied or emptied
 
             yield Lease(config, backend.connection.stub, config.parameters.model, doubt)
         finally:
@@ -170,6 +172,7 @@ class Supervisor:
         for instance in found:
             if instance.state is State.READY:
                 instance.begin_unload("asked to")
+        for instance in found:
             if instance.working:
                 await instance.settled()
 
@@ -236,16 +239,34 @@ class Supervisor:
         coming = self._expected(instance)
         if self._limits.memory and coming > self._limits.memory:
             raise failures.too_large(name, coming, self._limits.memory)
-        loaded = self._loaded()
+        sharing = self._at_the_address_of(instance)
+        if any(other.leases or other.state is not State.READY for other in sharing):
+            return False
+        shared = {id(other) for other in sharing}
+        loaded = [model for model in self._loaded() if model.id not in shared]
         leaving = policy.make_room(loaded, coming, self._limits)
         if leaving is None:
             if policy.may_make_room(loaded, coming, self._limits):
                 return False
             raise failures.no_room(name)
+        for other in sharing:
+            other.begin_unload(f"its backend is to serve {instance.key}")
         self._unload(leaving, f"room for {instance.key}")
         ends = [i.work for i in self._all() if i.state is State.STOPPING and i.work]
         instance.begin_load(after=ends)
         return True
+
+    def _at_the_address_of(self, instance: ModelInstance) -> list[ModelInstance]:
+        """Who else has the backend that this one is to be loaded into; it holds one model."""
+        address = instance.config.address
+        return [
+            other
+            for other in self._all()
+            if address
+            and other is not instance
+            and other.config.address == address
+            and other.occupied
+        ]
 
     def _loaded(self) -> list[policy.Loaded]:
         return [
@@ -278,9 +299,12 @@ class Supervisor:
     async def _keep_within_limits(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
-            self._forget()
-            self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
-            self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
+            try:
+                self._forget()
+                self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
+                self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
+            except Exception as fault:  # the next look may go well, and nobody else looks
+                _log.error("the limits could not be kept this time: %r", fault)
 
     def _forget(self) -> None:
         """Let go of what no file describes any more, and of unlisted models that rest."""
@@ -297,5 +321,5 @@ class Supervisor:
         for name in names:
             try:
                 await self.load(name)
-            except ApiError as problem:
+            except Exception as problem:  # the other models are still to come
                 _log.error("%s is not preloaded: %s", name, problem)

@@ -55,7 +55,7 @@ def wanted(fields: dict[str, Any], config: ModelConfig | None = None) -> list[pb
         request = ChatCompletionRequest.model_validate(body)
     except ValidationError as failure:
         raise refusals.invalid(likeliest(failure.errors())) from None
-    lease = Lease(config or config_of(), STUB, "checkpoint", lambda: None)
+    lease = Lease(config or config_of(), STUB, "checkpoint", lambda _: None)
 
     async def translate() -> list[pb.PredictOptions]:
         return await predict_options(request, lease, gateway_of())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 
-from gateway.generation import Done, Event, generate
+from gateway.errors import BACKEND_GONE, ApiError
+from gateway.generation import Done, Event, Piece, generate, generate_all
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -56,3 +58,37 @@ async def test_a_single_call_is_told_also_where_two_come_together(
     assert (done.finish_reason, done.usage.completion_tokens) == ("stop", tokens)
     told = [call for piece in pieces if not isinstance(piece, Done) for call in piece.tool_calls]
     assert [(call.index, call.id, call.arguments) for call in told] == [(0, "call_a", "{}")]
+
+
+class Holding(Backend):
+    """Says a piece, and nothing more for ever."""
+
+    async def PredictStream(
+        self, _request: pb.PredictOptions, _context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[pb.Reply]:
+        yield pb.Reply(chat_deltas=[pb.ChatDelta(content="a")], tokens=1, prompt_tokens=3)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_a_channel_that_is_closed_is_no_client_that_left(answers: int) -> None:
+    """A CancelledError would end the answer without a word, and two of them would wait for ever."""
+    server = grpc.aio.server()
+    backend_pb2_grpc.add_BackendServicer_to_server(Holding(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    stub = backend_pb2_grpc.BackendStub(channel)
+    events = generate_all(stub, [pb.PredictOptions() for _ in range(answers)])
+    try:
+        for _ in range(answers):
+            assert isinstance((await anext(events))[1], Piece)
+        await channel.close()
+        with pytest.raises(ApiError) as told:
+            await anext(events)
+        assert (told.value.status, told.value.code) == (503, BACKEND_GONE)
+        with pytest.raises(ApiError) as told:
+            await anext(generate(stub, pb.PredictOptions()))
+        assert told.value.code == BACKEND_GONE
+    finally:
+        await server.stop(None)

@@ -10,12 +10,15 @@ import grpc
 import psutil
 import pytest
 
+from gateway.asking import ask_once
 from gateway.errors import ApiError
 from gateway.supervisor import instance
 from gateway.supervisor.status import State
+from gateway.supervisor.supervisor import Lease, Supervisor
 from tests.acceptance.backend import Backend
 from tests.gateway.gateway_process import ROOT, TINY_TEXT, WAIT, tiny
 from tests.gateway.supervising import (
+    answer,
     ask,
     gone,
     process_of,
@@ -118,12 +121,12 @@ async def test_a_backend_in_doubt_is_looked_at_and_kept_if_it_answers(tmp_path: 
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
         async with supervisor.lease("tiny") as lease:
             process = process_of(supervisor, "tiny")
-            lease.doubt()
+            lease.doubt(False)
         async with supervisor.lease("tiny"):
             assert process_of(supervisor, "tiny") == process
         process.suspend()  # its sockets are open, and it is not dead
         async with supervisor.lease("tiny") as lease:
-            lease.doubt()
+            lease.doubt(False)
         async with supervisor.lease("tiny"):
             assert process_of(supervisor, "tiny") != process
         assert gone(process)
@@ -176,6 +179,8 @@ async def test_a_backend_at_an_address_is_used_and_left_running(tmp_path: Path) 
             assert await ask(supervisor, "tiny")
             status = status_of(supervisor, "tiny")
             assert (status.state, status.pid) == (State.READY, None)
+            running.stub.Free(pb.HealthMessage())  # by its owner, who tells nobody
+            assert await _asked(supervisor, "tiny")
             await supervisor.unload("tiny")
             assert status_of(supervisor, "tiny").state is State.STOPPED
             uninitialized = pb.StatusResponse.UNINITIALIZED
@@ -183,3 +188,31 @@ async def test_a_backend_at_an_address_is_used_and_left_running(tmp_path: Path) 
         assert running.child.poll() is None
     finally:
         assert await asyncio.to_thread(running.close) == 0
+
+
+async def test_models_at_one_address_take_turns(tmp_path: Path) -> None:
+    running = await asyncio.to_thread(Backend)
+    try:
+        address = {"address": f"127.0.0.1:{running.port}"}
+        models = {"one": tiny(**address), "two": tiny(**address, context_size=512)}
+        async with supervising(tmp_path, models) as supervisor:
+            text = await ask(supervisor, "one")
+            async with supervisor.lease("one") as lease:
+                waiting = await begun(ask(supervisor, "two"))
+                assert await answer(lease.stub, lease.identity) == text
+                assert not waiting.done()
+            assert await waiting == text
+            assert status_of(supervisor, "one").state is State.STOPPED
+            assert await ask(supervisor, "one") == text
+            assert status_of(supervisor, "two").state is State.STOPPED
+    finally:
+        assert await asyncio.to_thread(running.close) == 0
+
+
+async def _asked(supervisor: Supervisor, name: str) -> str:
+    """As a route asks: once more where the backend has lost its model."""
+
+    async def text(lease: Lease) -> str:
+        return await answer(lease.stub, lease.identity)
+
+    return await ask_once(lambda: supervisor.lease(name), text)
