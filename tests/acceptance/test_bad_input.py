@@ -139,4 +139,4 @@ def test_settings_that_cannot_work_fail_the_load(bare: Backend) -> None:
         assert refused.value.code() is code
         assert words in (refused.value.details() or "")
     assert bare.load(Options=["tool_parser:hermes", "unknown_key:1"]).success
-    assert any("unknown_key" in line for line in bare.log)
+    bare.until(lambda: bare.idle() and any("unknown_key" in line for line in bare.log))

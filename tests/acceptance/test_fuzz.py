@@ -9,11 +9,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 
 from tests.acceptance.backend import WAIT, Backend, chat, text_of
 from tests.acceptance.random_requests import random_request
 from wire import backend_pb2 as pb
 
+pytestmark = pytest.mark.timeout(1200)
 REQUESTS = 5000
 CLIENTS = 16
 MIB = 1 << 20

@@ -21,7 +21,7 @@ LONG = "Count to 7. " * 250
 @pytest.fixture
 def narrow(bare: Backend) -> Backend:
     """One slot: whatever is not freed blocks everything after it."""
-    bare.load(Options=["parallel:1", "max_queue:3"])
+    bare.load(ContextSize=200_000, Options=["parallel:1", "max_queue:3"])
     return bare
 
 

@@ -61,7 +61,7 @@ def test_a_plain_answer_has_the_tokens_of_each_piece_with_it(served: Backend) ->
         Prompt=RAW, Tokens=30, Logprobs=1, Metadata={"mlx.stream_logprobs": "true"}, IgnoreEOS=True
     )
     *pieces, last = served.stub.PredictStream(request, timeout=WAIT)
-    assert len(pieces) > 1
+    assert pieces
     for piece in pieces:
         told = b"".join(bytes(entry["bytes"]) for entry in _content(piece))
         assert told.decode(errors="ignore") == piece.message.decode()

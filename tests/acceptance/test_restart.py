@@ -26,6 +26,15 @@ def _process(*options: str, **fields: Any) -> Iterator[Backend]:
         assert backend.close() == 0
 
 
+def _saved(backend: Backend, folder: Path) -> None:
+    """Wait for an entry: a save that has not ended a second after SIGTERM is left."""
+    backend.until(
+        lambda: (
+            backend.idle() and any(p.is_file() and p.suffix != ".part" for p in folder.rglob("*"))
+        )
+    )
+
+
 def _processed(backend: Backend, request: pb.PredictOptions) -> tuple[str, int, int]:
     """The answer, the prompt's tokens, and how many of them were computed."""
     before = backend.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).prompt_tokens_processed
@@ -41,6 +50,7 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(tmp_path: Path, own_
     with _process(*options) as backend:
         said, prompt_tokens, processed = _processed(backend, chat(FIRST, **disk))
         assert processed == prompt_tokens
+        _saved(backend, tmp_path)
         following = chat(FIRST, said, "What is my name?", **disk)
         expected = backend.stub.Predict(following, timeout=WAIT).message.decode()
     with _process(*options) as backend:
@@ -53,6 +63,7 @@ def test_another_form_of_the_model_does_not_read_it(tmp_path: Path) -> None:
     folder = f"prompt_cache_dir:{tmp_path}"
     with _process(folder) as backend:
         _processed(backend, chat(FIRST))
+        _saved(backend, tmp_path)
     for options, fields in ((("kv_bits:8",), {}), ((), {"DType": "bfloat16"})):
         with _process(folder, *options, **fields) as backend:
             _, prompt_tokens, processed = _processed(backend, chat(FIRST))
@@ -63,6 +74,7 @@ def test_damaged_and_foreign_files_are_a_miss(tmp_path: Path) -> None:
     folder = f"prompt_cache_dir:{tmp_path}"
     with _process(folder) as backend:
         said, _, _ = _processed(backend, chat(FIRST))
+        _saved(backend, tmp_path)
     stored = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert stored
     for path in stored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import grpc
@@ -9,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
-from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat
+from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
 from wire import backend_pb2 as pb
 
 PROMPT = "The capital of France is"
@@ -128,15 +129,16 @@ def test_what_cannot_be_scored_is_refused(
 
 
 def test_a_caller_who_leaves_frees_the_engine_and_streams_go_on(served: Backend) -> None:
-    stream = served.stub.PredictStream(chat("Count to 40.", Tokens=200), timeout=WAIT)
-    next(stream)
+    request = chat("Count to 40.", Tokens=200)
+    expected = text_of(served.stub.PredictStream(request, timeout=WAIT))
+    stream = served.stub.PredictStream(request, timeout=WAIT)
+    first = next(stream)
     call = served.stub.Score.future(
         pb.ScoreRequest(prompt="2 plus 3 is 5. " * 200, candidates=[" yes, it is so"] * 60),
         timeout=WAIT,
     )
-    next(stream)
     call.cancel()
-    assert sum(1 for _ in stream)
+    assert text_of(itertools.chain([first], stream)) == expected
     served.until(served.idle)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -39,7 +40,8 @@ ENDLESS = GenerationRequest("endless", RawPrompt("a b c"), DRAWN, ignore_eos=Tru
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+    folder = tmp_path_factory.mktemp("model")
+    return write_model(folder, max_position_embeddings=100_000)
 
 
 @asynccontextmanager
@@ -319,9 +321,11 @@ async def test_tokens_that_the_model_does_not_have_never_reach_it(tmp_path: Path
 
 async def test_texts_that_nobody_waits_for_hold_up_no_prompt(model: Path) -> None:
     async with _engine(model) as engine:
-        texts = [await begun(engine.tokenize("ab c " * 20_000)) for _ in range(64)]
+        held = threading.Event()
+        texts = [await begun(engine._texts.run(lambda _: held.wait(60), None)) for _ in range(64)]
         with pytest.raises(Overloaded, match="texts"):
             await engine.tokenize("a")
         for text in texts:
             text.cancel()
         await _serves(engine)
+        held.set()

@@ -21,6 +21,7 @@ from backend.engine.request import WHOLE, Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
+pytestmark = pytest.mark.timeout(1200)
 SCHEDULES = {"full": 90, "window": 40, "hybrid": 40, "recurrent": 40}
 ROUNDS = 40
 MOST_ROWS = 10

@@ -125,7 +125,7 @@ def test_a_stuck_engine_is_left_behind_within_the_grace(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)
-    assert process.child.wait(10) == 0
+    assert process.child.wait(WAIT) == 0
 
 
 def test_a_second_signal_leaves_at_once(start: Start) -> None:
