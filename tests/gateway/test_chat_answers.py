@@ -220,6 +220,8 @@ AGE = {
     "fields",
     [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": AGE}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": AGE}}},
+        {"response_format": {"type": "json_schema", "schema": AGE}},
         {"response_format": {"type": "json_object", "schema": AGE}},
         {"response_format": {"type": "json_object", "schema": json.dumps(AGE)}},
         {"json_schema": AGE},

@@ -403,6 +403,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"functions": [], "tools": []}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {**FORM, "schema": {}}}, "response_format.schema"),
         ({"response_format": {**FORM, "type": "text"}}, "response_format.type"),
         ({"response_format": {"type": "json_object", "schema": "{"}}, "response_format.schema"),
         ({"response_format": FORM, "grammar": "root ::= [a]"}, "grammar"),
