@@ -101,6 +101,14 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
     wanted = bool(asked or (counted or 0) > 0 or request.n_probs)
     if alternatives and not wanted:
         raise ApiError(400, "top_logprobs needs logprobs: send logprobs true", param="top_logprobs")
+    if wanted and request.include_reasoning is False:
+        # The entries of a token travel with the next text that there is, of whatever kind.
+        raise ApiError(
+            400,
+            "include_reasoning is false and log-probabilities are asked for: those of the"
+            " reasoning cannot be told from those of the answer, so leave out one of the two",
+            param="include_reasoning",
+        )
     if wanted:
         options.Logprobs = 1
         options.TopLogprobs = alternatives or 0

@@ -317,6 +317,9 @@ def test_reasoning_can_be_left_out_or_not_be_done(gateway: GatewayProcess) -> No
     told = chat_chunks(gateway, include_reasoning=False)
     assert joined(told)["reasoning_content"] == ""
     assert joined(told)["content"] == "7 + 5 = 12"
+    for stream in (False, True):
+        told_anyway = refusal(gateway, include_reasoning=False, logprobs=True, stream=stream)
+        assert told_anyway["param"] == "include_reasoning"
     for off in (
         {"enable_thinking": False},
         {"reasoning_effort": "none"},

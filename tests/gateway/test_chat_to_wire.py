@@ -384,6 +384,8 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 3, "top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": "yes"}, "logprobs"),
+        ({"logprobs": True, "include_reasoning": False}, "include_reasoning"),
+        ({"n_probs": 2, "include_reasoning": False}, "include_reasoning"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         (
