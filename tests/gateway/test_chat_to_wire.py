@@ -354,6 +354,11 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"messages": part(type="text", text=5)}, "messages[0].content[0].text"),
         ({"messages": part(type="text")}, "messages[0].content[0].text"),
         ({"messages": part(type="smell")}, "messages[0].content[0].type"),
+        (
+            {"messages": part(type="image_url", image_url="data:,", text="caption")},
+            "messages[0].content[0]",
+        ),
+        ({"messages": part(type="text", text="x", image_url="data:,")}, "messages[0].content[0]"),
         ({"messages": part(type="file", file={})}, "messages[0].content[0]"),
         ({"messages": part(type="video_url", video_url={})}, "messages[0].content[0]"),
         (
