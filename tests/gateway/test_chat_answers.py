@@ -367,6 +367,9 @@ def test_what_the_backend_refuses_is_said_in_the_clients_words(gateway: GatewayP
     told = refusal(gateway, response_format=form)
     assert told["param"] == "response_format.json_schema.schema"
     assert refusal(gateway, grammar="root ::= other")["param"] == "grammar"
+    empty = refusal(gateway, role_mapping={"stop": "\n"}, messages=said(" "))
+    assert empty["param"] == "messages"
+    assert "Prompt" not in empty["message"]
     long = refusal(gateway, messages=said("word " * 4000))
     assert (long["param"], long["code"]) == ("messages", "context_length_exceeded")
     png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()

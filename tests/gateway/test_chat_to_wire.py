@@ -451,6 +451,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"structured_outputs": {"tags": []}}, "structured_outputs.tags"),
         ({"role_mapping": {"user": "a"}, "tools": [WEATHER]}, "role_mapping"),
+        ({"role_mapping": {}, "messages": said("")}, "messages"),
         ({"role_mapping": {}, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"role_mapping": {}, "enable_thinking": False}, "enable_thinking"),
         ({"role_mapping": {}, "reasoning_effort": "low"}, "reasoning_effort"),
