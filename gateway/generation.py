@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -127,16 +127,18 @@ async def generate_all(
     wanted: Sequence[pb.PredictOptions],
     *,
     seconds: float | None = None,
-    names: Names = CHAT,
+    names: Callable[[int], Names] = lambda _: CHAT,
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Several answers at once, as one batch of the backend: each event with its answer's index.
 
+    names: as for `generate`, for the answer of each index.
     The first failure ends all of them, and is raised. A request with very many answers does not
     fill the backend's queue with them: the last ones begin when the first have ended.
     """
     if len(wanted) == 1:
-        async with aclosing(generate(stub, wanted[0], seconds=seconds, names=names)) as only:
-            async for event in only:
+        only = generate(stub, wanted[0], seconds=seconds, names=names(0))
+        async with aclosing(only) as answer:
+            async for event in answer:
                 yield 0, event
         return
     arrivals: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(2 * len(wanted))
@@ -144,12 +146,11 @@ async def generate_all(
 
     async def read(index: int) -> None:
         try:
-            async with (
-                places,
-                aclosing(generate(stub, wanted[index], seconds=seconds, names=names)) as answer,
-            ):
-                async for event in answer:
-                    await arrivals.put((index, event))
+            async with places:
+                replies = generate(stub, wanted[index], seconds=seconds, names=names(index))
+                async with aclosing(replies) as events:
+                    async for event in events:
+                        await arrivals.put((index, event))
         except Exception as failure:  # it is raised where the events are read
             await arrivals.put((index, failure))
         else:

@@ -7,6 +7,7 @@ rebinding) gives itself away in `Host`. Programs send no Origin and are not conc
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,7 +18,6 @@ from gateway.errors import ApiError
 from gateway.refusals import response_of
 from gateway.settings import GatewaySettings
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _METHODS = "GET, POST, DELETE"
 _READABLE = "x-request-id, request-id, retry-after, x-should-retry"
 _DAY = "86400"  # seconds
@@ -29,7 +29,7 @@ class OriginMiddleware:
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
         self._origins = frozenset(settings.cors_origins)
-        named = (*LOCAL_NAMES, settings.host, *settings.allowed_hosts)
+        named = ("localhost", settings.host, *settings.allowed_hosts)
         # A key is proof enough, and a proxy in front may call us by any name.
         self._hosts = None if settings.api_keys else frozenset(name.lower() for name in named)
 
@@ -52,7 +52,7 @@ class OriginMiddleware:
 
     def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
         host = headers.get("host", "")
-        if self._hosts is not None and host_name(host) not in self._hosts:
+        if not self._is_ours(host_name(host)):
             return ApiError(
                 403,
                 f"this gateway is not called {host[:100]!r}: use localhost, or start it with"
@@ -66,6 +66,9 @@ class OriginMiddleware:
             f"pages of {origin[:100]!r} may not call this gateway: --cors-origin lets them",
             code="origin_not_allowed",
         )
+
+    def _is_ours(self, name: str) -> bool:
+        return self._hosts is None or name in self._hosts or is_loopback(name)
 
     def _is_listed(self, origin: str) -> bool:
         return "*" in self._origins or origin.lower() in self._origins
@@ -89,6 +92,14 @@ def host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def is_loopback(name: str) -> bool:
+    """Whether this is an address of loopback itself, and not a name that points at one."""
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def is_same(origin: str, host: str) -> bool:

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Mount
 
 from gateway import exchange
 from gateway.anthropic import errors as anthropic_errors
@@ -62,14 +63,33 @@ def _refusal(request: Request, error: Exception) -> ApiError:
             code="unknown_url",
         )
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        allowed = ", ".join(_methods(request))
         return ApiError(
             405,
-            f"{request.url.path} does not take {request.method}: send {allowed}",
+            f"{request.url.path} does not take {request.method}: it takes {allowed}",
             code="method_not_allowed",
-            extra_headers=dict(error.headers or {}),
+            extra_headers={"allow": allowed},
         )
     return ApiError(error.status_code, str(error.detail))
+
+
+def _methods(request: Request) -> list[str]:
+    """What a path takes, by all of its routes: each knows its own methods alone."""
+    taken = [
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(_takes(route, request, method) for route in request.app.routes)
+    ]
+    # AccessMiddleware makes a HEAD of every GET.
+    return ["HEAD", *taken] if "GET" in taken else taken
+
+
+def _takes(route: BaseRoute, request: Request, method: str) -> bool:
+    if isinstance(route, Mount) and method != "GET":
+        return False  # it would match any method, and holds files
+    # A mount that refused has written its own path into the scope.
+    root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
+    return route.matches({**request.scope, "method": method, "root_path": root})[0] is Match.FULL
 
 
 def invalid(problem: Mapping[str, Any]) -> ApiError:

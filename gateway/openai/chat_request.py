@@ -81,7 +81,8 @@ class ChatCompletionRequest(SamplingFields, FormatFields, NeutralFields):
     )
     include_reasoning: bool | None = Field(
         default=None,
-        description="false leaves reasoning out of the answer (it is still generated).",
+        description="false leaves reasoning out of the answer (it is still generated);"
+        " not with log-probabilities, which are told of every token.",
     )
     enable_thinking: bool | None = Field(default=None, description="Reaches the chat template.")
     chat_template_kwargs: dict[str, Any] | None = Field(

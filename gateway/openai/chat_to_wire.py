@@ -7,7 +7,6 @@ first, so that a field means the same wherever it is sent.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from gateway.context import Gateway
 from gateway.errors import ApiError
@@ -17,6 +16,7 @@ from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.messages_to_wire import wire_messages
 from gateway.openai.role_mapping import prompt_of
 from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
+from gateway.openai.template_arguments import write_template_arguments
 from gateway.openai.tools_to_wire import is_single_call, offer_of, write_tools
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -52,7 +52,7 @@ async def options_of(
     _write_logprobs(first, request)
     _write_form(first, request)
     await _write_prompt(first, request, gateway)
-    _write_template_arguments(first, request, config)
+    write_template_arguments(first, request, config)
     return [_choice(first, seed_of(request, config, index)) for index in range(request.n or 1)]
 
 
@@ -101,6 +101,14 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
     wanted = bool(asked or (counted or 0) > 0 or request.n_probs)
     if alternatives and not wanted:
         raise ApiError(400, "top_logprobs needs logprobs: send logprobs true", param="top_logprobs")
+    if wanted and request.include_reasoning is False:
+        # The entries of a token travel with the next text that there is, of whatever kind.
+        raise ApiError(
+            400,
+            "include_reasoning is false and log-probabilities are asked for: those of the"
+            " reasoning cannot be told from those of the answer, so leave out one of the two",
+            param="include_reasoning",
+        )
     if wanted:
         options.Logprobs = 1
         options.TopLogprobs = alternatives or 0
@@ -150,31 +158,3 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
             " goes on with one",
             param="continue_final_message",
         )
-
-
-def _write_template_arguments(
-    options: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
-) -> None:
-    arguments: dict[str, Any] = {
-        **config.chat_template_kwargs,
-        **(request.chat_template_kwargs or {}),
-    }
-    disabled = config.reasoning.disable
-    thinking = request.enable_thinking
-    effort = request.reasoning_effort or ("" if thinking else config.reasoning_effort)
-    if effort == "none":
-        if thinking:
-            raise ApiError(
-                400,
-                "reasoning_effort is 'none' and enable_thinking is true: send one of them",
-                param="reasoning_effort",
-            )
-        thinking = False
-    elif thinking is None and "enable_thinking" not in arguments and disabled is not None:
-        thinking = not disabled
-    if effort:
-        options.Metadata["reasoning_effort"] = effort
-    if thinking is not None:
-        options.Metadata["enable_thinking"] = json.dumps(thinking)
-    if arguments:
-        options.Metadata["chat_template_kwargs"] = json.dumps(arguments)

@@ -16,16 +16,15 @@ from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, Sampl
 MOST_PROMPTS = 2048
 Token = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Tokens = Annotated[list[Token], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-TokenLists = Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
 class CompletionRequest(SamplingFields, FormatFields, NeutralFields):
     """OpenAI's legacy completion request, with the fields of the local servers."""
 
     model: str | None = Field(default=None, min_length=1, description=MODEL)
-    prompt: str | Texts | Tokens | TokenLists = Field(
-        description="A text, its tokens, or a list of either; a list runs as one batch."
+    prompt: str | Prompts | Tokens = Field(
+        description="A text, its tokens, or a list of these; a list runs as one batch."
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of
+from gateway.wire_names import Names
 
 # The first that was sent is the one to name.
 _NAMES = {
@@ -20,6 +21,9 @@ _NAMES = {
 }
 
 
+_PROMPT = ("Messages", "Prompt", "Metadata mlx.prompt_token_ids")
+
+
 def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
     """Wire field → field of this request, over `gateway.wire_names.CHAT`."""
     sent = {wire: _first_sent(request, names) for wire, names in _NAMES.items()}
@@ -27,11 +31,19 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
     constraint = constraint_of(request)
     if constraint is not None:
         names["Grammar"] = constraint.field
-    if isinstance(request, CompletionRequest):
-        names["Messages"] = "prompt"
-    else:
-        names |= _media(request)
-    return names
+    return names if isinstance(request, CompletionRequest) else names | _media(request)
+
+
+def names_of_answer(
+    request: ChatCompletionRequest | CompletionRequest, names: Names, choice: int
+) -> Names:
+    """The names of a request where one of its answers is spoken of: its own prompt."""
+    if not isinstance(request, CompletionRequest):
+        return names
+    place = "prompt"
+    if isinstance(request.prompt, list) and not isinstance(request.prompt[0], int):
+        place = f"prompt[{choice // (request.n or 1)}]"
+    return {**names, **dict.fromkeys(_PROMPT, place)}
 
 
 def _media(request: ChatCompletionRequest) -> dict[str, str]:

@@ -14,7 +14,9 @@ Schema = dict[str, Any] | str
 class NamedSchema(Strict):
     """OpenAI's `json_schema` of a response format."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str | None = Field(
+        default=None, min_length=1, max_length=64, description="A label; the answer is the same."
+    )
     description: str | None = None
     schema_: dict[str, Any] | None = Field(
         default=None, alias="schema", description="The JSON schema; without one, any JSON object."
@@ -32,7 +34,7 @@ class ResponseFormat(Strict):
     schema_: Schema | None = Field(
         default=None,
         alias="schema",
-        description="json_object: a JSON schema, as object or as text.",
+        description="A JSON schema, as object or as text, in place of json_schema.",
     )
 
 
@@ -51,7 +53,7 @@ class FormatFields(Strict):
 
     response_format: ResponseFormat | None = Field(
         default=None,
-        description="OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside json_object.",
+        description="OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside the type.",
     )
     grammar: str | None = Field(default=None, description="llama.cpp: a grammar in GBNF.")
     json_schema: Schema | None = Field(default=None, description="llama.cpp: a JSON schema.")

@@ -63,10 +63,7 @@ def _wishes(fields: FormatFields) -> Iterator[Constraint]:
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
     if wanted.type == "json_schema":
-        if wanted.json_schema is None:
-            raise _missing("response_format.json_schema")
-        schema = wanted.json_schema.schema_
-        yield _schema("response_format.json_schema.schema", schema or _ANY_OBJECT)
+        yield _of_json_schema(wanted)
     elif wanted.json_schema is not None:
         raise ApiError(
             400,
@@ -84,6 +81,23 @@ def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
             " json_object",
             param="response_format.type",
         )
+
+
+def _of_json_schema(wanted: ResponseFormat) -> Constraint:
+    """OpenAI's `json_schema`, or llama.cpp's `schema` beside the type."""
+    if wanted.json_schema is None:
+        if wanted.schema_ is None:
+            raise _missing("response_format.json_schema")
+        return _schema("response_format.schema", wanted.schema_)
+    if wanted.schema_ is not None:
+        raise ApiError(
+            400,
+            "response_format.json_schema and response_format.schema are both given: send one of"
+            " them",
+            param="response_format.schema",
+        )
+    schema = wanted.json_schema.schema_
+    return _schema("response_format.json_schema.schema", schema or _ANY_OBJECT)
 
 
 def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[Constraint]:

@@ -105,6 +105,7 @@ async def _part(
     settings: GatewaySettings,
 ) -> str:
     """The text of one part; media are added to what was found."""
+    _require_one_kind(part, place)
     value = getattr(part, part.type)
     if value is None:
         raise ApiError(400, f"{place}.{part.type} is missing", param=f"{place}.{part.type}")
@@ -129,6 +130,18 @@ async def _part(
         where = f"{place}.{part.type}"
         raise replace(error, message=f"{where}: {error.message}", param=where) from None
     return ""
+
+
+def _require_one_kind(part: ContentPart, place: str) -> None:
+    """A part is what its type says, and nothing beside it would be read."""
+    neutral = ("type", "cache_control", part.type)
+    for name in ContentPart.model_fields:
+        if name not in neutral and getattr(part, name):
+            raise ApiError(
+                400,
+                f"{place} is of type {part.type} and has {name} as well: send a part for each",
+                param=place,
+            )
 
 
 def _calls(message: ChatMessage, index: int) -> list[ToolCall]:

@@ -17,7 +17,7 @@ def prompt_of(
     found: WireMessages,
     options: pb.PredictOptions,
 ) -> str:
-    """The prompt's text. Raises ApiError for what only a chat template can render."""
+    """The prompt's text. Raises ApiError for none, and for what only a chat template can render."""
     if options.Tools or any(message.tool_calls for message in found.messages):
         raise _refused("tools and tool calls")
     if found.images or found.audios:
@@ -26,7 +26,14 @@ def prompt_of(
         f"{getattr(mapping, message.role, '')}{message.content}{mapping.stop}"
         for message in found.messages
     ]
-    return ("".join(texts) + mapping.assistant).rstrip()
+    prompt = ("".join(texts) + mapping.assistant).rstrip()
+    if not prompt:
+        raise ApiError(
+            400,
+            "messages and role_mapping have no text between them: send a message to answer",
+            param="messages",
+        )
+    return prompt
 
 
 def _refused(what: str) -> ApiError:

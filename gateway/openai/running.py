@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 
 from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.generation import Event, generate_all
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
-from gateway.openai.field_names import names_of
+from gateway.openai.field_names import names_of, names_of_answer
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -29,7 +30,8 @@ async def events_of(
         for options in wanted:
             options.ModelIdentity = lease.identity
         seconds = gateway.settings.request_timeout
-        return generate_all(lease.stub, wanted, seconds=seconds, names=names_of(request))
+        names = partial(names_of_answer, request, names_of(request))
+        return generate_all(lease.stub, wanted, seconds=seconds, names=names)
 
     async with aclosing(ask(lend, send)) as answers:
         async for answer in answers:

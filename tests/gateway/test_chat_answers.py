@@ -220,6 +220,8 @@ AGE = {
     "fields",
     [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": AGE}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": AGE}}},
+        {"response_format": {"type": "json_schema", "schema": AGE}},
         {"response_format": {"type": "json_object", "schema": AGE}},
         {"response_format": {"type": "json_object", "schema": json.dumps(AGE)}},
         {"json_schema": AGE},
@@ -315,6 +317,9 @@ def test_reasoning_can_be_left_out_or_not_be_done(gateway: GatewayProcess) -> No
     told = chat_chunks(gateway, include_reasoning=False)
     assert joined(told)["reasoning_content"] == ""
     assert joined(told)["content"] == "7 + 5 = 12"
+    for stream in (False, True):
+        told_anyway = refusal(gateway, include_reasoning=False, logprobs=True, stream=stream)
+        assert told_anyway["param"] == "include_reasoning"
     for off in (
         {"enable_thinking": False},
         {"reasoning_effort": "none"},
@@ -362,6 +367,9 @@ def test_what_the_backend_refuses_is_said_in_the_clients_words(gateway: GatewayP
     told = refusal(gateway, response_format=form)
     assert told["param"] == "response_format.json_schema.schema"
     assert refusal(gateway, grammar="root ::= other")["param"] == "grammar"
+    empty = refusal(gateway, role_mapping={"stop": "\n"}, messages=said(" "))
+    assert empty["param"] == "messages"
+    assert "Prompt" not in empty["message"]
     long = refusal(gateway, messages=said("word " * 4000))
     assert (long["param"], long["code"]) == ("messages", "context_length_exceeded")
     png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()

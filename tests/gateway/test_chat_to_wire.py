@@ -288,6 +288,38 @@ def test_a_contradiction_is_told_in_the_words_that_were_sent() -> None:
         wanted({"reasoning_effort": "none", "enable_thinking": True})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": "True"}},
+        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}},
+        {"role_mapping": {"user": "a"}, "chat_template_kwargs": {}},
+    ],
+    ids=str,
+)
+def test_what_agrees_or_asks_for_nothing_passes(fields: dict[str, Any]) -> None:
+    assert wanted(fields)
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "metadata"),
+    [
+        ({"reasoning_effort": "none"}, {"enable_thinking": True}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "high"}, {}),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "low"}, {"other": 1}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"disable": True}}, {"enable_thinking": True}, {}),
+    ],
+    ids=str,
+)
+def test_a_variable_of_the_request_is_louder_than_a_field_of_the_models_file(
+    file: dict[str, Any], said: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    told = as_dict(wanted({"chat_template_kwargs": said}, config_of(**file))[0])["Metadata"]
+    assert told == {"chat_template_kwargs": json.dumps(said), **metadata}
+
+
 @pytest.mark.parametrize("kind", ["presence", "frequency"])
 def test_the_window_of_a_penalty(kind: str) -> None:
     window, penalty = f"{kind}_context_size", f"{kind}_penalty"
@@ -354,6 +386,11 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"messages": part(type="text", text=5)}, "messages[0].content[0].text"),
         ({"messages": part(type="text")}, "messages[0].content[0].text"),
         ({"messages": part(type="smell")}, "messages[0].content[0].type"),
+        (
+            {"messages": part(type="image_url", image_url="data:,", text="caption")},
+            "messages[0].content[0]",
+        ),
+        ({"messages": part(type="text", text="x", image_url="data:,")}, "messages[0].content[0]"),
         ({"messages": part(type="file", file={})}, "messages[0].content[0]"),
         ({"messages": part(type="video_url", video_url={})}, "messages[0].content[0]"),
         (
@@ -384,6 +421,8 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 3, "top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": "yes"}, "logprobs"),
+        ({"logprobs": True, "include_reasoning": False}, "include_reasoning"),
+        ({"n_probs": 2, "include_reasoning": False}, "include_reasoning"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         (
@@ -403,6 +442,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"functions": [], "tools": []}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {**FORM, "schema": {}}}, "response_format.schema"),
         ({"response_format": {**FORM, "type": "text"}}, "response_format.type"),
         ({"response_format": {"type": "json_object", "schema": "{"}}, "response_format.schema"),
         ({"response_format": FORM, "grammar": "root ::= [a]"}, "grammar"),
@@ -411,7 +451,28 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"structured_outputs": {"tags": []}}, "structured_outputs.tags"),
         ({"role_mapping": {"user": "a"}, "tools": [WEATHER]}, "role_mapping"),
+        ({"role_mapping": {}, "messages": said("")}, "messages"),
+        ({"role_mapping": {}, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"role_mapping": {}, "enable_thinking": False}, "enable_thinking"),
+        ({"role_mapping": {}, "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"role_mapping": {}, "include_reasoning": False}, "include_reasoning"),
         ({"reasoning_effort": "none", "enable_thinking": True}, "reasoning_effort"),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs",
+        ),
+        (
+            {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": "perhaps"}},
+            "chat_template_kwargs",
+        ),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": "true"}},
+            "chat_template_kwargs",
+        ),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            "chat_template_kwargs",
+        ),
         ({"service_tier": "gold"}, "service_tier"),
     ],
     ids=lambda value: str(value)[:60],

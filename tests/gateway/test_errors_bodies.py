@@ -182,6 +182,26 @@ def test_other_places_and_methods(
     assert answer.headers["x-request-id"] == answer.headers["x-request-id"].strip() != ""
 
 
+@pytest.mark.parametrize(
+    ("path", "taken"),
+    [
+        ("/v1/responses/resp_1", "HEAD, GET, DELETE"),
+        ("/responses/resp_1", "HEAD, GET, DELETE"),
+        ("/v1/responses/input_tokens", "HEAD, GET, POST, DELETE"),
+        ("/v1/chat/completions", "POST"),
+        ("/openapi.json", "HEAD, GET"),
+        ("/docs/static/x", "HEAD, GET"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_the_path_takes(
+    gateway: GatewayProcess, path: str, taken: str
+) -> None:
+    answer = gateway.client.put(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, taken)
+    assert answer.headers.get_list("allow") == [taken]
+    assert answer.json()["error"]["message"].endswith(f"it takes {taken}")
+
+
 def test_probes_may_ask_without_wanting_a_body(gateway: GatewayProcess) -> None:
     for path in ("/health", "/ready", "/v1/models", "/metrics", "/"):
         told, asked = gateway.client.get(path), gateway.client.head(path)

@@ -125,13 +125,19 @@ def test_the_own_page_may_and_needs_no_list(gateway: GatewayProcess) -> None:
 
 def test_a_rebound_name_is_refused_without_a_key(gateway: GatewayProcess) -> None:
     port = gateway.url.rpartition(":")[2]
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "["):
+    for host in (
+        *("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "["),
+        *("192.168.0.1", "128.0.0.1", "0.0.0.0", "[::2]", "127.0.0.256"),
+    ):
         answer = gateway.client.get("/v1/models", headers={"host": host})
         assert answer.status_code in (400, 403), host  # 400: uvicorn's, of what is no host at all
         # The page of such a name is of its own origin: only the host gives it away.
         same = {"host": host, "origin": f"http://{host}"}
         assert gateway.client.get("/v1/models", headers=same).status_code in (400, 403), host
-    for host in ("localhost", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}", "127.0.0.1"):
+    for host in (
+        *("localhost", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}", "127.0.0.1"),
+        *("127.0.0.2", f"127.255.255.254:{port}"),
+    ):
         assert models(gateway, host=host).status_code == 200, host
 
 

@@ -1,0 +1,104 @@
+"""What a request and the model's file tell the chat template: variables, thinking, effort."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.errors import ApiError
+from gateway.models.config import ModelConfig
+from gateway.openai.chat_request import ChatCompletionRequest
+from wire import backend_pb2 as pb
+
+_THINKING = "enable_thinking"
+_EFFORT = "reasoning_effort"
+
+
+def write_template_arguments(
+    options: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
+) -> None:
+    """Sets Metadata. Raises ApiError for what contradicts itself, or reaches no template."""
+    if request.role_mapping is not None:
+        _require_no_template(request)
+        return
+    said = request.chat_template_kwargs or {}
+    thinking = _thinking(request)
+    _require_agreement(said, thinking, request)
+    wanted = _flag(said.get(_THINKING)) if thinking is None else thinking
+    effort = request.reasoning_effort or ("" if _EFFORT in said else config.reasoning_effort)
+    if effort == "none":
+        if wanted:  # then it is the file's, and the request is louder
+            effort = ""
+        else:
+            thinking = False
+    arguments: dict[str, Any] = {**config.chat_template_kwargs, **said}
+    disabled = config.reasoning.disable
+    if thinking is None and _THINKING not in arguments and disabled is not None:
+        thinking = not disabled
+    if effort:
+        options.Metadata[_EFFORT] = effort
+    if thinking is not None:
+        options.Metadata[_THINKING] = json.dumps(thinking)
+    if arguments:
+        options.Metadata["chat_template_kwargs"] = json.dumps(arguments)
+
+
+def _thinking(request: ChatCompletionRequest) -> bool | None:
+    """Whether the request's own fields ask for thinking."""
+    if request.reasoning_effort != "none":
+        return request.enable_thinking
+    if request.enable_thinking:
+        raise ApiError(
+            400,
+            "reasoning_effort is 'none' and enable_thinking is true: send one of them",
+            param=_EFFORT,
+        )
+    return False
+
+
+def _require_agreement(
+    said: Mapping[str, Any], thinking: bool | None, request: ChatCompletionRequest
+) -> None:
+    """Backends let the field win over the variable, so one of the two would not be heard."""
+    if thinking is not None and _THINKING in said and _flag(said[_THINKING]) is not thinking:
+        if request.enable_thinking is None:
+            raise _contradiction(said, _THINKING, "reasoning_effort is 'none'")
+        raise _contradiction(said, _THINKING, f"enable_thinking is {json.dumps(thinking)}")
+    effort = request.reasoning_effort
+    if effort is not None and said.get(_EFFORT, effort) != effort:
+        raise _contradiction(said, _EFFORT, f"reasoning_effort is {effort!r}")
+
+
+def _contradiction(said: Mapping[str, Any], name: str, field: str) -> ApiError:
+    value = json.dumps(said[name])[:100]
+    return ApiError(
+        400,
+        f"chat_template_kwargs has {name} {value}, but {field}: send one of them",
+        param="chat_template_kwargs",
+    )
+
+
+def _flag(value: Any) -> bool | None:
+    """A variable's value as backends read one that is true or false."""
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.strip().lower())
+    return value if isinstance(value, bool) else None
+
+
+def _require_no_template(request: ChatCompletionRequest) -> None:
+    for name in ("chat_template_kwargs", _THINKING, _EFFORT):
+        if getattr(request, name) not in (None, {}):
+            raise ApiError(
+                400,
+                f"{name} is for the model's chat template, which role_mapping takes the place of:"
+                " leave out one of them",
+                param=name,
+            )
+    if request.include_reasoning is False:
+        raise ApiError(
+            400,
+            "include_reasoning is false, but reasoning is not told from the answer with"
+            " role_mapping: leave out one of them",
+            param="include_reasoning",
+        )
