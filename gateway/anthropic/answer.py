@@ -1,7 +1,8 @@
 """One message of Anthropic's as it comes in: the events of its stream, and the whole of it.
 
-Content blocks follow each other: thinking, text, and one block for each call. What a prompt
-counted is known at the end only, so `message_start` tells 0 tokens and `message_delta` the truth.
+Content blocks follow each other: thinking, text, and one block for each call. How much of a prompt
+was remembered is known at the end only, so `message_start` counts the whole prompt as read, and
+`message_delta` tells the two apart.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class Answer:
             "usage": _usage(Usage()),
         }
 
-    def start(self) -> Json:
-        """The first event."""
-        return {"type": "message_start", "message": self._message}
+    def start(self, event: Event) -> Json:
+        """The event before those of the generation's first one, which is taken afterwards."""
+        told = event.usage if isinstance(event, Done) else event
+        usage = _usage(Usage(prompt_tokens=told.prompt_tokens))
+        return {"type": "message_start", "message": self._message | {"usage": usage}}
 
     def take(self, event: Event) -> list[Json]:
         """The events that an event of the generation becomes."""

@@ -51,7 +51,7 @@ async def _stream(
         async for event in events:
             if not begun:
                 begun = True
-                yield _written(told.start())
+                yield _written(told.start(event))
                 yield PING
             for each in told.take(event):
                 yield _written(each)

@@ -88,6 +88,16 @@ def test_a_stream_says_what_the_whole_message_says(
     assert plain(rebuilt(events)) == plain(told)
 
 
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 0}])
+def test_a_stream_begins_with_the_tokens_of_its_prompt(
+    gateway: GatewayProcess, fields: Json
+) -> None:
+    events = streamed(gateway, body_of("What is the capital of Peru?") | fields)
+    (end,) = [event["usage"] for event in events if event["type"] == "message_delta"]
+    begun = events[0]["message"]["usage"]
+    assert begun["input_tokens"] == end["input_tokens"] + end["cache_read_input_tokens"] > 0
+
+
 def test_it_is_there_without_v1_and_knows_aliases(gateway: GatewayProcess) -> None:
     told = whole(gateway, body_of("Hello!", model="gpt-4o-mini"), "/messages")
     assert texts(told) == "Hello! How can I help you?"

@@ -56,7 +56,7 @@ def rebuilt(events: list[Json]) -> Json:
 def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     told = Answer(request(stop_sequences=["END"]))
     # What has left must not change afterwards: it is written as soon as it is told.
-    written = [json.dumps(told.start())]
+    written = [json.dumps(told.start(events[0]))]
     for event in events:
         written += [json.dumps(each) for each in told.take(event)]
     assert rebuilt([json.loads(each) for each in written]) == told.message()
@@ -68,6 +68,15 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     for kind, field in (("thinking", "reasoning"), ("text", "content")):
         said = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
         assert "".join(block[kind] for block in content if block["type"] == kind) == said
+
+
+@pytest.mark.parametrize(
+    "first", [Piece(content="hi", prompt_tokens=7), Done("length", Usage(prompt_tokens=7))]
+)
+def test_the_first_event_counts_the_whole_prompt(first: Event) -> None:
+    usage = Answer(request()).start(first)["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (7, 0)
+    assert usage["output_tokens"] == 0
 
 
 @pytest.mark.parametrize(
