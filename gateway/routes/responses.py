@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.answering import answer, count_prompt
+from gateway.answering import Question, answer, count_prompt, question_of
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.generation import Done
@@ -29,7 +29,6 @@ from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored
 from gateway.responses.to_chat import chat_request
 from gateway.sse import event_stream
-from gateway.translation import Translation
 
 router = APIRouter(tags=["responses"])
 Json = dict[str, Any]
@@ -52,11 +51,12 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     """An answer as a list of items, whole or as a stream of server-sent events."""
     earlier = _earlier(body, store)
     translation = chat_request(body, ITEMS.validate_python(list(earlier)))
+    question = await question_of(translation, gateway)
     told = Answer(body, gateway.supervisor.resolve(body.model).parameters)
     turn = _Turn(body, earlier, told, store)
     if body.stream:
-        return event_stream(turn.stream(translation, gateway), gateway.settings, turn.failed)
-    await turn.finish(translation, gateway)
+        return event_stream(turn.stream(question, gateway), gateway.settings, turn.failed)
+    await turn.finish(question, gateway)
     return JSONResponse(told.response)
 
 
@@ -128,16 +128,16 @@ class _Turn:
     told: Answer
     store: Store
 
-    async def finish(self, translation: Translation, gateway: Gateway) -> None:
+    async def finish(self, question: Question, gateway: Gateway) -> None:
         """Take in the whole answer."""
-        async with aclosing(answer(translation, gateway)) as events:
+        async with aclosing(answer(question, gateway)) as events:
             async for event in events:
                 self.told.take(event)
         self._keep()
 
-    async def stream(self, translation: Translation, gateway: Gateway) -> AsyncGenerator[str, None]:
+    async def stream(self, question: Question, gateway: Gateway) -> AsyncGenerator[str, None]:
         """The events of the stream."""
-        async with aclosing(answer(translation, gateway)) as events:
+        async with aclosing(answer(question, gateway)) as events:
             async for event in events:
                 if not self.told.started:
                     for each in self.told.start():
