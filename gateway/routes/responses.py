@@ -24,7 +24,8 @@ from gateway.responses.documented import (
     STORED_RESPONSES,
 )
 from gateway.responses.given import as_stored
-from gateway.responses.items import ITEMS
+from gateway.responses.items import ITEMS, Item
+from gateway.responses.references import resolved
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored
 from gateway.responses.to_chat import chat_request
@@ -49,11 +50,11 @@ StoreDep = Annotated[Store, Depends(_store)]
 @router.post("/responses", response_model=None, responses=RESPONSE_RESPONSES)
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """An answer as a list of items, whole or as a stream of server-sent events."""
-    earlier = _earlier(body, store)
-    translation = chat_request(body, ITEMS.validate_python(list(earlier)))
+    earlier, given = _earlier(body, store), resolved(body.input, store)
+    translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
     question = await question_of(translation, gateway)
     told = Answer(body, gateway.supervisor.resolve(body.model).parameters)
-    turn = _Turn(body, earlier, told, store)
+    turn = _Turn(body, earlier, given, told, store)
     if body.stream:
         return event_stream(turn.stream(question, gateway), gateway.settings, turn.failed)
     await turn.finish(question, gateway)
@@ -66,7 +67,8 @@ async def count_input_tokens(
 ) -> JSONResponse:
     """How many tokens the prompt has, as the model's chat template renders it."""
     earlier = ITEMS.validate_python(list(_earlier(body, store)))
-    counted = await count_prompt(chat_request(body, earlier), gateway)
+    translation = chat_request(body, resolved(body.input, store), earlier)
+    counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
 
@@ -125,6 +127,7 @@ class _Turn:
 
     body: ResponsesRequest
     earlier: tuple[Json, ...]
+    given: list[Item]
     told: Answer
     store: Store
 
@@ -154,8 +157,7 @@ class _Turn:
 
     def _keep(self) -> None:
         if self.body.store is not False:
-            given = as_stored(self.body.input)
-            self.store.put(Stored(self.told.response, self.earlier, given))
+            self.store.put(Stored(self.told.response, self.earlier, as_stored(self.given)))
 
 
 def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:

@@ -114,6 +114,28 @@ def test_a_call_and_its_output_make_an_answer(gateway: GatewayProcess) -> None:
     assert gone_on["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
 
 
+def test_a_stored_item_is_given_back_by_its_id(gateway: GatewayProcess) -> None:
+    name: Json = {"role": "user", "content": "My name is Anna."}
+    first = whole(gateway, [name])
+    path = f"/v1/responses/{first['id']}/input_items"
+    sent = gateway.client.get(path).json()["data"]
+    question = {"role": "user", "content": "What is my name?"}
+    kept = [{"type": "item_reference", "id": item["id"]} for item in sent + first["output"]]
+    told = whole(gateway, [*kept, question])
+    resent = whole(gateway, [name, *first["output"], question])
+    assert text_of(told) == text_of(resent)
+    assert told["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
+    # What it was given is listed as the items themselves, under their own ids.
+    items = gateway.client.get(
+        f"/v1/responses/{told['id']}/input_items", params={"order": "asc"}
+    ).json()["data"]
+    assert items[:-1] == sent + first["output"]
+    counted = gateway.client.post(
+        "/v1/responses/input_tokens", json={"model": "tiny", "input": [*kept, question]}
+    ).json()
+    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_conversation_goes_on_from_a_stored_response(
     gateway: GatewayProcess, streams: bool
@@ -226,7 +248,7 @@ def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].id"),
         (
             {"tool_choice": {"type": "function", "name": "x"}, "tools": [WEATHER]},
             "tool_choice.name",

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.responses.items import ITEMS
+from gateway.responses.references import resolved
 from gateway.responses.request import ResponsesRequest
+from gateway.responses.store import Store
 from gateway.responses.to_chat import chat_request
 from gateway.translation import Translation
 
@@ -23,7 +25,10 @@ def translated(
     given: Any = "hi", *, earlier: list[Json] | None = None, **fields: Any
 ) -> Translation:
     body = {"model": "m", "input": given} | fields
-    return chat_request(ResponsesRequest.model_validate(body), ITEMS.validate_python(earlier or []))
+    request = ResponsesRequest.model_validate(body)
+    return chat_request(
+        request, resolved(request.input, Store()), ITEMS.validate_python(earlier or [])
+    )
 
 
 def messages(given: Any = "hi", **fields: Any) -> list[Json]:
@@ -146,7 +151,7 @@ def test_tools_sampling_and_form() -> None:
 @pytest.mark.parametrize(
     ("fields", "place", "says"),
     [
-        ({"input": [{"type": "item_reference", "id": "a"}]}, ("input", 0, "type"), "previous"),
+        ({"input": [{"type": "item_reference"}]}, ("input", 0, "id"), "required"),
         ({"input": [{"type": "web_search_call"}]}, ("input", 0, "type"), "web_search_call"),
         ({"input": [{"role": "tool", "content": "a"}]}, ("input", 0, "role"), "user"),
         (
