@@ -71,7 +71,7 @@ class Answer:
         return events + self._grow("thinking_delta", "thinking", text, self._shows_thinking)
 
     def _text(self, text: str) -> list[Json]:
-        events = self._switch("text", {"type": "text", "text": "", "citations": None})
+        events = self._switch("text", {"type": "text", "text": ""})
         return events + self._grow("text_delta", "text", text)
 
     def _call(self, call: ToolCallPiece) -> list[Json]:

@@ -68,6 +68,7 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     for kind, field in (("thinking", "reasoning"), ("text", "content")):
         said = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
         assert "".join(block[kind] for block in content if block["type"] == kind) == said
+    assert all(block.keys() == {"type", "text"} for block in content if block["type"] == "text")
 
 
 @pytest.mark.parametrize(
