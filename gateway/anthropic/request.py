@@ -15,6 +15,8 @@ from gateway.anthropic.neutral import NeutralFields, NeutralPromptFields
 from gateway.openai.base import Strict
 from gateway.tagged import one_of, unserved
 
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
 
 class Turn(Strict):
     """One message of the conversation."""
@@ -174,7 +176,7 @@ class MessagesRequest(CountTokensRequest, NeutralFields):
         None
     )
     mcp_servers: Annotated[
-        None, unserved("the gateway runs no tools of its own: leave mcp_servers out")
+        Nothing | None, unserved("the gateway runs no tools of its own: leave mcp_servers out", [])
     ] = None
     context_management: ContextManagement | None = None
     inference_geo: Annotated[

@@ -47,6 +47,11 @@ def test_a_text_is_a_user_message_behind_the_instructions() -> None:
     assert told[1] == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 
 
+def test_an_item_whose_type_is_null_is_a_message() -> None:
+    item = {"role": "user", "content": "hi"}
+    assert messages([item | {"type": None}]) == messages([item])
+
+
 def test_instructions_and_leading_system_messages_are_one_turn() -> None:
     items = [said("developer", "a"), {"role": "system", "content": "b"}, said("user", "hi")]
     told = messages(items, instructions="Be brief.")
