@@ -75,6 +75,7 @@ def chat_request(
         fields["tools"] = [_tool(tool) for tool in request.tools]
         for index in range(len(request.tools)):
             places[f"tools[{index}]"] = f"tools[{index}]"
+            places[f"tools[{index}].function.name"] = f"tools[{index}].name"
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].parameters"
     if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
         fields["tool_choice"] = _choice(request.tool_choice)

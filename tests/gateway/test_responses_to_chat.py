@@ -108,6 +108,13 @@ def test_what_was_said_before_comes_before_the_input() -> None:
     assert told.named(ApiError(400, "", param="messages[3]")).param == "input[0]"
 
 
+def test_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ApiError) as caught:
+        translated(tools=[LOOK, LOOK | {"name": "run"}, LOOK])
+    assert (caught.value.status, caught.value.param) == (400, "tools[2].name")
+    assert caught.value.message.startswith("tools[2].name is 'look'")
+
+
 def test_images_and_their_places() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "low"}
     told = translated([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
