@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gateway.context import Gateway
 from gateway.errors import ApiError
 from gateway.generation import Done, Event
+from gateway.models.config import ModelConfig
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.running import events_of
 from gateway.translation import Translation
@@ -20,7 +21,13 @@ class Question:
     """A translated request that was found right, and what the backend will be asked for it."""
 
     translation: Translation
+    config: ModelConfig
     options: pb.PredictOptions
+
+    @property
+    def model(self) -> str:
+        """The model's name as the client says it, if it does."""
+        return self.translation.chat.model or self.config.name
 
 
 async def question_of(
@@ -44,7 +51,7 @@ async def question_of(
         options.Metadata["mlx.prompt_only"] = "true"
     if count_only:
         options.Metadata["mlx.count_only"] = "true"
-    return Question(translation, options)
+    return Question(translation, config, options)
 
 
 async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:

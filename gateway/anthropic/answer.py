@@ -25,7 +25,7 @@ Json = dict[str, Any]
 class Answer:
     """The message so far. `take` every event of the generation, in order."""
 
-    def __init__(self, request: MessagesRequest) -> None:
+    def __init__(self, request: MessagesRequest, model: str) -> None:
         self._request = request
         self._shows_thinking = getattr(request.thinking, "display", None) != "omitted"
         self._content: list[Json] = []
@@ -36,7 +36,7 @@ class Answer:
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
-            "model": request.model,
+            "model": model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

@@ -24,9 +24,9 @@ _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 class Answer:
     """The response so far. `take` every event of the generation, in order."""
 
-    def __init__(self, request: ResponsesRequest, defaults: Parameters) -> None:
+    def __init__(self, request: ResponsesRequest, model: str, defaults: Parameters) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
-        self._echo = echo_of(request, defaults)
+        self._echo = echo_of(request, defaults) | {"model": model}
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call

@@ -28,7 +28,7 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     if body.stream:
         stream = _stream(body, question, gateway)
         return event_stream(stream, gateway.settings, errors.event, PING.encode())
-    told = Answer(body)
+    told = Answer(body, question.model)
     async with aclosing(answer(question, gateway)) as events:
         async for event in events:
             told.take(event)
@@ -44,7 +44,7 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Respons
 async def _stream(
     body: MessagesRequest, question: Question, gateway: Gateway
 ) -> AsyncGenerator[str, None]:
-    told = Answer(body)
+    told = Answer(body, question.model)
     begun = False
     async with aclosing(answer(question, gateway)) as events:
         async for event in events:

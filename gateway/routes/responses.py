@@ -53,7 +53,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     earlier, given = _earlier(body, store), resolved(body.input, store)
     translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
     question = await question_of(translation, gateway)
-    told = Answer(body, gateway.supervisor.resolve(body.model).parameters)
+    told = Answer(body, question.model, question.config.parameters)
     turn = _Turn(body, earlier, given, told, store)
     if body.stream:
         return event_stream(turn.stream(question, gateway), gateway.settings, turn.failed)

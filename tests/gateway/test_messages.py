@@ -104,6 +104,16 @@ def test_it_is_there_without_v1_and_knows_aliases(gateway: GatewayProcess) -> No
     assert told["model"] == "gpt-4o-mini"
 
 
+def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
+    body = body_of("Hello!")
+    del body["model"]
+    told = whole(gateway, body)
+    assert (told["model"], texts(told)) == ("tiny", "Hello! How can I help you?")
+    assert whole(gateway, body | {"model": "default_model"})["content"] == told["content"]
+    counted = whole(gateway, {"messages": body["messages"]}, "/v1/messages/count_tokens")
+    assert counted["input_tokens"] > 0
+
+
 def test_an_answer_that_was_begun_goes_on(gateway: GatewayProcess) -> None:
     question = body_of("Count to 6.")
     turns = [*question["messages"], {"role": "assistant", "content": "1 2 3"}]

@@ -182,6 +182,15 @@ def test_what_is_not_stored_cannot_be_gone_on_with(gateway: GatewayProcess) -> N
     assert gateway.client.get(f"/v1/responses/{told['id']}").status_code == 404
 
 
+def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
+    told = whole(gateway, "Hello!", model=None)
+    assert (told["model"], text_of(told)) == ("tiny", "Hello! How can I help you?")
+    kept = gateway.client.get(f"/v1/responses/{told['id']}").json()
+    assert kept["model"] == "tiny"
+    counted = gateway.client.post("/v1/responses/input_tokens", json={"input": "Hello!"}).json()
+    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+
+
 def test_instructions_are_not_carried_on(gateway: GatewayProcess) -> None:
     first = whole(gateway, "Hello!", instructions="Be brief. " * 20)
     second = whole(gateway, "Who are you?", previous_response_id=first["id"])

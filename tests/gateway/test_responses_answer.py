@@ -19,7 +19,8 @@ Json = dict[str, Any]
 
 def answer(**fields: Any) -> Answer:
     body = {"model": "m", "input": "hi"} | fields
-    return Answer(ResponsesRequest.model_validate(body), Parameters(model="x", temperature=0.25))
+    request = ResponsesRequest.model_validate(body)
+    return Answer(request, "m", Parameters(model="x", temperature=0.25))
 
 
 class Client:
