@@ -15,6 +15,7 @@ from gateway.answering import Question, answer, count_prompt, question_of
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.generation import Done
+from gateway.query import KnownQuery
 from gateway.responses.answer import Answer
 from gateway.responses.documented import (
     COUNT_RESPONSES,
@@ -72,7 +73,12 @@ async def count_input_tokens(
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
 
-@router.get("/responses/{response_id}", response_model=None, responses=STORED_RESPONSES)
+@router.get(
+    "/responses/{response_id}",
+    response_model=None,
+    responses=STORED_RESPONSES,
+    dependencies=[KnownQuery],
+)
 async def get_response(
     response_id: str,
     store: StoreDep,
@@ -91,7 +97,12 @@ async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/responses/{response_id}/input_items", response_model=None, responses=ITEMS_RESPONSES)
+@router.get(
+    "/responses/{response_id}/input_items",
+    response_model=None,
+    responses=ITEMS_RESPONSES,
+    dependencies=[KnownQuery],
+)
 async def list_input_items(
     response_id: str,
     store: StoreDep,

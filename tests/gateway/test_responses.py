@@ -172,6 +172,16 @@ def test_stored_responses_are_there_until_they_are_deleted(gateway: GatewayProce
         assert missing.json()["error"]["param"] == "response_id"
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("", "include[]"), ("", "starting_after"), ("/input_items", "before")],
+)
+def test_a_query_that_is_not_known_is_named(gateway: GatewayProcess, path: str, name: str) -> None:
+    told = whole(gateway, "Hello!", max_output_tokens=1)
+    answer = gateway.client.get(f"/v1/responses/{told['id']}{path}", params={name: "3"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
 def test_what_is_not_stored_cannot_be_gone_on_with(gateway: GatewayProcess) -> None:
     told = whole(gateway, "Hello!", store=False)
     answer = gateway.client.post(
