@@ -4,47 +4,66 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
-from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, generate
-from gateway.openai.chat_to_wire import predict_options
-from gateway.openai.field_names import names_of
-from gateway.supervisor.supervisor import Lease
+from gateway.generation import Done, Event
+from gateway.models.config import ModelConfig
+from gateway.openai.chat_to_wire import options_of
+from gateway.openai.running import events_of
 from gateway.translation import Translation
+from wire import backend_pb2 as pb
 
 
-async def answer(
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A translated request that was found right, and what the backend will be asked for it."""
+
+    translation: Translation
+    config: ModelConfig
+    options: pb.PredictOptions
+
+    @property
+    def model(self) -> str:
+        """The model's name as the client says it, if it does."""
+        return self.translation.chat.model or self.config.name
+
+
+async def question_of(
     translation: Translation,
     gateway: Gateway,
     *,
     prompt_only: bool = False,
     count_only: bool = False,
-) -> AsyncGenerator[Event, None]:
-    """The events; the model is held until the last of them. Raises ApiError in the client's terms.
+) -> Question:
+    """The question, before any model is loaded. Raises ApiError in the client's terms.
 
     prompt_only: read the prompt into the prefix cache, count it, and generate nothing.
     count_only: compute nothing at all; the prompt may be longer than the context.
     """
-
-    async def send(lease: Lease) -> AsyncGenerator[Event, None]:
-        options = (await predict_options(translation.chat, lease, gateway))[0]
-        if prompt_only:
-            options.Metadata["mlx.prompt_only"] = "true"
-        if count_only:
-            options.Metadata["mlx.count_only"] = "true"
-        seconds = gateway.settings.request_timeout
-        names = names_of(translation.chat)
-        replies = generate(lease.stub, options, seconds=seconds, names=names)
-        async with aclosing(replies) as events:
-            async for event in events:
-                yield event
-
+    config = gateway.supervisor.resolve(translation.chat.model)
     try:
-        said = ask(lambda: gateway.supervisor.lease(translation.chat.model), send)
+        options = (await options_of(translation.chat, config, gateway))[0]
+    except ApiError as error:
+        raise translation.named(error) from None
+    if prompt_only:
+        options.Metadata["mlx.prompt_only"] = "true"
+    if count_only:
+        options.Metadata["mlx.count_only"] = "true"
+    return Question(translation, config, options)
+
+
+async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
+    """The events; the model is held until the last of them. Raises ApiError in the client's terms.
+
+    A question whose backend was already gone is asked once more.
+    """
+    translation = question.translation
+    try:
+        said = events_of(translation.chat, [question.options], gateway)
         async with aclosing(said) as events:
-            async for event in events:
+            async for _, event in events:
                 yield event
     except ApiError as error:
         raise translation.named(error) from None
@@ -53,7 +72,8 @@ async def answer(
 async def count_prompt(translation: Translation, gateway: Gateway) -> int:
     """Tokens of the prompt as the model's chat template renders it. Raises ApiError."""
     counted = 0
-    async with aclosing(answer(translation, gateway, count_only=True)) as events:
+    question = await question_of(translation, gateway, count_only=True)
+    async with aclosing(answer(question, gateway)) as events:
         async for event in events:
             if isinstance(event, Done):
                 counted = event.usage.prompt_tokens

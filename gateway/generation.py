@@ -38,12 +38,15 @@ class Piece:
     """The next part of an answer; `logprobs`: of the tokens behind it, where they were asked for.
 
     Each entry of `logprobs` is {id, token, bytes, logprob, top_logprobs} (contract 4.10).
+    `prompt_tokens`: of the whole prompt, as the backend tells it with every part; the parts that
+    were not computed are known at the end only.
     """
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallPiece, ...] = ()
     logprobs: tuple[dict[str, Any], ...] = ()
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
             )
     if not (content or reasoning or calls or logprobs):
         return None
-    return Piece(content, reasoning, calls, logprobs)
+    return Piece(content, reasoning, calls, logprobs, reply.prompt_tokens)
 
 
 def _first_call(piece: Piece | None) -> Piece | None:

@@ -25,9 +25,9 @@ def one_of(
 ) -> PlainValidator:
     """Checks an object as the kind that its `tag` names.
 
-    `unknown` words the refusal of any other kind, `default` is the kind where none is named,
-    `words` are texts that may stand instead of an object, and `schema` is the union that the
-    OpenAPI document shows.
+    `unknown` words the refusal of any other kind, `default` is the kind where none, or null, is
+    named, `words` are texts that may stand instead of an object, and `schema` is the union that
+    the OpenAPI document shows.
     """
 
     def check(value: Any) -> Any:
@@ -37,7 +37,10 @@ def one_of(
             raise _sentence(unknown(value[:64]))
         if not isinstance(value, dict):
             raise _sentence("send an object")
-        named = value.get(tag, default)
+        named = value.get(tag)
+        if named is None and default is not None:
+            named = default
+            value = {**value, tag: default}
         if named is None:
             missing = InitErrorDetails(type="missing", loc=(tag,), input=value)
             raise ValidationError.from_exception_data(tag, [missing])

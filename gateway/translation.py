@@ -7,7 +7,7 @@ the client's own body. The longest path that begins an error's `param` names the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,14 +34,29 @@ class Translation:
 
 
 def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
-    """The chat request of these fields; null counts as absent. Raises ApiError."""
+    """The chat request of these fields; null counts as absent. Raises ApiError.
+
+    Tools are told apart by their names, so each must have one of its own.
+    """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return Translation(ChatCompletionRequest.model_validate(given), places)
+        chat = ChatCompletionRequest.model_validate(given)
+        _require_own_names([tool.function.name for tool in chat.tools or ()])
+        return Translation(chat, places)
     except ValidationError as failure:
         raise named(refusals.invalid(likeliest(failure.errors())), places) from None
     except ApiError as error:
         raise named(error, places) from None
+
+
+def _require_own_names(tools: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for index, name in enumerate(tools):
+        if name in seen:
+            place = f"tools[{index}].function.name"
+            sentence = f"{place} is {name!r}, which another tool has: give each its own name"
+            raise ApiError(400, sentence, param=place)
+        seen.add(name)
 
 
 def named(error: ApiError, places: Mapping[str, str]) -> ApiError:

@@ -1,7 +1,8 @@
 """One message of Anthropic's as it comes in: the events of its stream, and the whole of it.
 
-Content blocks follow each other: thinking, text, and one block for each call. What a prompt
-counted is known at the end only, so `message_start` tells 0 tokens and `message_delta` the truth.
+Content blocks follow each other: thinking, text, and one block for each call. How much of a prompt
+was remembered is known at the end only, so `message_start` counts the whole prompt as read, and
+`message_delta` tells the two apart.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Json = dict[str, Any]
 class Answer:
     """The message so far. `take` every event of the generation, in order."""
 
-    def __init__(self, request: MessagesRequest) -> None:
+    def __init__(self, request: MessagesRequest, model: str) -> None:
         self._request = request
         self._shows_thinking = getattr(request.thinking, "display", None) != "omitted"
         self._content: list[Json] = []
@@ -35,16 +36,18 @@ class Answer:
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
-            "model": request.model,
+            "model": model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": _usage(Usage()),
         }
 
-    def start(self) -> Json:
-        """The first event."""
-        return {"type": "message_start", "message": self._message}
+    def start(self, event: Event) -> Json:
+        """The event before those of the generation's first one, which is taken afterwards."""
+        told = event.usage if isinstance(event, Done) else event
+        usage = _usage(Usage(prompt_tokens=told.prompt_tokens))
+        return {"type": "message_start", "message": self._message | {"usage": usage}}
 
     def take(self, event: Event) -> list[Json]:
         """The events that an event of the generation becomes."""
@@ -68,7 +71,7 @@ class Answer:
         return events + self._grow("thinking_delta", "thinking", text, self._shows_thinking)
 
     def _text(self, text: str) -> list[Json]:
-        events = self._switch("text", {"type": "text", "text": "", "citations": None})
+        events = self._switch("text", {"type": "text", "text": ""})
         return events + self._grow("text_delta", "text", text)
 
     def _call(self, call: ToolCallPiece) -> list[Json]:

@@ -19,7 +19,7 @@ class CacheControl(Strict):
 
 
 class TextBlock(Strict):
-    """Text; `citations` come back from earlier answers and are null there."""
+    """Text; `citations` are marks of earlier answers, which other providers give."""
 
     type: Literal["text"]
     text: str

@@ -12,8 +12,10 @@ from pydantic import Field
 
 from gateway.anthropic.blocks import CacheControl, Content, SystemContent
 from gateway.anthropic.neutral import NeutralFields, NeutralPromptFields
-from gateway.openai.base import Strict
+from gateway.openai.base import MODEL, Strict
 from gateway.tagged import one_of, unserved
+
+Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class Turn(Strict):
@@ -152,7 +154,7 @@ class ContextManagement(Strict):
 class CountTokensRequest(NeutralPromptFields):
     """What makes up the prompt."""
 
-    model: str = Field(min_length=1)
+    model: str | None = Field(None, min_length=1, description=MODEL)
     messages: list[Turn] = Field(min_length=1)
     system: SystemContent | None = None
     tools: list[_Tool] | None = None
@@ -174,7 +176,7 @@ class MessagesRequest(CountTokensRequest, NeutralFields):
         None
     )
     mcp_servers: Annotated[
-        None, unserved("the gateway runs no tools of its own: leave mcp_servers out")
+        Nothing | None, unserved("the gateway runs no tools of its own: leave mcp_servers out", [])
     ] = None
     context_management: ContextManagement | None = None
     inference_geo: Annotated[

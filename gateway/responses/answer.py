@@ -6,6 +6,7 @@ sequence number; an item is announced, grows by deltas, and is told whole when i
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from typing import Any
@@ -23,9 +24,9 @@ _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 class Answer:
     """The response so far. `take` every event of the generation, in order."""
 
-    def __init__(self, request: ResponsesRequest, defaults: Parameters) -> None:
+    def __init__(self, request: ResponsesRequest, model: str, defaults: Parameters) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
-        self._echo = echo_of(request, defaults)
+        self._echo = echo_of(request, defaults) | {"model": model}
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
@@ -153,7 +154,8 @@ class Answer:
     def _end(self, done: Done) -> list[Json]:
         cut = done.finish_reason == "length"
         status = "incomplete" if cut else "completed"
-        events = self._close(status)
+        # The bound may be reached right behind a call, which is whole all the same.
+        events = self._close("completed" if self._in_whole_call() else status)
         self._last = self._response(
             status,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
@@ -162,6 +164,16 @@ class Answer:
         )
         events.append(self._event(f"response.{status}", response=self._last))
         return events
+
+    def _in_whole_call(self) -> bool:
+        """Whether the open item is a call that can be run."""
+        if not isinstance(self._open, int):
+            return False
+        try:
+            json.loads("".join(self._parts))
+        except ValueError:
+            return False
+        return True
 
     def _response(self, status: str, **fields: Any) -> Json:
         return {

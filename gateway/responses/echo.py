@@ -16,7 +16,6 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
     reasoning = request.reasoning
     form = text.format if text is not None and text.format is not None else None
     return {
-        "model": request.model,
         "instructions": request.instructions,
         "previous_response_id": request.previous_response_id,
         "tools": [_tool(tool) for tool in request.tools or ()],

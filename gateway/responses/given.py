@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.responses.items import FunctionCall, FunctionCallOutput, Message, Reasoning
+from gateway.responses.items import Item
 
 Json = dict[str, Any]
 _PREFIXES = {
@@ -17,9 +17,7 @@ _PREFIXES = {
 }
 
 
-def as_stored(
-    items: Sequence[Message | FunctionCall | FunctionCallOutput | Reasoning],
-) -> tuple[Json, ...]:
+def as_stored(items: Sequence[Item]) -> tuple[Json, ...]:
     """The items as JSON."""
     return tuple(_stored(item.model_dump(exclude_none=True)) for item in items)
 

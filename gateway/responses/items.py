@@ -133,37 +133,45 @@ class Reasoning(Strict):
     status: Status | None = None
 
 
-_Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+class ItemReference(Strict):
+    """An item of a stored response, by its id."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+Sent = Item | ItemReference
 
 
 def _unknown_item(kind: str) -> str:
-    if kind == "item_reference":
-        return "items are not kept one by one: send the item itself, or previous_response_id"
     return (
         f"an item of type {kind} is not served: send message, function_call, "
-        "function_call_output or reasoning"
+        "function_call_output, reasoning or item_reference"
     )
 
 
-Item = Annotated[
-    _Item,
+_KINDS: dict[str, type[Item]] = {
+    "message": Message,
+    "function_call": FunctionCall,
+    "function_call_output": FunctionCallOutput,
+    "reasoning": Reasoning,
+}
+_Sent = Annotated[
+    Sent,
     one_of(
-        {
-            "message": Message,
-            "function_call": FunctionCall,
-            "function_call_output": FunctionCallOutput,
-            "reasoning": Reasoning,
-        },
-        schema=_Item,
+        {**_KINDS, "item_reference": ItemReference},
+        schema=Sent,
         unknown=_unknown_item,
         default="message",
     ),
 ]
+_Stored = Annotated[Item, one_of(_KINDS, schema=Item, unknown=_unknown_item, default="message")]
 
 
 def _user_message(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": text}
 
 
-Input = Annotated[list[Item], text_as(_user_message, str | list[_Item])]
-ITEMS: TypeAdapter[list[_Item]] = TypeAdapter(list[Item])
+Input = Annotated[list[_Sent], text_as(_user_message, str | list[Sent])]
+ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[_Stored])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.base import Strict
+from gateway.openai.base import MODEL, Strict
 from gateway.openai.chat_request import ReasoningEffort
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
 from gateway.responses.items import Input
@@ -150,7 +150,7 @@ _Value = Annotated[str, Field(max_length=512)]
 class PromptRequest(Strict):
     """What makes up the prompt."""
 
-    model: str = Field(min_length=1, description="A model of the models folder, or its alias.")
+    model: str | None = Field(None, min_length=1, description=MODEL)
     input: Input = Field(min_length=1)
     instructions: str | None = Field(
         None, description="A system message before all; not carried to the next response."

@@ -38,6 +38,7 @@ class Store:
         self._most = most
         self._most_bytes = most_bytes
         self._kept: OrderedDict[str, tuple[Stored, int]] = OrderedDict()
+        self._holders: dict[str, dict[str, None]] = {}  # of each item, the responses that hold it
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
@@ -45,11 +46,13 @@ class Store:
         size = len(json.dumps([stored.response, *stored.earlier, *stored.given]))
         if size > self._most_bytes:
             return
-        self._kept[stored.response["id"]] = (stored, size)
+        name = stored.response["id"]
+        self._kept[name] = (stored, size)
         self._bytes += size
+        for item in stored.conversation():
+            self._holders.setdefault(item["id"], {})[name] = None
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
-            _, (_, freed) = self._kept.popitem(last=False)
-            self._bytes -= freed
+            self._drop(next(iter(self._kept)))
 
     def get(self, name: str, param: str) -> Stored:
         """Raises ApiError 404 about `param` if it is not, or no longer, there."""
@@ -62,7 +65,30 @@ class Store:
         """Raises ApiError 404 if it is not there."""
         if name not in self._kept:
             raise _missing(name, "response_id")
-        self._bytes -= self._kept.pop(name)[1]
+        self._drop(name)
+
+    def item(self, name: str, param: str) -> Json:
+        """An item that a stored response was given or gave. Raises ApiError about `param`."""
+        holders = self._holders.get(name)
+        if holders is None:
+            raise ApiError(
+                400,
+                f"there is no stored item {name[:64]!r}: items are kept with their responses, the "
+                "latest of them, unless store is false; send the item itself instead",
+                code="item_not_found",
+                param=param,
+            )
+        held = self.get(next(reversed(holders)), param).conversation()
+        return next(item for item in held if item["id"] == name)
+
+    def _drop(self, name: str) -> None:
+        stored, freed = self._kept.pop(name)
+        self._bytes -= freed
+        for item in {item["id"] for item in stored.conversation()}:
+            holders = self._holders[item]
+            del holders[name]
+            if not holders:
+                del self._holders[item]
 
 
 def _missing(name: str, param: str) -> ApiError:

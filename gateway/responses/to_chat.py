@@ -16,6 +16,7 @@ from gateway.responses.items import (
     FunctionCallOutput,
     InputImage,
     InputText,
+    Item,
     Message,
     OutputText,
     Reasoning,
@@ -33,7 +34,6 @@ from gateway.translation import Translation, translate
 
 Json = dict[str, Any]
 AnyPart = InputText | OutputText | Refusal | InputImage
-AnyItem = Message | FunctionCall | FunctionCallOutput | Reasoning
 LOGPROBS = "message.output_text.logprobs"
 # What the chat request calls what Responses calls otherwise.
 _NAMES = {
@@ -57,12 +57,15 @@ _SAMPLING = (
 )
 
 
-def chat_request(request: PromptRequest, earlier: Sequence[AnyItem]) -> Translation:
-    """The chat request, with the items of previous responses before the new ones.
+def chat_request(
+    request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
+) -> Translation:
+    """The chat request of these items, which are the request's input, with no reference left.
 
+    Those of previous responses, `earlier`, come before them.
     Raises ApiError where something has no meaning here.
     """
-    conversation = _conversation(request, earlier)
+    conversation = _conversation(request, given, earlier)
     fields: Json = {"model": request.model, "messages": conversation.messages}
     places = _NAMES | conversation.places
     for path, place in conversation.places.items():
@@ -72,6 +75,7 @@ def chat_request(request: PromptRequest, earlier: Sequence[AnyItem]) -> Translat
         fields["tools"] = [_tool(tool) for tool in request.tools]
         for index in range(len(request.tools)):
             places[f"tools[{index}]"] = f"tools[{index}]"
+            places[f"tools[{index}].function.name"] = f"tools[{index}].name"
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].parameters"
     if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
         fields["tool_choice"] = _choice(request.tool_choice)
@@ -95,11 +99,13 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
     return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 
-def _conversation(request: PromptRequest, earlier: Sequence[AnyItem]) -> Conversation:
+def _conversation(
+    request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item]
+) -> Conversation:
     """The instructions, what was said before, and the input."""
     told = Conversation()
-    items: list[tuple[AnyItem, str]] = [(item, _EARLIER) for item in earlier]
-    items += [(item, f"input[{index}]") for index, item in enumerate(request.input)]
+    items = [(item, _EARLIER) for item in earlier]
+    items += [(item, f"input[{index}]") for index, item in enumerate(given)]
     system = [] if request.instructions is None else [request.instructions]
     leading = 0
     for item, place in items:
@@ -115,7 +121,7 @@ def _conversation(request: PromptRequest, earlier: Sequence[AnyItem]) -> Convers
     return told
 
 
-def _add(told: Conversation, item: AnyItem, place: str) -> None:
+def _add(told: Conversation, item: Item, place: str) -> None:
     if isinstance(item, FunctionCallOutput):
         told.result(item.call_id, _parts(item.output, f"{place}.output"), place)
     elif isinstance(item, Message) and item.role == "user":

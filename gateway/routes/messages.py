@@ -9,7 +9,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from gateway.answering import answer, count_prompt
+from gateway.answering import Question, answer, count_prompt, question_of
 from gateway.anthropic import errors
 from gateway.anthropic.answer import PING, Answer, Json
 from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
@@ -17,7 +17,6 @@ from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import Gateway, GatewayDep
 from gateway.sse import event_stream
-from gateway.translation import Translation
 
 router = APIRouter(tags=["anthropic"])
 
@@ -25,12 +24,12 @@ router = APIRouter(tags=["anthropic"])
 @router.post("/messages", response_model=None, responses=MESSAGE_RESPONSES)
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
     """The next message of a conversation, whole or as a stream of server-sent events."""
-    translation = chat_request(body)
+    question = await question_of(chat_request(body), gateway, prompt_only=body.max_tokens == 0)
     if body.stream:
-        stream = _stream(body, translation, gateway)
+        stream = _stream(body, question, gateway)
         return event_stream(stream, gateway.settings, errors.event, PING.encode())
-    told = Answer(body)
-    async with aclosing(answer(translation, gateway, prompt_only=body.max_tokens == 0)) as events:
+    told = Answer(body, question.model)
+    async with aclosing(answer(question, gateway)) as events:
         async for event in events:
             told.take(event)
     return JSONResponse(told.message())
@@ -43,15 +42,15 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Respons
 
 
 async def _stream(
-    body: MessagesRequest, translation: Translation, gateway: Gateway
+    body: MessagesRequest, question: Question, gateway: Gateway
 ) -> AsyncGenerator[str, None]:
-    told = Answer(body)
+    told = Answer(body, question.model)
     begun = False
-    async with aclosing(answer(translation, gateway, prompt_only=body.max_tokens == 0)) as events:
+    async with aclosing(answer(question, gateway)) as events:
         async for event in events:
             if not begun:
                 begun = True
-                yield _written(told.start())
+                yield _written(told.start(event))
                 yield PING
             for each in told.take(event):
                 yield _written(each)

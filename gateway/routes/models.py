@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from gateway.context import Gateway, GatewayDep
+from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
 
 router = APIRouter(tags=["models"])
@@ -40,25 +41,46 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All cards, on one page."""
+    """A page of cards; all of them where no limit was sent."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
-    has_more: Literal[False] = False
+    has_more: bool
     first_id: str | None
     last_id: str | None
 
 
 @router.get("/models")
-async def list_models(gateway: GatewayDep) -> ModelList:
-    """Every model, by its own name first, then by its aliases."""
+async def list_models(
+    gateway: GatewayDep,
+    limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
+    after_id: Annotated[str | None, Query(description="The page begins behind it.")] = None,
+    before_id: Annotated[str | None, Query(description="The page ends before it.")] = None,
+) -> ModelList:
+    """Every model, by its own name first, then by its aliases; in pages as Anthropic's are."""
     cards = [
         _card(gateway, model, name)
         for model in gateway.supervisor.models
         for name in (model.name, *model.aliases)
     ]
-    first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
-    return ModelList(data=cards, first_id=first, last_id=last)
+    if after_id is not None and before_id is not None:
+        raise ApiError(400, "after_id and before_id are both there: send one", param="before_id")
+    if after_id is not None:
+        cards = cards[_place(cards, after_id, "after_id") + 1 :]
+    if before_id is not None:
+        cards = cards[: _place(cards, before_id, "before_id")]
+    page = cards
+    if limit is not None:
+        page = cards[:limit] if before_id is None else cards[-limit:]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return ModelList(data=page, has_more=len(page) < len(cards), first_id=first, last_id=last)
+
+
+def _place(cards: list[ModelCard], name: str, param: str) -> int:
+    places = [at for at, card in enumerate(cards) if card.id == name]
+    if not places:
+        raise ApiError(400, f"{param} is {name[:64]!r}, which names no model", param=param)
+    return places[0]
 
 
 @router.get("/models/{model:path}")

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.answering import answer, count_prompt
+from gateway.answering import Question, answer, count_prompt, question_of
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.generation import Done
+from gateway.query import KnownQuery
 from gateway.responses.answer import Answer
 from gateway.responses.documented import (
     COUNT_RESPONSES,
@@ -24,12 +25,12 @@ from gateway.responses.documented import (
     STORED_RESPONSES,
 )
 from gateway.responses.given import as_stored
-from gateway.responses.items import ITEMS
+from gateway.responses.items import ITEMS, Item
+from gateway.responses.references import resolved
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored
 from gateway.responses.to_chat import chat_request
 from gateway.sse import event_stream
-from gateway.translation import Translation
 
 router = APIRouter(tags=["responses"])
 Json = dict[str, Any]
@@ -50,13 +51,14 @@ StoreDep = Annotated[Store, Depends(_store)]
 @router.post("/responses", response_model=None, responses=RESPONSE_RESPONSES)
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """An answer as a list of items, whole or as a stream of server-sent events."""
-    earlier = _earlier(body, store)
-    translation = chat_request(body, ITEMS.validate_python(list(earlier)))
-    told = Answer(body, gateway.supervisor.resolve(body.model).parameters)
-    turn = _Turn(body, earlier, told, store)
+    earlier, given = _earlier(body, store), resolved(body.input, store)
+    translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
+    question = await question_of(translation, gateway)
+    told = Answer(body, question.model, question.config.parameters)
+    turn = _Turn(body, earlier, given, told, store)
     if body.stream:
-        return event_stream(turn.stream(translation, gateway), gateway.settings, turn.failed)
-    await turn.finish(translation, gateway)
+        return event_stream(turn.stream(question, gateway), gateway.settings, turn.failed)
+    await turn.finish(question, gateway)
     return JSONResponse(told.response)
 
 
@@ -66,11 +68,17 @@ async def count_input_tokens(
 ) -> JSONResponse:
     """How many tokens the prompt has, as the model's chat template renders it."""
     earlier = ITEMS.validate_python(list(_earlier(body, store)))
-    counted = await count_prompt(chat_request(body, earlier), gateway)
+    translation = chat_request(body, resolved(body.input, store), earlier)
+    counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
 
-@router.get("/responses/{response_id}", response_model=None, responses=STORED_RESPONSES)
+@router.get(
+    "/responses/{response_id}",
+    response_model=None,
+    responses=STORED_RESPONSES,
+    dependencies=[KnownQuery],
+)
 async def get_response(
     response_id: str,
     store: StoreDep,
@@ -89,7 +97,12 @@ async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/responses/{response_id}/input_items", response_model=None, responses=ITEMS_RESPONSES)
+@router.get(
+    "/responses/{response_id}/input_items",
+    response_model=None,
+    responses=ITEMS_RESPONSES,
+    dependencies=[KnownQuery],
+)
 async def list_input_items(
     response_id: str,
     store: StoreDep,
@@ -125,19 +138,20 @@ class _Turn:
 
     body: ResponsesRequest
     earlier: tuple[Json, ...]
+    given: list[Item]
     told: Answer
     store: Store
 
-    async def finish(self, translation: Translation, gateway: Gateway) -> None:
+    async def finish(self, question: Question, gateway: Gateway) -> None:
         """Take in the whole answer."""
-        async with aclosing(answer(translation, gateway)) as events:
+        async with aclosing(answer(question, gateway)) as events:
             async for event in events:
                 self.told.take(event)
         self._keep()
 
-    async def stream(self, translation: Translation, gateway: Gateway) -> AsyncGenerator[str, None]:
+    async def stream(self, question: Question, gateway: Gateway) -> AsyncGenerator[str, None]:
         """The events of the stream."""
-        async with aclosing(answer(translation, gateway)) as events:
+        async with aclosing(answer(question, gateway)) as events:
             async for event in events:
                 if not self.told.started:
                     for each in self.told.start():
@@ -154,8 +168,7 @@ class _Turn:
 
     def _keep(self) -> None:
         if self.body.store is not False:
-            given = as_stored(self.body.input)
-            self.store.put(Stored(self.told.response, self.earlier, given))
+            self.store.put(Stored(self.told.response, self.earlier, as_stored(self.given)))
 
 
 def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:

@@ -88,10 +88,30 @@ def test_a_stream_says_what_the_whole_message_says(
     assert plain(rebuilt(events)) == plain(told)
 
 
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 0}])
+def test_a_stream_begins_with_the_tokens_of_its_prompt(
+    gateway: GatewayProcess, fields: Json
+) -> None:
+    events = streamed(gateway, body_of("What is the capital of Peru?") | fields)
+    (end,) = [event["usage"] for event in events if event["type"] == "message_delta"]
+    begun = events[0]["message"]["usage"]
+    assert begun["input_tokens"] == end["input_tokens"] + end["cache_read_input_tokens"] > 0
+
+
 def test_it_is_there_without_v1_and_knows_aliases(gateway: GatewayProcess) -> None:
     told = whole(gateway, body_of("Hello!", model="gpt-4o-mini"), "/messages")
     assert texts(told) == "Hello! How can I help you?"
     assert told["model"] == "gpt-4o-mini"
+
+
+def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
+    body = body_of("Hello!")
+    del body["model"]
+    told = whole(gateway, body)
+    assert (told["model"], texts(told)) == ("tiny", "Hello! How can I help you?")
+    assert whole(gateway, body | {"model": "default_model"})["content"] == told["content"]
+    counted = whole(gateway, {"messages": body["messages"]}, "/v1/messages/count_tokens")
+    assert counted["input_tokens"] > 0
 
 
 def test_an_answer_that_was_begun_goes_on(gateway: GatewayProcess) -> None:

@@ -16,9 +16,9 @@ from tests.gateway.generated_answers import answers
 Json = dict[str, Any]
 
 
-def request(**fields: Any) -> MessagesRequest:
+def answer(**fields: Any) -> Answer:
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-    return MessagesRequest.model_validate(body | fields)
+    return Answer(MessagesRequest.model_validate(body | fields), "m")
 
 
 def rebuilt(events: list[Json]) -> Json:
@@ -54,9 +54,9 @@ def rebuilt(events: list[Json]) -> Json:
 
 @given(answers())
 def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
-    told = Answer(request(stop_sequences=["END"]))
+    told = answer(stop_sequences=["END"])
     # What has left must not change afterwards: it is written as soon as it is told.
-    written = [json.dumps(told.start())]
+    written = [json.dumps(told.start(events[0]))]
     for event in events:
         written += [json.dumps(each) for each in told.take(event)]
     assert rebuilt([json.loads(each) for each in written]) == told.message()
@@ -68,6 +68,16 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     for kind, field in (("thinking", "reasoning"), ("text", "content")):
         said = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
         assert "".join(block[kind] for block in content if block["type"] == kind) == said
+    assert all(block.keys() == {"type", "text"} for block in content if block["type"] == "text")
+
+
+@pytest.mark.parametrize(
+    "first", [Piece(content="hi", prompt_tokens=7), Done("length", Usage(prompt_tokens=7))]
+)
+def test_the_first_event_counts_the_whole_prompt(first: Event) -> None:
+    usage = answer().start(first)["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (7, 0)
+    assert usage["output_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -81,13 +91,13 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     ],
 )
 def test_why_it_ended(end: Done, reason: str, sequence: str | None) -> None:
-    told = Answer(request(stop_sequences=["END"]))
+    told = answer(stop_sequences=["END"])
     told.take(end)
     assert (told.message()["stop_reason"], told.message()["stop_sequence"]) == (reason, sequence)
 
 
 def test_a_call_ends_a_turn_as_tool_use() -> None:
-    told = Answer(request())
+    told = answer()
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
     told.take(Done("stop", Usage()))
     assert told.message()["stop_reason"] == "tool_use"
@@ -95,7 +105,7 @@ def test_a_call_ends_a_turn_as_tool_use() -> None:
 
 def test_omitted_thinking_leaves_an_empty_block() -> None:
     thinking = {"type": "adaptive", "display": "omitted"}
-    told = Answer(request(thinking=thinking))
+    told = answer(thinking=thinking)
     events = told.take(Piece(reasoning="secret", content="open"))
     events += told.take(Done("stop", Usage()))
     assert "secret" not in json.dumps([events, told.message()])

@@ -75,6 +75,10 @@ def test_a_neutral_field_changes_nothing_and_has_a_reason(name: str) -> None:
     assert reasons
 
 
+def test_nulls_and_empty_lists_say_what_absence_says() -> None:
+    assert chat(tools=[TOOL | {"type": None}], mcp_servers=[]) == chat()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_field_is_named_and_null_passes(name: str) -> None:
     with pytest.raises(ValidationError) as caught:

@@ -169,6 +169,7 @@ def test_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
         ),
         ([user("hi")], {"tool_choice": {"type": "any"}}, "tool_choice"),
         ([user("hi")], {"tools": [LOOK | {"name": "x" * 128}] * 1025}, "tools"),
+        ([user("hi")], {"tools": [LOOK, LOOK | {"name": "run"}, LOOK]}, "tools[2].name"),
     ],
 )
 def test_what_has_no_meaning_is_refused(turns: list[Json], fields: Json, param: str) -> None:

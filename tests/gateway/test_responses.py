@@ -114,6 +114,28 @@ def test_a_call_and_its_output_make_an_answer(gateway: GatewayProcess) -> None:
     assert gone_on["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
 
 
+def test_a_stored_item_is_given_back_by_its_id(gateway: GatewayProcess) -> None:
+    name: Json = {"role": "user", "content": "My name is Anna."}
+    first = whole(gateway, [name])
+    path = f"/v1/responses/{first['id']}/input_items"
+    sent = gateway.client.get(path).json()["data"]
+    question = {"role": "user", "content": "What is my name?"}
+    kept = [{"type": "item_reference", "id": item["id"]} for item in sent + first["output"]]
+    told = whole(gateway, [*kept, question])
+    resent = whole(gateway, [name, *first["output"], question])
+    assert text_of(told) == text_of(resent)
+    assert told["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
+    # What it was given is listed as the items themselves, under their own ids.
+    items = gateway.client.get(
+        f"/v1/responses/{told['id']}/input_items", params={"order": "asc"}
+    ).json()["data"]
+    assert items[:-1] == sent + first["output"]
+    counted = gateway.client.post(
+        "/v1/responses/input_tokens", json={"model": "tiny", "input": [*kept, question]}
+    ).json()
+    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_conversation_goes_on_from_a_stored_response(
     gateway: GatewayProcess, streams: bool
@@ -150,6 +172,16 @@ def test_stored_responses_are_there_until_they_are_deleted(gateway: GatewayProce
         assert missing.json()["error"]["param"] == "response_id"
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("", "include[]"), ("", "starting_after"), ("/input_items", "before")],
+)
+def test_a_query_that_is_not_known_is_named(gateway: GatewayProcess, path: str, name: str) -> None:
+    told = whole(gateway, "Hello!", max_output_tokens=1)
+    answer = gateway.client.get(f"/v1/responses/{told['id']}{path}", params={name: "3"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
 def test_what_is_not_stored_cannot_be_gone_on_with(gateway: GatewayProcess) -> None:
     told = whole(gateway, "Hello!", store=False)
     answer = gateway.client.post(
@@ -158,6 +190,15 @@ def test_what_is_not_stored_cannot_be_gone_on_with(gateway: GatewayProcess) -> N
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "previous_response_id"
     assert gateway.client.get(f"/v1/responses/{told['id']}").status_code == 404
+
+
+def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
+    told = whole(gateway, "Hello!", model=None)
+    assert (told["model"], text_of(told)) == ("tiny", "Hello! How can I help you?")
+    kept = gateway.client.get(f"/v1/responses/{told['id']}").json()
+    assert kept["model"] == "tiny"
+    counted = gateway.client.post("/v1/responses/input_tokens", json={"input": "Hello!"}).json()
+    assert counted["input_tokens"] == told["usage"]["input_tokens"]
 
 
 def test_instructions_are_not_carried_on(gateway: GatewayProcess) -> None:
@@ -226,7 +267,7 @@ def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].id"),
         (
             {"tool_choice": {"type": "function", "name": "x"}, "tools": [WEATHER]},
             "tool_choice.name",

@@ -19,7 +19,8 @@ Json = dict[str, Any]
 
 def answer(**fields: Any) -> Answer:
     body = {"model": "m", "input": "hi"} | fields
-    return Answer(ResponsesRequest.model_validate(body), Parameters(model="x", temperature=0.25))
+    request = ResponsesRequest.model_validate(body)
+    return Answer(request, "m", Parameters(model="x", temperature=0.25))
 
 
 class Client:
@@ -96,6 +97,15 @@ def test_an_item_that_was_cut_off_says_so() -> None:
     told.take(Done("length", Usage(3, 4)))
     statuses = [item["status"] for item in told.response["output"]]
     assert statuses == ["completed", "incomplete"]
+
+
+def test_a_call_that_was_told_whole_is_completed_whatever_ends_the_answer() -> None:
+    told = answer()
+    told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", '{"a": 1}'),)))
+    events = told.take(Done("length", Usage(3, 4)))
+    (done,) = [event for event in events if event["type"] == "response.output_item.done"]
+    assert done["item"]["status"] == told.response["output"][0]["status"] == "completed"
+    assert told.response["status"] == "incomplete"
 
 
 def test_a_break_in_the_middle_is_a_failed_response() -> None:

@@ -11,7 +11,9 @@ from gateway.models.parameters import Parameters
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.responses import neutral
 from gateway.responses.echo import echo_of
+from gateway.responses.references import resolved
 from gateway.responses.request import ResponsesRequest
+from gateway.responses.store import Store
 from gateway.responses.to_chat import chat_request
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -72,7 +74,8 @@ def request(**fields: Any) -> ResponsesRequest:
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
-    return chat_request(request(**fields), []).chat
+    asked = request(**fields)
+    return chat_request(asked, resolved(asked.input, Store())).chat
 
 
 def test_every_field_is_known_to_these_tests() -> None:

@@ -60,6 +60,21 @@ def test_bytes_are_bounded_and_given_back() -> None:
     assert kept(store, "c", "d", "huge") == [True, True, False]
 
 
+def test_an_item_is_there_as_long_as_a_response_that_holds_it() -> None:
+    store = Store(most=2)
+    store.put(stored("a"))
+    store.put(stored("b", store.get("a", "response_id").conversation()))
+    store.delete("a")
+    assert store.item("msg_a", "input[0].id")["id"] == "msg_a"
+    assert store.item("in_b", "input[0].id")["id"] == "in_b"
+    store.put(stored("c"))
+    store.put(stored("d"))
+    for name in ("msg_a", "in_b"):
+        with pytest.raises(ApiError) as caught:
+            store.item(name, "input[0].id")
+        assert (caught.value.status, caught.value.param) == (400, "input[0].id")
+
+
 def test_a_missing_one_is_told_by_the_field_that_asked() -> None:
     with pytest.raises(ApiError) as caught:
         Store().get("resp_x", "previous_response_id")

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.responses.items import ITEMS
+from gateway.responses.references import resolved
 from gateway.responses.request import ResponsesRequest
+from gateway.responses.store import Store
 from gateway.responses.to_chat import chat_request
 from gateway.translation import Translation
 
@@ -23,7 +25,10 @@ def translated(
     given: Any = "hi", *, earlier: list[Json] | None = None, **fields: Any
 ) -> Translation:
     body = {"model": "m", "input": given} | fields
-    return chat_request(ResponsesRequest.model_validate(body), ITEMS.validate_python(earlier or []))
+    request = ResponsesRequest.model_validate(body)
+    return chat_request(
+        request, resolved(request.input, Store()), ITEMS.validate_python(earlier or [])
+    )
 
 
 def messages(given: Any = "hi", **fields: Any) -> list[Json]:
@@ -40,6 +45,11 @@ def test_a_text_is_a_user_message_behind_the_instructions() -> None:
     told = messages("hi", instructions="Be brief.")
     assert told[0] == {"role": "system", "content": "Be brief."}
     assert told[1] == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+
+
+def test_an_item_whose_type_is_null_is_a_message() -> None:
+    item = {"role": "user", "content": "hi"}
+    assert messages([item | {"type": None}]) == messages([item])
 
 
 def test_instructions_and_leading_system_messages_are_one_turn() -> None:
@@ -98,6 +108,13 @@ def test_what_was_said_before_comes_before_the_input() -> None:
     assert told.named(ApiError(400, "", param="messages[3]")).param == "input[0]"
 
 
+def test_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ApiError) as caught:
+        translated(tools=[LOOK, LOOK | {"name": "run"}, LOOK])
+    assert (caught.value.status, caught.value.param) == (400, "tools[2].name")
+    assert caught.value.message.startswith("tools[2].name is 'look'")
+
+
 def test_images_and_their_places() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "low"}
     told = translated([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
@@ -146,7 +163,7 @@ def test_tools_sampling_and_form() -> None:
 @pytest.mark.parametrize(
     ("fields", "place", "says"),
     [
-        ({"input": [{"type": "item_reference", "id": "a"}]}, ("input", 0, "type"), "previous"),
+        ({"input": [{"type": "item_reference"}]}, ("input", 0, "id"), "required"),
         ({"input": [{"type": "web_search_call"}]}, ("input", 0, "type"), "web_search_call"),
         ({"input": [{"role": "tool", "content": "a"}]}, ("input", 0, "role"), "user"),
         (
