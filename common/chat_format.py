@@ -57,6 +57,11 @@ class ChatFormat:
             families.REASONING[reasoning] if reasoning else ()
         )
 
+    @staticmethod
+    def knows_tool_parser(name: str) -> bool:
+        """Whether a format has this name."""
+        return folded(name) in families.TOOLS
+
     @classmethod
     def detect(cls, chat_template: str | None, vocabulary: Collection[str]) -> ChatFormat:
         """The format whose markers the template writes, or else the vocabulary has."""
@@ -84,6 +89,12 @@ class ChatFormat:
     def with_reasoning_of(self, other: ChatFormat) -> ChatFormat:
         """This format's tool calls with the reasoning tags of another."""
         return self._with_tags(other.grammar.tags)
+
+    def with_calls_of(self, other: ChatFormat) -> ChatFormat:
+        """This format's reasoning with the tool calls of another, and its name."""
+        if not isinstance(other.grammar, TaggedText):
+            return other
+        return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))
 
     @property
     def thinks(self) -> bool:

@@ -46,6 +46,8 @@ class EngineMetrics:
 class ModelFacts:
     """What is known of the loaded model.
 
+    chat_format: how its answers are read. call_format: how they are where tools are offered, if
+    those are read in another way.
     vocabulary_size: width of its logits. token_bytes: what a token writes. new_text: a decoder of
     tokens; the argument says whether its text goes on from an earlier one. kind: what it answers.
     media: which of image and audio it takes; media_marker: where they go in a raw prompt.
@@ -64,3 +66,8 @@ class ModelFacts:
     kind: ModelKind = ModelKind.TEXT
     media: frozenset[str] = frozenset()
     media_marker: str = ""
+    call_format: ChatFormat | None = None
+
+    def format_of(self, *, tools: bool) -> ChatFormat:
+        """How an answer is read, with tools offered or without."""
+        return self.call_format or self.chat_format if tools else self.chat_format

@@ -152,6 +152,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
     from backend.engine.token_text import TokenTexts
+    from backend.engine.tool_support import call_format
 
     settings = found.settings
     here = device.detect()
@@ -223,17 +224,19 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         ),
         media=vision.reader if vision else None,
     )
+    format_ = chat_format(
+        loaded.chat_template,
+        loaded.tokenizer.get_vocab().keys(),
+        settings.tool_parser,
+        settings.reasoning_parser,
+    )
     facts = ModelFacts(
         name=loaded.name,
         model_type=loaded.model_type,
         context_size=context_size,
         chat_template=loaded.chat_template,
-        chat_format=chat_format(
-            loaded.chat_template,
-            loaded.tokenizer.get_vocab().keys(),
-            settings.tool_parser,
-            settings.reasoning_parser,
-        ),
+        chat_format=format_,
+        call_format=call_format(format_, settings.tool_parser, prompts),
         rendered_template=prompts.sample(),
         vocabulary_size=vocabulary,
         token_bytes=texts.bytes_of,
@@ -269,7 +272,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             facts=facts,
             prompts=prompts,
             constraints=ConstraintCompiler(
-                loaded.tokenizer, vocabulary, engine.end_tokens, facts.chat_format
+                loaded.tokenizer, vocabulary, engine.end_tokens, facts.format_of(tools=True)
             ),
             disk=engine.disk,
             capacity=slots + settings.max_queue,

@@ -20,8 +20,10 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
 from backend.engine.vision.plan import MediaItem, MediaPlan, spliced
+from common.tool_text import in_words, speaks_of_calls
 
 if TYPE_CHECKING:
+    from backend.engine.tool_support import ToolSupport
     from backend.engine.vision.prompts import MediaPrompts
 
 _log = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ class PromptBuilder:
 
     def __init__(self, tokenizer: Any, context_size: int, model_vocabulary: int) -> None:
         self._media: MediaPrompts | None = None
+        self._support: ToolSupport | None = None
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
@@ -118,6 +121,10 @@ class PromptBuilder:
     def take_media(self, media: MediaPrompts) -> None:
         """From now on prompts may have images and sounds."""
         self._media = media
+
+    def write_tools(self, support: ToolSupport) -> None:
+        """From now on tools and calls are written in words, where the template shows none."""
+        self._support = support
 
     def build(
         self,
@@ -152,7 +159,8 @@ class PromptBuilder:
             if self._media is not None:
                 given = attachments or Attachments()
                 messages, items = self._media.attach(messages, given, items)
-            marked = self.render(replace(prompt, messages=messages))
+            # Media are placed by the indices of the messages as they came.
+            marked = self.render(self._in_words(replace(prompt, messages=messages)))
             if prompt.continues:
                 marked = _up_to_the_end(marked)
                 seen += len(str(prompt.messages[-1]["content"]))
@@ -220,13 +228,27 @@ class PromptBuilder:
                 _log.warning("the chat template does not take %s: it is left out", unknown[1])
                 del arguments[unknown[1]]
 
-    def sample(self) -> str:
+    def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
+        """The prompt with what the template would not show of tools in its messages."""
+        support = self._support
+        if support is None or not (
+            prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
+        ):
+            return prompt
+        lists = self._media is not None and self._media.lists
+        messages = in_words(prompt.messages, prompt.tools or (), system=support.system, lists=lists)
+        return replace(prompt, messages=messages, tools=None)
+
+    def sample(
+        self,
+        messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
+        tools: tuple[Mapping[str, Any], ...] | None = None,
+    ) -> str:
         """A short conversation as the template renders it, or '' where it cannot."""
         try:
-            messages: tuple[Mapping[str, Any], ...] = _SAMPLE
             if self._media is not None:
                 messages, _ = self._media.attach(messages, Attachments(), ())
-            return self.render(ChatPrompt(messages))
+            return self.render(ChatPrompt(messages, tools))
         except InvalidRequest:
             return ""
 

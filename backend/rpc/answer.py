@@ -91,7 +91,7 @@ class Answer:
             return None
         if self._parser is None:
             self._parser = ChatParser(
-                self._facts.chat_format,
+                self._facts.format_of(tools=bool(prompt.tools)),
                 tools=prompt.tools or (),
                 prompt_tail=self._generation.prompt_tail,
                 begun=prompt.messages[-1]["content"] if prompt.continues else "",

@@ -24,10 +24,11 @@ PREDICT: Mapping[str, str] = {
     " where `mlx.image_messages` says (docs/vision.md); else refused",
     "Audios": "the same with sounds and `mlx.audio_messages`",
     "Videos": "none is decoded: one is refused, and its frames may be sent as Images",
-    "Tools": "shown to the chat template; answers that call one become tool-call deltas;"
-    " with a tool that is `strict`, calls are held to the schemas by a grammar",
+    "Tools": "shown by the chat template, or told in words where that shows none (docs/formats.md);"
+    " answers that call one become tool-call deltas; with a tool that is `strict`, calls are held"
+    " to the schemas by a grammar",
     "ToolChoice": "`none` hides the tools; `required` and a named function are enforced by a"
-    " grammar in the model's own call format",
+    " grammar in the format in which the model's calls are read",
     "Tokens": "most tokens to generate; 0, -1 and -2 mean up to the end of the context",
     "StopPrompts": "the first to appear ends the text before it; empty ones are skipped",
     "IgnoreEOS": "the end-of-sequence tokens cannot be chosen; a grammar still ends the answer",

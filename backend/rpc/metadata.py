@@ -8,7 +8,7 @@ from wire import backend_pb2 as pb
 
 def response(facts: ModelFacts) -> pb.ModelMetadataResponse:
     """Thinking, a sample rendering, and the markers around calls and reasoning."""
-    chat = facts.chat_format
+    chat = facts.format_of(tools=True)
     markers = pb.ToolFormatMarkers()
     if chat.reasoning_markers is not None:
         markers.reasoning_start, markers.reasoning_end = chat.reasoning_markers

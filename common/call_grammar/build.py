@@ -50,6 +50,11 @@ FAMILIES: Mapping[str, _Family] = {
 """By the names of `common.formats.families`."""
 
 
+def writes_hermes_calls(format_name: str) -> bool:
+    """Whether calls of the format are JSON between <tool_call> and </tool_call>."""
+    return FAMILIES.get(format_name) is as_json.HERMES
+
+
 def call_grammar(
     format_name: str,
     tools: Sequence[CallableTool],
@@ -70,7 +75,8 @@ def call_grammar(
         family = as_json.MISTRAL_ARGS
     if family is None:
         raise ValueError(
-            f"tool calls cannot be enforced with this model: its call format ({format_name}) has no"
-            " grammar; send tool_choice auto, or set the option tool_parser"
+            "tool calls cannot be enforced with this model: its answers are read in the format"
+            f" {format_name}, which has no grammar of calls; demand no call and mark no tool as"
+            " strict, or load the model with another tool_parser"
         )
     return family.grammar(RuleBook(markers, json_options), tools, parallel=parallel)

@@ -116,10 +116,12 @@ class ConstraintCompiler:
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
         first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not set(first.tolist()) <= set(table.special.values()):
-            wish = "strict tools" if spec.answer is None else "tools beside a form of the answer"
+            wish, other = "strict tools", "mark no tool as strict"
+            if spec.answer is not None:
+                wish, other = "tools beside a form of the answer", "leave one of them out"
             raise InvalidRequest(
                 f"{wish} cannot be enforced with tool_choice auto, because this model writes calls"
-                " without a token that marks them: send tool_choice required, or leave one out"
+                f" without a token that marks them: send tool_choice required, or {other}"
             )
 
     def _answer(self, spec: ConstraintSpec, table: TokenTable) -> dict[str, Any]:

@@ -57,6 +57,11 @@ class MediaPrompts:
         return frozenset(self._form.markers)
 
     @property
+    def lists(self) -> bool:
+        """Whether every content is a list of parts."""
+        return self._form.lists
+
+    @property
     def place(self) -> str:
         """What stands for an item in a raw prompt."""
         return PLACE

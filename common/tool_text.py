@@ -1,0 +1,126 @@
+"""Tools, calls and results as the text of a conversation, for templates that show none of them.
+
+Calls are written as Hermes models write them, so that format reads the answers. Contents may be
+texts or lists of parts, in which images and sounds stand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+
+_RESULTS = frozenset({"tool", "function"})
+_USERS = _RESULTS | {"user"}
+_BEFORE = "You have tools. Each of these lines describes one, with a JSON schema of its arguments:"
+_AFTER = """\
+To use a tool, write a call in exactly this form, with its name and all arguments that it needs:
+<tool_call>
+{"name": "the tool's name", "arguments": {"an argument's name": "its value"}}
+</tool_call>
+Several calls may follow one another; write nothing after the last. What the tools say comes back \
+between <tool_response> and </tool_response>. If no tool is of use, answer in words."""
+
+
+def speaks_of_calls(messages: Iterable[Message]) -> bool:
+    """Whether a tool was called, or has answered."""
+    return any(message.get("tool_calls") or message.get("role") in _RESULTS for message in messages)
+
+
+def in_words(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    system: bool = True,
+    lists: bool = False,
+) -> tuple[Message, ...]:
+    """The messages with all that tools are, do and say in their contents.
+
+    Results become what the user says, together with his words right after them, so roles still
+    alternate. system: whether there may be a system message; without one, the first user's message
+    begins with the tools. lists: contents must be lists of parts.
+    """
+    told: list[Message] = []
+    after_results = False
+    for message in messages:
+        result = message.get("role") in _RESULTS
+        entry = _in_words(message)
+        if after_results and message.get("role") in _USERS:
+            before = told.pop()["content"]
+            entry = {**entry, "content": _joined(before, "\n" if result else "\n\n", entry)}
+        told.append(entry)
+        after_results = result
+    if tools:
+        _introduce(told, _introduction(tools), "system" if system else "user", lists=lists)
+    return tuple(told)
+
+
+def _in_words(message: Message) -> Message:
+    if message.get("role") in _RESULTS:
+        opened = _joined("<tool_response>", "\n", message)
+        closed = {"content": "</tool_response>"}
+        return {"role": "user", "content": _joined(opened, "\n", closed)}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    written = {"content": "\n".join(map(_call, calls))}
+    return {**rest, "content": _joined(_content(message), "\n", written)}
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    function = call.get("function")
+    entry = function if isinstance(function, Mapping) else call
+    named = {"name": entry.get("name", ""), "arguments": entry.get("arguments", {})}
+    return f"<tool_call>\n{_json(named)}\n</tool_call>"
+
+
+def _introduction(tools: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join([_BEFORE, *(_json(_described(tool)) for tool in tools), "", _AFTER])
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the model has to know; `strict` is a promise of the grammar's."""
+    function = tool.get("function")
+    entry = function if isinstance(function, Mapping) else tool
+    return {key: value for key, value in entry.items() if key != "strict" and value is not None}
+
+
+def _introduce(told: list[Message], text: str, role: str, *, lists: bool) -> None:
+    """Put the text where the system speaks, or before the first words of a user."""
+    first: Message = {"content": [{"type": "text", "text": text}] if lists else text}
+    if role == "system" and told and told[0].get("role") == "system":
+        told[0] = {**told[0], "content": _joined(told[0]["content"], "\n\n", first)}
+        return
+    places = (at for at, message in enumerate(told) if message.get("role") == "user")
+    at = None if role == "system" else next(places, None)
+    if at is None:
+        told.insert(0, {"role": role, **first})
+    else:
+        told[at] = {**told[at], "content": _joined(first["content"], "\n\n", told[at])}
+
+
+def _joined(before: Any, gap: str, message: Message) -> Any:
+    """Two contents as one, with the gap between them where both say something."""
+    after = _content(message)
+    if isinstance(before, str) and isinstance(after, str):
+        return before + (gap if before and after else "") + after
+    parts = [*_parts(before), *([{"type": "text", "text": gap}] if before and after else [])]
+    return [*parts, *_parts(after)]
+
+
+def _content(message: Message) -> Any:
+    content = message.get("content")
+    return "" if content is None else content
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

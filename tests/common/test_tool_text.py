@@ -1,0 +1,146 @@
+"""Tools, calls and results in words: nothing is lost, and answers in the same words are read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.chat_format import ChatFormat
+from common.chat_parser import parse_chat
+from common.tool_text import in_words, speaks_of_calls
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Das Wetter in einer Stadt: 12°?",
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "parameters": None}}
+HERMES = ChatFormat.named("hermes")
+
+
+def _said(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+ASKED = _said("user", "What is the weather?")
+CALLED = {**_said("assistant", ""), "tool_calls": [_call("get_weather", city="Köln")]}
+RESULT = {**_said("tool", "12°"), "tool_call_id": "c1", "name": "get_weather"}
+
+
+def test_a_conversation_without_tools_stays_as_it_is() -> None:
+    messages = (_said("system", "Be brief."), ASKED, _said("assistant", "No."))
+    assert in_words(messages) == messages
+    assert not speaks_of_calls(messages)
+    assert speaks_of_calls([ASKED, CALLED])
+    assert speaks_of_calls([RESULT])
+
+
+def test_tools_follow_what_the_system_says() -> None:
+    system, user = in_words([_said("system", "Be brief."), ASKED], [WEATHER, TIME])
+    assert user == ASKED
+    assert system["role"] == "system"
+    assert system["content"].startswith("Be brief.\n\n")
+    lines = system["content"].splitlines()
+    weather, time = (json.loads(line) for line in lines if line.startswith('{"name": "get'))
+    shown = ("name", "description", "parameters")
+    assert weather == {key: WEATHER["function"][key] for key in shown}
+    assert time == {"name": "get_time"}
+    assert "12°?" in system["content"]
+
+
+def test_a_system_message_is_made_where_there_is_none() -> None:
+    system, user = in_words([ASKED], [WEATHER])
+    assert (system["role"], user) == ("system", ASKED)
+    assert system["content"].strip() == system["content"]
+
+
+def test_tools_stand_before_the_first_question_where_nothing_is_a_system() -> None:
+    hello = _said("assistant", "Hello.")
+    first, second, third = in_words([hello, ASKED, ASKED], [WEATHER], system=False)
+    assert (first, third) == (hello, ASKED)
+    assert "get_weather" in second["content"]
+    assert second["content"].endswith("\n\nWhat is the weather?")
+    alone = in_words([hello], [WEATHER], system=False)
+    assert [message["role"] for message in alone] == ["user", "assistant"]
+
+
+def test_roles_alternate_however_many_results_there_are() -> None:
+    many = {**CALLED, "tool_calls": CALLED["tool_calls"] * 2}
+    messages = [ASKED, many, RESULT, _said("function", ""), ASKED, _said("assistant", "Cold.")]
+    told = in_words(messages)
+    assert [message["role"] for message in told] == ["user", "assistant", "user", "assistant"]
+    assert told[2] == _said(
+        "user",
+        "<tool_response>\n12°\n</tool_response>\n<tool_response>\n</tool_response>\n\n"
+        "What is the weather?",
+    )
+    assert [message["role"] for message in in_words([ASKED, ASKED])] == ["user", "user"]
+
+
+_TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
+_VALUES = st.one_of(st.none(), st.booleans(), st.integers(), _TEXTS, st.lists(_TEXTS, max_size=2))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("xyz"), _VALUES), min_size=1, max_size=3))
+def test_calls_are_written_as_answers_are_read(arguments: list[dict[str, Any]]) -> None:
+    calls = [_call("get_weather", **each) for each in arguments]
+    (told,) = in_words([{**_said("assistant", "Let me see."), "tool_calls": calls}])
+    assert "tool_calls" not in told
+    read = parse_chat(told["content"], HERMES, tools=[WEATHER])
+    assert read.content == "Let me see."
+    assert [(call.name, json.loads(call.arguments)) for call in read.tool_calls] == [
+        ("get_weather", each) for each in arguments
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        ({"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 1}}),
+        ({"function": {"name": "f"}}, {"name": "f", "arguments": {}}),
+        ({"function": {"name": "f", "arguments": "b"}}, {"name": "f", "arguments": "b"}),
+    ],
+)
+def test_calls_in_other_spellings(call: dict[str, Any], written: dict[str, Any]) -> None:
+    message = {**_said("assistant", ""), "reasoning_content": "Hm.", "tool_calls": [call]}
+    (told,) = in_words([message])
+    inside = told["content"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert json.loads(inside) == written
+    assert told["reasoning_content"] == "Hm."
+
+
+def _text_of(content: list[dict[str, Any]]) -> str:
+    return "".join(part.get("text", "<image>") for part in content)
+
+
+def test_contents_in_parts_say_the_same() -> None:
+    picture = {"type": "image"}
+    messages = [_said("system", "Be brief."), ASKED, CALLED, RESULT, RESULT, ASKED]
+    parted = [
+        {**said, "content": [{"type": "text", "text": said["content"]}] if said["content"] else []}
+        for said in messages
+    ]
+    for system in (True, False):
+        told = in_words(messages, [WEATHER], system=system)
+        in_parts = in_words(parted, [WEATHER], system=system, lists=True)
+        assert [_text_of(message["content"]) for message in in_parts] == [
+            message["content"] for message in told
+        ]
+    (made, seen) = in_words([_said("user", [picture])], [WEATHER], lists=True)
+    assert isinstance(made["content"], list)
+    assert seen["content"] == [picture]
+    (seen,) = in_words([_said("user", [picture])], [WEATHER], system=False)
+    assert seen["content"][-1] == picture
+    assert "get_weather" in _text_of(seen["content"])
