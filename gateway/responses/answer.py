@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.models.parameters import Parameters
 from gateway.responses.echo import echo_of
 from gateway.responses.request import ResponsesRequest
+from gateway.responses.text_logprobs import of_text
 
 Json = dict[str, Any]
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
@@ -32,6 +34,7 @@ class Answer:
         self._open: str | int | None = None  # kind of the open item, or the index of its call
         self._parts: list[str] = []
         self._logprobs: list[Json] = []
+        self._before: Sequence[Json] = ()  # log-probabilities told with what came before the text
         self._number = 0
         self._last: Json = self._response("in_progress")
 
@@ -60,10 +63,17 @@ class Answer:
         if event.reasoning:
             events += self._reasoning(event.reasoning)
         if event.content:
-            events += self._text(event.content, [_logprob(entry) for entry in event.logprobs])
+            events += self._text(event.content, [_logprob(entry) for entry in self._of_text(event)])
         for call in event.tool_calls:
             events += self._call(call)
+        self._before = () if event.content else event.logprobs
         return events
+
+    def _of_text(self, piece: Piece) -> Sequence[Json]:
+        """The log-probabilities of the piece's text."""
+        if self._open == "message":
+            return piece.logprobs
+        return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
         """The last events of a response that broke."""

@@ -221,6 +221,18 @@ def test_log_probabilities_come_with_the_text(gateway: GatewayProcess) -> None:
     assert tokens == [entry["token"] for entry in part["logprobs"]]
 
 
+def test_log_probabilities_of_the_text_have_none_of_the_reasoning(gateway: GatewayProcess) -> None:
+    include = ["message.output_text.logprobs"]
+    told = whole(gateway, "What is 7 plus 5?", include=include)
+    assert [item["type"] for item in told["output"]] == ["reasoning", "message"]
+    part = told["output"][1]["content"][0]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
+    events = streamed(gateway, "What is 7 plus 5?", include=include)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    tokens = [entry["token"] for event in deltas for entry in event["logprobs"]]
+    assert tokens == [entry["token"] for entry in part["logprobs"]]
+
+
 def test_an_answer_is_held_to_a_schema(gateway: GatewayProcess) -> None:
     told = whole(gateway, "Is Paris in France?", text={"format": VERDICT}, reasoning=QUIET)
     assert json.loads(text_of(told))["verdict"] in ("yes", "no")

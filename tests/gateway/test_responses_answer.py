@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from gateway.errors import ApiError
@@ -106,6 +107,38 @@ def test_a_call_that_was_told_whole_is_completed_whatever_ends_the_answer() -> N
     (done,) = [event for event in events if event["type"] == "response.output_item.done"]
     assert done["item"]["status"] == told.response["output"][0]["status"] == "completed"
     assert told.response["status"] == "incomplete"
+
+
+def entries(*tokens: str) -> tuple[Json, ...]:
+    return tuple(
+        {"id": 1, "token": token, "bytes": list(token.encode()), "logprob": -0.5}
+        for token in tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("thought", "said", "text", "tokens"),
+    [
+        (["hm"], ["</think>", "\n\n", "The"], "The", ["The"]),
+        (["hm", "</think>", "The"], [], "The", ["The"]),
+        (["hm", "</think>"], ["The"], "The", ["The"]),
+        (["hm"], ["</", "think>", "<"], "<", ["<"]),
+        # The end of the text is held back.
+        (["hm"], ["</think>", "The", " EN"], "The", ["The", " EN"]),
+        # A token of markup and text: nothing can be told apart.
+        (["hm"], ["</think>The"], "The", ["</think>The"]),
+    ],
+)
+def test_text_begins_with_its_own_log_probabilities(
+    thought: list[str], said: list[str], text: str, tokens: list[str]
+) -> None:
+    told = answer()
+    told.take(Piece(reasoning="hm", logprobs=entries(*thought)))
+    told.take(Piece(content=text, logprobs=entries(*said)))
+    told.take(Piece(content="!", logprobs=entries("!")))
+    told.take(Done("stop", Usage()))
+    part = told.response["output"][1]["content"][0]
+    assert [entry["token"] for entry in part["logprobs"]] == [*tokens, "!"]
 
 
 def test_a_break_in_the_middle_is_a_failed_response() -> None:
