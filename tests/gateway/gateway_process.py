@@ -29,6 +29,11 @@ def tiny(**settings: Any) -> dict[str, Any]:
     return {"parameters": {"model": str(TINY_TEXT)}, "context_size": 1024, **settings}
 
 
+def roomy(**settings: Any) -> dict[str, Any]:
+    """The same with a context that no answer fills while a test runs, however fast it is."""
+    return tiny(context_size=200_000, **settings)
+
+
 class GatewayProcess:
     """A running gateway: `url` without a slash at its end, `log` with its lines of stderr.
 

@@ -72,7 +72,8 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
         )
 
     def _hold(self, context: Context) -> None:
-        context.add_callback(self._ended)
+        if not context.add_callback(self._ended):  # it has ended already
+            self._ended()
         self.held.release()
         self.release.wait(WAIT)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.gateway.event_lines import events_of
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import GatewayProcess, roomy
 
 Json = dict[str, Any]
 MESSAGE = {
     "model": "tiny",
-    "max_tokens": 900,
+    "max_tokens": 100_000,
     "stream": True,
     "messages": [{"role": "user", "content": "Say tick forever."}],
 }
@@ -32,7 +32,7 @@ def cut_off(gateway: GatewayProcess, path: str, body: Json, delta: str) -> Itera
 
 
 def test_a_break_is_an_event_and_never_an_end() -> None:
-    gateway = GatewayProcess({"tiny": tiny()}, "--keepalive-interval", "0.05")
+    gateway = GatewayProcess({"tiny": roomy()}, "--keepalive-interval", "0.05")
     try:
         told = list(cut_off(gateway, "/v1/messages", MESSAGE, "content_block_delta"))
         kinds = [event["type"] for event in told]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.gateway.gateway_process import WAIT, GatewayProcess, tiny
+from tests.gateway.gateway_process import WAIT, GatewayProcess, roomy
 from tests.gateway.numbers_backend import NumbersBackend
 
 HELD = {"model": "numbers", "input": "hold"}
@@ -95,7 +95,11 @@ def test_a_stream_is_counted_while_it_is_open(backend: NumbersBackend, start: St
 
 
 def test_a_request_that_takes_too_long_is_a_504(backend: NumbersBackend, start: Start) -> None:
-    answer = start("--request-timeout", "0.2").client.post("/v1/embeddings", json=HELD)
+    client = start("--request-timeout", "2").client
+    plain = {"model": "numbers", "input": "plain"}
+    # The first connection counts too: what is held must reach the backend before its time is up.
+    until(lambda: client.post("/v1/embeddings", json=plain).status_code == 200)
+    answer = client.post("/v1/embeddings", json=HELD)
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "timeout"
     assert backend.cancelled.acquire(timeout=WAIT)
@@ -160,13 +164,13 @@ def test_a_second_sigterm_does_not_wait(backend: NumbersBackend, start: Start) -
 
 def test_a_stream_that_outlasts_the_drain_ends_with_an_error() -> None:
     """A cut answer must not look like a whole one."""
-    gateway = GatewayProcess({"tiny": tiny()}, "--drain-timeout", "0.2")
+    gateway = GatewayProcess({"tiny": roomy()}, "--drain-timeout", "0.2")
     endless = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "Count to 60."}],
         "stream": True,
         "ignore_eos": True,
-        "max_tokens": 900,
+        "max_tokens": 100_000,
     }
     try:
         with gateway.client.stream("POST", "/v1/chat/completions", json=endless) as answer:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from gateway.terminal.commands import COMMANDS, BadCommand, Session, carry_out, help_text
 from gateway.terminal.conversation import Answer, Conversation
 from gateway.terminal.screen import harmless
-from tests.gateway.gateway_process import ROOT, TINY_TEXT, GatewayProcess, tiny
+from tests.gateway.gateway_process import ROOT, TINY_TEXT, GatewayProcess, roomy, tiny
 
 WAIT = 90.0
 MARK = "MLX_TERMINAL_TEST_RUN"
@@ -83,12 +84,31 @@ class Terminal:
         os.close(self._end)
 
 
+@contextmanager
+def in_terminal(gateway: GatewayProcess) -> Iterator[Terminal]:
+    shown = Terminal("--url", gateway.url, "--model", "tiny")
+    try:
+        shown.until("/help lists the commands")
+        yield shown
+    finally:
+        shown.close()
+
+
 @pytest.fixture
 def terminal(gateway: GatewayProcess) -> Iterator[Terminal]:
-    shown = Terminal("--url", gateway.url, "--model", "tiny")
-    shown.until("/help lists the commands")
-    yield shown
-    shown.close()
+    with in_terminal(gateway) as shown:
+        yield shown
+
+
+@pytest.fixture
+def endless_terminal() -> Iterator[Terminal]:
+    """At a gateway whose model writes on until it is stopped."""
+    gateway = GatewayProcess({"tiny": roomy()})
+    try:
+        with in_terminal(gateway) as shown:
+            yield shown
+    finally:
+        gateway.close()
 
 
 def test_a_pipe_gets_the_answers_and_nothing_else(gateway: GatewayProcess) -> None:
@@ -141,7 +161,8 @@ def test_what_fails_is_the_exit_code_of_a_pipe(gateway: GatewayProcess) -> None:
     assert nobody.stderr == "error: the gateway cannot be reached: is it still running?\n"
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_program(endless_terminal: Terminal) -> None:
+    terminal = endless_terminal
     terminal.type("Say la forever.\n")
     terminal.until("la la la")
     terminal.process.send_signal(signal.SIGINT)

@@ -26,10 +26,8 @@ told.finish = text.finishReason;
 told.usage = [text.usage.inputTokens, text.usage.outputTokens];
 
 const stream = streamText(ask("Count to 40."));
-told.pieces = 0;
 told.streamed = "";
 for await (const piece of stream.textStream) {
-  told.pieces += 1;
   told.streamed += piece;
 }
 

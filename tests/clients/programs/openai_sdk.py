@@ -122,7 +122,7 @@ plain = client.completions.create(
 told["echo"] = [plain.choices[0].text[:5], plain.choices[0].logprobs.token_logprobs[0]]
 
 try:
-    client.with_options(timeout=0.5).chat.completions.create(
+    client.with_options(timeout=0.05).chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Tell me a story."}],
         max_tokens=900,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import GatewayProcess, roomy
 from tests.gateway.page import browser
 
 
@@ -23,7 +23,7 @@ def chrome() -> Iterator[Chrome]:
 
 @pytest.fixture(scope="module")
 def gateway(chrome: Chrome) -> Iterator[GatewayProcess]:
-    one_slot = tiny(context_size=4096, options=["parallel:1"])
+    one_slot = roomy(options=["parallel:1"])
     process = GatewayProcess({"tiny": one_slot})
     yield process
     process.close()

@@ -106,7 +106,7 @@ def test_a_growing_text_ends_as_it_would_at_once(page: Page) -> None:
 
 
 def test_texts_made_to_be_slow_are_not(page: Page) -> None:
-    page.driver.set_script_timeout(20)
+    page.driver.set_script_timeout(60)
     marks = [
         "**a ",
         "*a",
