@@ -151,3 +151,11 @@ def test_a_template_without_a_system_gets_the_tools_before_the_question() -> Non
     assert json.dumps(TOOL["function"]) in first
     assert first.endswith("Is it cold?")
     assert rest.count("<tool_response>") == 2
+
+
+def test_an_answer_that_was_begun_stays_at_the_end() -> None:
+    begun = {"role": "assistant", "content": "It is"}
+    built = _telling(BARE).build(ChatPrompt((*HISTORY, begun), (TOOL,), continues=True))
+    text = _tokenizer().decode(built.tokens)
+    assert "get_weather" in text
+    assert text.endswith("assistant\nIt is")
