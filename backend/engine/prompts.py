@@ -195,7 +195,13 @@ class PromptBuilder:
         if prompt.tools is not None:
             arguments["tools"] = [dict(tool) for tool in prompt.tools]
         try:
-            return self._apply(prompt, arguments)
+            text = self._apply(prompt, arguments)
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                "Messages, Tools or the template's arguments hold half of a surrogate pair"
+                " (\\ud800 to \\udfff), which is no character"
+            ) from None
         except TemplateError as refusal:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
@@ -204,6 +210,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"the model's chat template cannot render Messages: {fault}"
             ) from None
+        return text
 
     def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
         """Render; an argument that a template's own code does not know is left out, one at a time.
