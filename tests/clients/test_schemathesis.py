@@ -20,6 +20,8 @@ def test_the_schema_holds() -> None:
     short["parameters"]["max_tokens"] = 8
     gateway = GatewayProcess({"tiny": short})
     try:
+        # It is made at the first look, and the tool waits 10 s for it.
+        assert gateway.client.get("/openapi.json").status_code == 200
         client_tool(
             "schemathesis",
             *("run", f"{gateway.url}/openapi.json", "--checks", ",".join(CHECKS)),

@@ -291,7 +291,6 @@ def test_logprobs_are_told_for_every_token_whole_and_streamed(gateway: GatewayPr
         assert entry["logprob"] == entry["top_logprobs"][0]["logprob"] <= 0  # greedy
     told = chat_chunks(gateway, **asked)
     parts = [c["logprobs"] for chunk in told for c in chunk["choices"] if c["logprobs"]]
-    assert len(parts) > 3
     streamed = [entry for part in parts for entry in part["content"]]
     assert [entry["token"] for entry in streamed] == [entry["token"] for entry in entries]
 

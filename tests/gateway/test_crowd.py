@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import GatewayProcess, roomy
 
 STAYING = 64
 PASSING = 200
@@ -28,7 +28,7 @@ PATIENCE = httpx.Timeout(250.0)
 
 @pytest.fixture
 def crowded() -> Iterator[GatewayProcess]:
-    process = GatewayProcess({"tiny": tiny()})
+    process = GatewayProcess({"tiny": roomy()})
     yield process
     process.close()
 

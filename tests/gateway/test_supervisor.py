@@ -39,8 +39,6 @@ TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance, "_POLL", 0.05)
-    monkeypatch.setattr(instance, "_HEALTH_LIMIT", 0.5)
     async with supervising(tmp_path, {"tiny": tiny(aliases=["other"])}) as supervisor:
         assert status_of(supervisor, "tiny").state is State.STOPPED
         requests = [
@@ -72,7 +70,9 @@ async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait
         assert second.pid != first.pid
         assert status_of(supervisor, "tiny").restarts == 1
 
-        # The next one stops without ending, and is ended.
+        # The next one stops without ending, and is ended. Before, one that is busy must not be.
+        monkeypatch.setattr(instance, "_POLL", 0.05)
+        monkeypatch.setattr(instance, "_HEALTH_LIMIT", 0.5)
         second.send_signal(signal.SIGSTOP)
         await until(lambda: status_of(supervisor, "tiny").pid is None)
         assert gone(second)

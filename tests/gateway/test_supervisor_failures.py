@@ -59,6 +59,7 @@ async def test_a_command_that_does_not_exist_is_told(
 
 async def test_failures_in_a_row_bring_a_pause(tmp_path: Path) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, "echo broken >&2; exit 1"))}
+    before = children()
     async with supervising(tmp_path, models) as supervisor:
         codes = [(await refusal(supervisor, "tiny")).code for _ in range(2)]
         assert codes == ["model_load_failed", "model_load_failed"]
@@ -69,12 +70,13 @@ async def test_failures_in_a_row_bring_a_pause(tmp_path: Path) -> None:
         assert told.retry_after is not None
         assert told.retry_after >= 1
         assert "broken" in told.message
-        assert backends() == []
+        assert backends(before) == []
 
 
-def backends() -> list[psutil.Process]:
-    """What runs below the test's process, but for the warden."""
-    return [child for child in children() if "warden.py" not in " ".join(child.cmdline())]
+def backends(before: list[psutil.Process]) -> list[psutil.Process]:
+    """What runs below the test's process and did not before, but for the warden."""
+    new = [child for child in children() if child not in before]
+    return [child for child in new if "warden.py" not in " ".join(child.cmdline())]
 
 
 async def test_a_model_that_is_refused_is_told_by_the_backend(tmp_path: Path) -> None:
@@ -91,9 +93,11 @@ async def test_one_who_does_not_answer_is_ended_with_all_it_started(tmp_path: Pa
     deaf = "trap '' TERM; sleep 1000 & echo $! > child; wait; wait"
     models = {"tiny": tiny(backend=script(tmp_path, deaf))}
     async with supervising(tmp_path, models, load_timeout=2.0) as supervisor:
-        told = await refusal(supervisor, "tiny")
-        assert "it took longer than 2 s" in told.message
-        grandchild = int((tmp_path / "child").read_text())
+        child = tmp_path / "child"
+        while not child.exists() or not child.read_text():  # the shell may need longer than that
+            told = await refusal(supervisor, "tiny")
+            assert "it took longer than 2 s" in told.message
+        grandchild = int(child.read_text())
         await until(lambda: not psutil.pid_exists(grandchild) or gone(psutil.Process(grandchild)))
 
 
@@ -133,6 +137,7 @@ async def test_a_failure_between_spawn_and_word_leaves_nothing(
 
 async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
     missing = {f"nowhere{number}": {"parameters": {"model": "nowhere"}} for number in range(8)}
+    before = children()
     async with supervising(tmp_path, {"tiny": tiny(), **missing}) as supervisor:
 
         async def cycle() -> None:
@@ -146,7 +151,7 @@ async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
         for name in missing:
             await refusal(supervisor, name)
         await until(lambda: me.num_fds() <= files and len(asyncio.all_tasks()) <= tasks)
-        assert backends() == []
+        assert backends(before) == []
 
 
 async def test_a_model_that_cannot_fit_is_not_even_started(tmp_path: Path) -> None:
