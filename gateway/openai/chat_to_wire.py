@@ -18,24 +18,13 @@ from gateway.openai.role_mapping import prompt_of
 from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
 from gateway.openai.template_arguments import write_template_arguments
 from gateway.openai.tools_to_wire import is_single_call, offer_of, write_tools
-from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
-
-
-async def predict_options(
-    request: ChatCompletionRequest, lease: Lease, gateway: Gateway
-) -> list[pb.PredictOptions]:
-    """What to ask the backend, one message per choice. Raises ApiError with `param`."""
-    wanted = await options_of(request, lease.config, gateway)
-    for options in wanted:
-        options.ModelIdentity = lease.identity
-    return wanted
 
 
 async def options_of(
     request: ChatCompletionRequest, config: ModelConfig, gateway: Gateway
 ) -> list[pb.PredictOptions]:
-    """The same without ModelIdentity, before there is a lease.
+    """What to ask the backend, one message per choice, without ModelIdentity: it needs no lease.
 
     A request that is wrong does not load a model, and is refused with its own HTTP status.
     """

@@ -15,27 +15,24 @@ from pydantic import ValidationError
 from gateway import refusals
 from gateway.context import Gateway
 from gateway.errors import ApiError
-from gateway.generation import Stub
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai import neutral, refused
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_to_wire import predict_options
+from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.sampling_fields import SamplingFields
 from gateway.openai.sampling_to_wire import seed_of
 from gateway.problems import likeliest
 from gateway.settings import GatewaySettings
-from gateway.supervisor.supervisor import Lease, Supervisor
+from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 from tests.gateway.asking import WEATHER, said
 from wire import backend_pb2 as pb
 
 SETTINGS = GatewaySettings(Path("models"))
-NOTHING: Any = None
-STUB: Stub = NOTHING  # nothing is sent
 
 
 def gateway_of() -> Gateway:
@@ -55,12 +52,7 @@ def wanted(fields: dict[str, Any], config: ModelConfig | None = None) -> list[pb
         request = ChatCompletionRequest.model_validate(body)
     except ValidationError as failure:
         raise refusals.invalid(likeliest(failure.errors())) from None
-    lease = Lease(config or config_of(), STUB, "checkpoint", lambda _: None)
-
-    async def translate() -> list[pb.PredictOptions]:
-        return await predict_options(request, lease, gateway_of())
-
-    return asyncio.run(translate())
+    return asyncio.run(options_of(request, config or config_of(), gateway_of()))
 
 
 def completion(fields: dict[str, Any]) -> list[pb.PredictOptions]:
@@ -81,7 +73,6 @@ PLAIN = as_dict(wanted({})[0])
 
 def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
     assert {**PLAIN, "Messages": None} == {
-        "ModelIdentity": "checkpoint",
         "Messages": None,
         "UseTokenizerTemplate": True,
         "Temperature": 1.0,
@@ -175,7 +166,6 @@ FILE = config_of(
 
 def test_the_models_file_speaks_where_the_request_is_silent() -> None:
     assert {**as_dict(wanted({}, FILE)[0]), "Messages": None} == {
-        "ModelIdentity": "checkpoint",
         "Messages": None,
         "UseTokenizerTemplate": True,
         "Temperature": 0.5,
