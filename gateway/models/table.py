@@ -48,10 +48,13 @@ Without `backend` and `address`, the `run.sh` beside the gateway is started on a
 loopback device, with a token that only the two know; so is another `run.sh`, by its absolute path,
 which must accept `--addr HOST:PORT`. It ends with the gateway, also if that is killed. A backend at
 an `address` is sent LoadModel, and Free when its model is unloaded; if the gateway's environment
-has LOCALAI_GRPC_AUTH_TOKEN, calls carry it.
+has LOCALAI_GRPC_AUTH_TOKEN, calls carry it. It holds one model: files, adapters and draft models
+with the same `address` take turns, each when nobody uses the one before. If it has lost its model,
+because it was started again or freed by somebody else, the next request loads it anew.
 
 `adapters` and `draft_models` name what a request may choose beside the model. Each choice is loaded
-as a model of its own, in a backend of its own, and counts as one where loaded models are limited.
+as a model of its own, in a backend of its own if it has no `address`, and counts as one where
+loaded models are limited.
 
 ## Keys of LocalAI without effect here
 
