@@ -14,7 +14,7 @@ from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
-SCHEDULES = 40
+SCHEDULES = 60
 
 
 class CountingDrafter(LookupDrafter):

@@ -173,9 +173,9 @@ class TestOpenBLAS:
             "once(); print(min(once() for _ in range(5)))\n"
         )
         seconds: dict[str, list[float]] = {"1": [], "0": []}
-        for switch in ("1", "0", "1", "0"):  # the machine's own speed may jump between two
+        for switch in ("1", "0") * 3:  # the machine's own speed may jump between two
             full = clean_environment(MLX_BACKEND_OPENBLAS=switch)
             result = shell(ROOT / "scripts/python", "-c", timing, environment=full)
             assert result.returncode == 0, result.stderr
             seconds[switch].append(float(result.stdout))
-        assert min(seconds["1"]) * 2 < min(seconds["0"])
+        assert min(seconds["1"]) * 4 < min(seconds["0"])
