@@ -1,37 +1,39 @@
-"""The running batch: every generating row takes one decode step together.
+"""Sequences that decode together: each takes one decode step in the same forward pass.
 
-Steps overlap: a step launches the next forward pass on tokens that are still being computed, and
-only then reads them, so the device works while Python hands out text. What a step returns is
-therefore what the previous one sampled. A grammar has to see a token before it can say what may
-follow, so with constrained rows the tokens are read, and the masks filled, while the forward pass
-runs; only choosing the next tokens waits for that.
+Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
+only then does `read` wait for those, so the device works while Python delivers text. A grammar has
+to see a token before it can say what may follow, so with constrained sequences `launch` reads the
+tokens, and fills the masks, while its forward pass runs; only choosing the next tokens waits for
+that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import numpy as np
 
 from backend.engine import kv
 from backend.engine.constraints.constraint import words
-from backend.engine.drafting.loading import Drafting
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs, Told
+from backend.engine.model import EngineModel
 from backend.engine.penalties import Past
-from backend.engine.row import Row
 from backend.engine.sampling import BatchSampler
 from backend.engine.speculation import Speculation
+
+if TYPE_CHECKING:
+    from backend.engine.executor import ExecutorSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step tells of a row: its token, and the fault that ends the row, if there is one."""
+    """A token that was sampled for a sequence, and the fault that ends it, if there is one."""
 
-    row: Row
+    sequence: ExecutorSequence
     token: int
     logprob: TokenLogprob | None = None
     fault: Exception | None = None
@@ -39,211 +41,231 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Choosers:
-    """What chooses tokens for a fixed set of rows; `constrained` holds the places of those."""
+    """What chooses tokens for a fixed set of sequences; `constrained`: the places of those."""
 
     sampler: BatchSampler
     logprobs: BatchLogprobs
     constrained: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Fed:
+    """The tokens of a launched step and what is known of them.
+
+    deliver: per sequence, whether its token is new; a prompt's last token is not.
+    """
+
+    tokens: mx.array
+    deliver: list[bool]
+    logprobs: tuple[BatchLogprobs, Told, list[ExecutorSequence]] | None
+    faults: dict[int, Exception]
+    ran: bool
+
+
 class DecodeBatch:
-    """Rows that decode together, and the rectangle of KV caches behind them."""
+    """The sequences of one rectangle of KV."""
 
-    def __init__(
-        self,
-        model: Any,
-        end_tokens: frozenset[int],
-        vocabulary: int,
-        drafting: Drafting | None = None,
-    ) -> None:
-        self._model = model
-        self._end_ids = sorted(end_tokens)
-        self._vocabulary = vocabulary
-        self.rows: list[Row] = []
-        self._cache: kv.BatchCache = []
-        self._shared = False
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model.model
+        self._vocabulary = model.vocabulary
+        self._end_ids = sorted(model.end_tokens)
+        self.sequences: list[ExecutorSequence] = []
+        self._cache: kv.BatchCache | None = None
         self._tokens: mx.array | None = None
-        self._steps: list[int] = []
-        self._held: list[list[int]] = []
         self._choosers: _Choosers | None = None
-        self._pending: tuple[BatchLogprobs, Told, list[Row]] | None = None
+        self._pending: tuple[BatchLogprobs, Told, list[ExecutorSequence]] | None = None
+        self._fed: _Fed | None = None
         self._speculation: Speculation | None = None
-        if drafting is not None:
-            self._speculation = Speculation(drafting, model, vocabulary, self._end_ids)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        if model.drafting is not None:
+            self._speculation = Speculation(
+                model.drafting, self._model, self._vocabulary, self._end_ids
+            )
 
     @property
     def nbytes(self) -> int:
-        return kv.nbytes(self._cache)
+        return self._cache.nbytes if self._cache is not None else 0
 
-    def join(self, row: Row, cache: kv.RowCache) -> None:
-        """Add a row whose cache holds all of its prompt but the last token.
+    def join(self, joining: Sequence[ExecutorSequence]) -> None:
+        """Add sequences whose own caches hold all of their tokens but the last.
 
-        A model whose caches cannot be batched decodes one row, on the row's own cache.
+        Raises what MLX raises; the batch is then as it was.
         """
-        last = mx.array([row.prompt[-1]], dtype=mx.uint32)
-        if not kv.can_batch(cache):
-            if self.rows:
-                raise ValueError("this model's caches hold one sequence at a time")
-            self._shared, self._cache, self._tokens = False, cache, last
+        rows = [one.cache for one in joining if one.cache is not None]
+        last = mx.array([one.tokens[-1] for one in joining], dtype=mx.uint32)
+        if self._cache is None:
+            self._cache, self._tokens = kv.BatchCache(rows), last
         else:
-            joining = kv.to_batch(cache)
-            if self._tokens is None:
-                self._cache, self._tokens = joining, last
-            else:
-                kv.extend(self._cache, joining)
-                self._tokens = mx.concatenate([self._tokens, last])
-            self._shared = True
-        self.rows.append(row)
-        self._steps.append(-1)
-        self._held.append(list(row.prompt[:-1]))
+            assert self._tokens is not None
+            self._cache.join(rows)
+            self._tokens = mx.concatenate([self._tokens, last])
+        self.sequences += joining
         self._choosers = None
 
-    def step(self) -> list[Sampled]:
-        """One decode step; returns what there is to tell, for every row that got a token.
+    def launch(self) -> None:
+        """Start the next forward pass, on the tokens that `read` then returns.
 
-        A row gets nothing in the step in which it joined: that step feeds its last prompt token.
-        Guesses that held are told at once, so a row may get several tokens.
+        A batch of one may guess ahead instead, which waits for its tokens: `read` does that.
         """
+        self._fed = None
+        if self._speculation is None or not self._speculation.fits(self.sequences):
+            self._launch()
+
+    def read(self) -> list[Sampled]:
+        """The tokens that the launched step was fed, for every sequence for which they are new."""
+        if self._fed is None:
+            if (ahead := self._run_ahead()) is not None:
+                return ahead
+            self._launch()
+        assert self._fed is not None
+        fed, self._fed = self._fed, None
+        tokens = _ids(fed.tokens)
+        if fed.ran:
+            for one, token in zip(self.sequences, tokens, strict=True):
+                one.history.append(token)
+        return self._delivered(fed, tokens)
+
+    def give_up(self, one: ExecutorSequence) -> list[Sampled]:
+        """Take a sequence out before its latest token was read; returns that token, if it is new.
+
+        Its grammar sees the token now, because the sequence is fed it again without delivery.
+        """
+        at = self.sequences.index(one)
+        sampled: list[Sampled] = []
+        if not one.fresh:
+            assert self._tokens is not None
+            tokens = _ids(self._tokens)
+            fault: Exception | None = None
+            if one.constraint is not None and not one.constraint.ended:
+                try:
+                    one.constraint.accept(tokens[at])
+                except Exception as refusal:
+                    fault = refusal
+            told = {} if self._pending is None else self._logprobs(self._pending, tokens)
+            one.delivered += 1
+            sampled = [Sampled(one, tokens[at], told.get(id(one)), fault)]
+        self.leave([one])
+        return sampled
+
+    def extract(self, one: ExecutorSequence) -> kv.RowCache:
+        """A copy of the KV of a sequence; `history` has its tokens."""
+        assert self._cache is not None
+        return self._cache.extract(self.sequences.index(one))
+
+    def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
+        """Drop sequences; a token of theirs that was not read is dropped too."""
+        gone = set(map(id, leaving))
+        places = [at for at, one in enumerate(self.sequences) if id(one) in gone]
+        stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
+        self._choosers = None
+        if self._speculation is not None:
+            self._speculation.left(leaving)
+        if not stay:
+            self.sequences, self._cache, self._tokens, self._pending = [], None, None, None
+            return
         assert self._tokens is not None
-        if (ahead := self._run_ahead()) is not None:
-            return ahead
-        fed, heard, pending = self._tokens, [step >= 0 for step in self._steps], self._pending
+        assert self._cache is not None
+        self._cache.leave(places)
+        self._tokens = self._tokens[mx.array(stay)]
+        self.sequences = [self.sequences[at] for at in stay]
+
+    def _launch(self) -> None:
+        assert self._tokens is not None
+        assert self._cache is not None
+        fed = self._tokens
+        deliver = [not one.fresh for one in self.sequences]
         choosers = self._choosers or self._choose_choosers()
-        logits = None
-        if not self._last_for_all():
-            self._steps = [step + 1 for step in self._steps]
-            logits = self._model(fed[:, None], cache=self._cache)[:, -1, :]
+        step = _Fed(fed, deliver, self._pending, {}, ran=not self._last_for_all())
+        self._fed = step
+        if not step.ran:
+            return
+        steps = [one.delivered + new for one, new in zip(self.sequences, deliver, strict=True)]
+        for one in self.sequences:
+            one.fresh = False
+        logits = self._model(fed[:, None], cache=self._cache.layers)[:, -1, :]
         allowed: np.ndarray | None = None
-        faults: dict[int, Exception] = {}
         if choosers.constrained:
-            if logits is not None:
-                mx.async_eval(logits)
-            allowed, faults = self._advance(choosers.constrained, _ids(fed), heard)
-        if logits is not None:
-            self._launch(choosers, logits, fed, allowed)
-        tokens = _ids(fed)
-        if logits is not None:
-            for held, token in zip(self._held, tokens, strict=True):
-                held.append(token)
-        told = {} if pending is None else self._read(*pending, tokens)
-        return [
-            Sampled(row, token, told.get(id(row)), faults.get(at))
-            for at, (row, token) in enumerate(zip(self.rows, tokens, strict=True))
-            if heard[at]
-        ]
-
-    def _run_ahead(self) -> list[Sampled] | None:
-        """A step with guesses, where one row decodes and there are any; else None, and no step."""
-        if self._speculation is None or not self._speculation.fits(
-            self.rows, len(self._held[0]) + 1
-        ):
-            return None
-        assert self._tokens is not None
-        row, held, step = self.rows[0], self._held[0], self._steps[0]
-        (token,) = _ids(self._tokens)
-        tokens = self._speculation.advance(row, self._cache, held, token, step + 1)
-        if not tokens:
-            return None
-        told = [token, *tokens[:-1]]
-        held.extend(told)
-        self._steps[0] += len(tokens)
-        self._tokens = mx.array(tokens[-1:], dtype=mx.uint32)
-        return [Sampled(row, one) for one in (told if step >= 0 else told[1:])]
-
-    def _launch(
-        self, choosers: _Choosers, logits: mx.array, fed: mx.array, allowed: np.ndarray | None
-    ) -> None:
-        """Start computing the next tokens, and what is told of them."""
-        self._tokens = choosers.sampler(logits, fed, self._steps, allowed)
+            mx.async_eval(logits)
+            allowed = self._advance(choosers.constrained, step)
+        self._tokens = choosers.sampler(logits, fed, steps, allowed)
         self._pending = None
         if not choosers.logprobs:
             mx.async_eval(self._tokens)
             return
         told = choosers.logprobs(logits, self._tokens)
-        self._pending = (choosers.logprobs, told, list(self.rows))
+        self._pending = (choosers.logprobs, told, list(self.sequences))
         mx.async_eval(self._tokens, told.arrays)
 
-    def _advance(
-        self, constrained: Sequence[int], fed: Sequence[int], heard: Sequence[bool]
-    ) -> tuple[np.ndarray, dict[int, Exception]]:
+    def _advance(self, constrained: Sequence[int], step: _Fed) -> np.ndarray:
         """Let the grammars see their latest tokens, and fill the masks of what may follow.
 
-        A grammar that fails, or has ended, leaves its row unmasked: the row is about to go.
+        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go.
         """
+        tokens = _ids(step.tokens)
         allowed = np.full((len(constrained), words(self._vocabulary)), 0xFFFFFFFF, dtype=np.uint32)
-        faults: dict[int, Exception] = {}
         for mask, at in zip(allowed, constrained, strict=True):
-            constraint = self.rows[at].constraint
+            constraint = self.sequences[at].constraint
             assert constraint is not None
             try:
-                if heard[at] and not constraint.ended:
-                    constraint.accept(fed[at])
+                if step.deliver[at] and not constraint.ended:
+                    constraint.accept(tokens[at])
                 if not constraint.ended:
                     constraint.fill(mask)
             except Exception as fault:
-                faults[at] = fault
+                step.faults[at] = fault
                 mask[:] = 0xFFFFFFFF
-        return allowed, faults
+        return allowed
 
-    def _read(
-        self, logprobs: BatchLogprobs, told: Told, rows: Sequence[Row], tokens: Sequence[int]
+    def _delivered(self, fed: _Fed, tokens: Sequence[int]) -> list[Sampled]:
+        told = {} if fed.logprobs is None else self._logprobs(fed.logprobs, tokens)
+        sampled: list[Sampled] = []
+        for at, (one, token) in enumerate(zip(self.sequences, tokens, strict=True)):
+            if fed.deliver[at]:
+                one.delivered += 1
+                sampled.append(Sampled(one, token, told.get(id(one)), fed.faults.get(at)))
+        return sampled
+
+    def _run_ahead(self) -> list[Sampled] | None:
+        """A step with guesses for the one sequence; None, and no step, where there are none."""
+        assert self._speculation is not None
+        assert self._tokens is not None
+        assert self._cache is not None
+        (one,) = self.sequences
+        (token,) = _ids(self._tokens)
+        new = not one.fresh
+        tokens = self._speculation.advance(one, self._cache.layers, token, one.delivered + new)
+        if not tokens:
+            return None
+        fed = [token, *tokens[:-1]]
+        one.history += fed
+        one.fresh = False
+        self._tokens = mx.array(tokens[-1:], dtype=mx.uint32)
+        delivered = fed if new else fed[1:]
+        one.delivered += len(delivered)
+        return [Sampled(one, each) for each in delivered]
+
+    def _logprobs(
+        self,
+        pending: tuple[BatchLogprobs, Told, list[ExecutorSequence]],
+        tokens: Sequence[int],
     ) -> dict[int, TokenLogprob]:
-        """The log-probabilities of the tokens, by the row's identity: rows came and went since."""
-        fed = {id(row): token for row, token in zip(self.rows, tokens, strict=True)}
-        chosen = [fed.get(id(row), 0) for row in rows]
-        return {id(rows[at]): entry for at, entry in logprobs.read(told, chosen).items()}
+        """Log-probabilities of the tokens, by identity: sequences came and went since."""
+        logprobs, told, sampled_for = pending
+        fed = {id(one): token for one, token in zip(self.sequences, tokens, strict=True)}
+        chosen = [fed.get(id(one), 0) for one in sampled_for]
+        read = logprobs.read(told, chosen)
+        return {id(sampled_for[at]): entry for at, entry in read.items()}
 
     def _last_for_all(self) -> bool:
-        """Whether every row ends with the token at hand, so that no forward pass is needed."""
-        return all(
-            step >= 0 and len(row.generated) + 1 >= row.limit
-            for row, step in zip(self.rows, self._steps, strict=True)
-        )
-
-    def extract(self, row: Row) -> tuple[kv.RowCache, list[int]]:
-        """A copy of the row's KV, and the tokens that are in it."""
-        at = self.rows.index(row)
-        cache = kv.extract(self._cache, at) if self._shared else kv.clone(self._cache)
-        return cache, list(self._held[at])
-
-    def remove(self, leaving: Sequence[Row]) -> None:
-        """Drop rows; their slots are free at once."""
-        gone = set(map(id, leaving))
-        stay = [at for at, row in enumerate(self.rows) if id(row) not in gone]
-        if len(stay) == len(self.rows):
-            return
-        self._choosers = None
-        if self._speculation is not None:
-            self._speculation.left(leaving)
-        if not stay:
-            self.clear()
-            return
-        kv.keep(self._cache, stay)
-        assert self._tokens is not None
-        self._tokens = self._tokens[mx.array(stay)]
-        self.rows = [self.rows[at] for at in stay]
-        self._steps = [self._steps[at] for at in stay]
-        self._held = [self._held[at] for at in stay]
-
-    def clear(self) -> None:
-        self.rows, self._steps, self._held, self._cache = [], [], [], []
-        self._tokens = self._choosers = self._pending = None
-        if self._speculation is not None:
-            self._speculation.forget()
+        """Whether every sequence ends with the token at hand: no forward pass is needed."""
+        return all(not one.fresh and one.delivered + 1 >= one.limit for one in self.sequences)
 
     def _choose_choosers(self) -> _Choosers:
-        requests = [row.request for row in self.rows]
-        constrained = [at for at, row in enumerate(self.rows) if row.constraint is not None]
+        requests = [one.request for one in self.sequences]
+        constrained = [at for at, one in enumerate(self.sequences) if one.constraint is not None]
         self._choosers = _Choosers(
             BatchSampler(
                 [request.sampling for request in requests],
-                [
-                    Past(held, len(row.prompt), row.longest)
-                    for row, held in zip(self.rows, self._held, strict=True)
-                ],
+                [Past(one.history, len(one.prompt), one.longest) for one in self.sequences],
                 self._vocabulary,
                 end_ids=self._end_ids,
                 closed=[request.end_opens_at for request in requests],

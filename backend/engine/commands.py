@@ -24,6 +24,7 @@ class Submit:
 
     stored: a prefix of the prompt that was read from disk. plan: the prompt's continuations are to
     be scored, and nothing is generated. media: what stands for images and sounds in the prompt.
+    places: prompt lengths that later prompts are likely to share.
     """
 
     epoch: int
@@ -35,6 +36,7 @@ class Submit:
     stored: StoredPrefix | None = None
     plan: ScorePlan | None = None
     media: MediaPlan | None = None
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

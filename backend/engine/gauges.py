@@ -10,13 +10,16 @@ class Gauges:
     """Plain numbers for Status and GetMetrics: written on the engine thread, read on any.
 
     The totals count from the start of the thread. tokens_per_second is that of the latest step.
+    preemptions: sequences that lost their KV to memory and were computed again. unstored: answers
+    whose KV was larger than the whole prompt cache.
     """
 
     tokens_generated: int = 0
     prompt_tokens_processed: int = 0
     tokens_per_second: float = 0.0
     running: int = 0
-    waiting: int = 0
     row_bytes: int = 0
     prefix_bytes: int = 0
     feature_bytes: int = 0
+    preemptions: int = 0
+    unstored: int = 0

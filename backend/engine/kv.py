@@ -9,37 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedRow
 from backend.engine.vision.row_shift import RowShift
 
-_STEP: int = KVCache.step  # tokens by which a cache grows
-
 RowCache = list[Any]
-BatchCache = list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCost:
-    """What one row costs: bytes that grow with its tokens (up to `window`), and bytes that do not.
-
-    windowed: (bytes per token, most tokens) of layers with a sliding window.
-    """
-
-    per_token: int
-    fixed: int
-    windowed: tuple[tuple[int, int], ...] = ()
-
-    def of(self, tokens: int) -> int:
-        """Bytes of a row of so many tokens, with the caches' own growth step included."""
-        steps = -(-tokens // _STEP) * _STEP
-        bounded: int = sum(size * min(steps, most) for size, most in self.windowed)
-        return self.fixed + steps * self.per_token + bounded
+Snapshot = list[Any]
 
 
 def new_row(model: Any) -> RowCache:
@@ -65,7 +45,7 @@ def can_trim(cache: RowCache) -> bool:
 
 def always_trims(cache: RowCache) -> bool:
     """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
-    return all(type(layer) in (KVCache, QuantizedRow, RowShift) for layer in _leaves(cache))
+    return all(map(_keeps, cache))
 
 
 def trim(cache: RowCache, tokens: int) -> bool:
@@ -89,21 +69,16 @@ def can_batch(cache: RowCache) -> bool:
     return all(hasattr(layer, "merge") for layer in _leaves(cache))
 
 
-def evaluate(cache: RowCache | BatchCache) -> None:
+def evaluate(cache: RowCache) -> None:
     """Compute everything the cache holds. Raises what MLX raises."""
     mx.eval([layer.state for layer in cache])
 
 
-def nbytes(cache: RowCache | BatchCache) -> int:
+def nbytes(cache: RowCache) -> int:
     return sum(layer.nbytes for layer in cache)
 
 
-def to_batch(row: RowCache) -> BatchCache:
-    """A batch of one row, sharing nothing with `row`."""
-    return [layer.merge([layer]) for layer in row]
-
-
-def copies(row: RowCache, count: int) -> BatchCache:
+def copies(row: RowCache, count: int) -> RowCache:
     """A batch of so many rows that all hold what `row` holds; one row where none can be batched."""
     if not can_batch(row):
         assert count == 1, "this model's caches hold one sequence at a time"
@@ -111,21 +86,103 @@ def copies(row: RowCache, count: int) -> BatchCache:
     return [layer.merge([layer] * count) for layer in row]
 
 
-def extend(batch: BatchCache, other: BatchCache) -> None:
-    """Append the rows of `other` to `batch`."""
-    for layer, joining in zip(batch, other, strict=True):
-        layer.extend(joining)
+def snapshot(cache: RowCache) -> Snapshot:
+    """Copies of the layers that cannot be cut back; None in the place of the others."""
+    return [None if _keeps(layer) else _own(copy.deepcopy(layer)) for layer in cache]
 
 
-def keep(batch: BatchCache, rows: Sequence[int]) -> None:
-    """Drop every row that is not named."""
-    for layer in batch:
-        layer.filter(list(rows))
+def evaluated(kept: Snapshot) -> int:
+    """Compute a snapshot; returns its bytes. Raises what MLX raises."""
+    layers = [layer for layer in kept if layer is not None]
+    evaluate(layers)
+    return nbytes(layers)
 
 
-def extract(batch: BatchCache, row: int) -> RowCache:
-    """A copy of one row of the batch."""
-    return [layer.extract(row) for layer in batch]
+def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
+    """Cut the last `tokens` tokens off, with a snapshot of the layers that cannot be cut back.
+
+    kept: taken where the cache is to end; None: there is none. False: it cannot be done, and the
+    cache is unchanged.
+    """
+    if not tokens or can_trim(cache):
+        return trim(cache, tokens)
+    if kept is None:
+        return False
+    for at, layer in enumerate(cache):
+        if kept[at] is not None:
+            cache[at] = copy.deepcopy(kept[at])
+        else:
+            trim([layer], tokens)
+    return True
+
+
+def owned(cache: RowCache) -> RowCache:
+    """The cache with no bytes but its own: views of a larger buffer become copies."""
+    return [_own(layer) for layer in cache]
+
+
+class BatchCache:
+    """The KV of sequences that decode together; `layers` is what the model is called with."""
+
+    def __init__(self, rows: Sequence[RowCache]) -> None:
+        self._count = len(rows)
+        if len(rows) == 1:
+            self.layers = rows[0]
+            self._lone = True
+        else:
+            self.layers = _merged(rows)
+            self._lone = False
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.layers)
+
+    def join(self, rows: Sequence[RowCache]) -> None:
+        if not can_batch(rows[0]):
+            raise ValueError("this model's caches hold one sequence at a time")
+        self._count += len(rows)
+        if self._lone:
+            self.layers = _merged([self.layers, *rows])
+            self._lone = False
+            return
+        joining = _merged(rows)
+        for layer, other in zip(self.layers, joining, strict=True):
+            layer.extend(other)
+
+    def leave(self, places: Sequence[int]) -> None:
+        stay = [place for place in range(self._count) if place not in set(places)]
+        for layer in self.layers:
+            layer.filter(stay)
+        self._count = len(stay)
+
+    def extract(self, place: int) -> RowCache:
+        if self._lone:
+            return clone(self.layers)
+        return [layer.extract(place) for layer in self.layers]
+
+
+def _merged(rows: Sequence[RowCache]) -> list[Any]:
+    return [layers[0].merge(layers) for layers in zip(*rows, strict=True)]
+
+
+class PrefillGroup:
+    """Sequences that are prefilled together, each with its own number of new tokens."""
+
+    def __init__(self, rows: Sequence[RowCache], counts: Sequence[int]) -> None:
+        self.layers = _merged(rows)
+        self._rows = len(rows)
+        padding = [max(counts) - count for count in counts]
+        self._padded = any(padding)
+        if self._padded:
+            for layer in self.layers:
+                layer.prepare(lengths=list(counts), right_padding=padding)
+
+    def split(self) -> list[RowCache]:
+        """The caches of the sequences, after the model ran."""
+        if self._padded:
+            for layer in self.layers:
+                layer.finalize()
+        return [[layer.extract(row) for layer in self.layers] for row in range(self._rows)]
 
 
 def vocabulary_size(model: Any) -> int:
@@ -151,6 +208,18 @@ def cost(model: Any) -> CacheCost:
         else:
             fixed += layer.nbytes
     return CacheCost(per_token, fixed, tuple(windowed))
+
+
+def _keeps(layer: Any) -> bool:
+    """Whether a layer keeps every token, so that it can be cut back to any length."""
+    return all(type(leaf) in (KVCache, QuantizedRow, RowShift) for leaf in _leaves([layer]))
+
+
+def _own(layer: Any) -> Any:
+    for leaf in _leaves([layer]):
+        if type(leaf) is ArraysCache:
+            leaf.cache = [None if part is None else mx.contiguous(part) for part in leaf.cache]
+    return layer
 
 
 def _room(layer: Any) -> int:

@@ -171,6 +171,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         cost = kv.cost(loaded.model)
         vocabulary = kv.vocabulary_size(loaded.model)
         batches = kv.can_batch(kv.new_row(loaded.model))
+        trims = kv.always_trims(kv.new_row(loaded.model))
     except EngineError:
         raise
     except Exception as fault:
@@ -206,6 +207,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         cost=cost,
         slots=slots,
         batches=batches,
+        trims=trims,
         weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.drafting.loading import Drafting
-from backend.engine.kv import CacheCost
+from backend.engine.plan import CacheCost
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ class EngineModel:
 
     vocabulary: width of its logits. new_text: a row's decoder; the argument says whether its text
     goes on from the prompt's. slots: rows that may decode together. batches: whether its caches
-    can hold several sequences. memory_limit: bytes that MLX may use in all; weights_bytes of them
+    can hold several sequences. trims: whether they can all be cut back.
+    memory_limit: bytes that MLX may use in all; weights_bytes of them
     are taken by the model itself. drafting: how it guesses
     ahead while one row decodes. disk: prompt caches that survive the process. media: what reads
     images and sounds, where the model takes any.
@@ -42,4 +43,5 @@ class EngineModel:
     drafting: Drafting | None = None
     disk: DiskCache | None = None
     batches: bool = True
+    trims: bool = True
     media: MediaReader | None = None

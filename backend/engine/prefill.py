@@ -8,8 +8,6 @@ still waits for no more than that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 SMALLEST_STEP = 32
 _IDLE_PAUSE = 4.0  # times the allowed pause, while no stream is running
 _MEMORY = 0.7  # weight of earlier measurements
@@ -31,6 +29,11 @@ class Pace:
         fitting = int(pause / self._seconds_per_token) // SMALLEST_STEP * SMALLEST_STEP
         return min(max(fitting, SMALLEST_STEP), self._most)
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The measured speed; None until a step was measured."""
+        return 1 / self._seconds_per_token if self._seconds_per_token else None
+
     def measured(self, tokens: int, seconds: float) -> None:
         """Learn from a step. Steps of a few tokens cost mostly overhead and teach nothing."""
         if tokens < SMALLEST_STEP:
@@ -40,13 +43,3 @@ class Pace:
             self._seconds_per_token = latest
         else:
             self._seconds_per_token = _MEMORY * self._seconds_per_token + (1 - _MEMORY) * latest
-
-
-def chunk_end(filled: int, prompt_length: int, budget: int, checkpoints: Sequence[int]) -> int:
-    """Where the next chunk of a prompt ends.
-
-    The last token is never prefilled: the first decode step feeds it. A chunk stops at a
-    checkpoint, because the state of a recurrent layer can be copied only where it is.
-    """
-    end = min(filled + budget, prompt_length - 1)
-    return min([end, *(place for place in checkpoints if place > filled)])

@@ -1,329 +1,311 @@
-"""Runs the rows of one model: admits, prefills in chunks between decode steps, decodes, finishes.
+"""Runs the sequences of one model: the planner decides a step, the executor carries it out.
 
-Everything happens on the engine thread, one `step` at a time. A row is in exactly one place:
-`waiting`, `prefilling`, or the batch; whoever cancels looks in those three.
+Everything happens on the engine thread, one `step` at a time: plan, launch, read and deliver the
+tokens of the step before, then wait for what holds up no token.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from backend.engine import kv, prompt_logprobs
-from backend.engine.admission import bytes_with, kv_bytes
-from backend.engine.batch import DecodeBatch, Sampled
+from backend.engine.batch import Sampled
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.events import Event
+from backend.engine.executor import Executor, ExecutorSequence, Failure
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
-from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
-from backend.engine.prompt_store import PromptStore, Report
-from backend.engine.row import Row
-from backend.engine.score_plan import ScorePlan
+from backend.engine.output import Output
+from backend.engine.plan import (
+    Arrived,
+    Ended,
+    Generated,
+    Limits,
+    Lost,
+    MemoryShort,
+    PlannerEvent,
+    Refusal,
+    Started,
+)
+from backend.engine.planner import Planner
+from backend.engine.prefix_index import PrefixKey
 from backend.engine.scoring import Scoring
 from common.stop_strings import StopMatcher
 
 Publish = Callable[[int, Event | EngineError], None]
+Report = Callable[[str, BaseException], None]
 
-_TIDY_EVERY = 512  # decode steps between two returns of freed buffers to the system
-_WEIGH_EVERY = 32  # decode steps between two readings of the bytes of KV
+_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
+_WEIGH_EVERY = 32  # steps between two readings of the bytes of KV
 _MIB = 1 << 20
 
 
 class Scheduler:
-    """Owner of all rows of one loaded model.
+    """Owner of the planner, the executor and the answers of one loaded model.
 
-    publish: tells a row's owner of an event or of the row's failure. report: logs a fault with
-    its exception.
+    publish: takes an event or a failure for a sequence's owner. flush: hands over what was
+    published before the step goes on. report: logs a fault with its exception.
     """
 
     def __init__(
-        self, model: EngineModel, publish: Publish, report: Report, gauges: Gauges
+        self,
+        model: EngineModel,
+        publish: Publish,
+        report: Report,
+        gauges: Gauges,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._publish = publish
         self._report = report
         self._gauges = gauges
-        self._pace = Pace(model.prefill_chunk, model.stall_ms)
+        self._flush = flush
         self._steps = 0
-        self.waiting: deque[Row] = deque()
-        self.prefilling: deque[Row] = deque()
-        self.batch = DecodeBatch(model.model, model.end_tokens, model.vocabulary, model.drafting)
-        self.store = PromptStore(model, report)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.waiting or self.prefilling or self.batch.rows)
-
-    @property
-    def admitted(self) -> list[Row]:
-        return [*self.prefilling, *self.batch.rows]
-
-    def submit(self, command: Submit) -> None:
-        self.waiting.append(
-            Row(
-                ticket=command.ticket,
-                request=command.request,
-                prompt=command.prompt,
-                limit=command.limit,
-                text=self._model.new_text(command.request.prompt.continues),
-                stop=StopMatcher(command.request.stop),
-                constraint=command.constraint,
-                stored=command.stored,
-                scoring=self._scoring(command.plan),
-                stable=0 if command.plan is None else command.plan.stable,
-                media=command.media,
+        self._outputs: dict[int, Output] = {}
+        self._events: list[PlannerEvent] = []
+        self._retried: set[int] = set()
+        self._unstarted: set[int] = set()  # sequences that generate nothing
+        self.executor = Executor(model)
+        self.planner = Planner(
+            Limits(
+                cost=model.cost,
+                slots=model.slots,
+                room=model.memory_limit - model.weights_bytes,
+                prompt_cache=model.prompt_cache_bytes,
+                max_entries=model.max_cache_entries,
+                prefill_chunk=model.prefill_chunk,
+                stall_ms=model.stall_ms,
+                batches=model.batches,
+                trims=model.trims,
             )
         )
 
-    def _scoring(self, plan: ScorePlan | None) -> Scoring | None:
-        return None if plan is None else Scoring(plan, side_by_side=self._model.batches)
+    @property
+    def busy(self) -> bool:
+        return bool(self._outputs or self._events or self.planner.busy)
+
+    def submit(self, command: Submit) -> None:
+        """Take a sequence in; the next step may start it."""
+        request, plan, media = command.request, command.plan, command.media
+        constraint = command.constraint
+        scoring = None if plan is None else Scoring(plan, side_by_side=self._model.batches)
+        sequence = ExecutorSequence(
+            number=command.ticket,
+            request=request,
+            prompt=command.prompt,
+            limit=command.limit,
+            constraint=constraint,
+            scoring=scoring,
+            media=media,
+            stored=command.stored,
+        )
+        text = self._model.new_text(request.prompt.continues)
+        self._outputs[command.ticket] = Output(sequence, text, StopMatcher(request.stop))
+        self.executor.add(sequence)
+        generates = not (request.prompt_only or (constraint is not None and constraint.ended))
+        joins = generates and scoring is None
+        if not joins:
+            self._unstarted.add(command.ticket)
+        self._events.append(
+            Arrived(
+                sequence=command.ticket,
+                key=PrefixKey(command.prompt if media is None else media.key),
+                tokens=tuple(command.prompt),
+                limit=command.limit,
+                spans=() if media is None else tuple((s.start, s.stop) for s in media.spans),
+                places=command.places if plan is None else (plan.stable,),
+                on_disk=command.stored.length if command.stored else 0,
+                width=1 if scoring is None else 1 + scoring.width,
+                fresh=request.prompt_logprobs is not None,
+                alone=media is not None or request.prompt_logprobs is not None,
+                joins=joins,
+                scores=scoring is not None,
+            )
+        )
 
     def cancel(self, ticket: int) -> None:
-        """Take a row out wherever it is. Its owner knows, so nothing is published."""
-        for queue in (self.waiting, self.prefilling):
-            for row in queue:
-                if row.ticket == ticket:
-                    queue.remove(row)
-                    self._settle()
-                    return
-        self.batch.remove([row for row in self.batch.rows if row.ticket == ticket])
-        self._settle()
+        """End a sequence. Its owner knows, so nothing is published."""
+        if self._outputs.pop(ticket, None) is not None:
+            self._events.append(Ended(ticket))
 
     def cancel_all(self, error: EngineError) -> None:
-        """End every row with an error and forget every stored prefix."""
-        for row in [*self.waiting, *self.admitted]:
-            self._publish(row.ticket, error)
-        self.waiting.clear()
-        self.prefilling.clear()
-        self.batch.clear()
-        self.store.memory.clear()
-        if self._model.media is not None:
-            self._model.media.features.clear()
+        """End every sequence with an error and forget every stored prefix."""
+        for ticket in self._outputs:
+            self._publish(ticket, error)
+            self._events.append(Ended(ticket, failed=True))
+        self._outputs.clear()
+        self._events.append(MemoryShort())
+        while self.busy:
+            self.executor.launch(self.planner.plan(self._now(), self._take_events()))
+        self.executor.clear()
         self._settle()
 
     def step(self) -> None:
-        """One round: every running row gets a token, every prefilling row gets its turn."""
-        self._admit()
-        self._prefill()
-        self._make_room()
-        self._decode()
+        """One round: every sequence that decodes gets a token, prefill gets its share."""
+        plan = self.planner.plan(self._now(), self._take_events())
+        for refusal in plan.refuse:
+            self._refuse(refusal)
+        self._learn(self.executor.launch(plan))
+        started = time.perf_counter()
+        sampled = self.executor.read()
+        for one in sampled:
+            self._deliver(one)
+        self._flush()
+        self._learn(self.executor.settle(idle=not plan.decode))
+        self._finish_unstarted()
+        self._fail_broken()
+        self._steps += 1
+        if sampled:
+            self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - started)
         self._settle()
 
-    def _admit(self) -> None:
-        expecting = 0  # rows at the head of the queue that wait for a sibling, and keep a slot
-        while expecting < len(self.waiting) and self._has_slot(expecting):
-            row = self.waiting[expecting]
-            if self._expects(row):
-                expecting += 1
-                continue
-            needed = self._model.weights_bytes + bytes_with(self._model.cost, self.admitted, row)
-            if needed > self._model.memory_limit:
-                if row.scoring is not None and row.scoring.width > 1:
-                    row.scoring.width //= 2
-                    continue
-                if self.admitted:
-                    return
-                del self.waiting[expecting]
-                self._publish(row.ticket, self._too_large(row, needed))
-                continue
-            self.store.memory.shrink(self._model.memory_limit - needed)
-            del self.waiting[expecting]
-            row.admit()
-            try:
-                self.store.start(row)
-                self._open_media(row)
-                self.prefilling.append(row)
-            except Exception as fault:
-                self._fail(row, "prefix reuse", fault)
+    def _now(self) -> float:
+        return time.monotonic()
 
-    def _open_media(self, row: Row) -> None:
-        if self._model.media is not None:
-            assert row.cache is not None
-            row.media_prefill = self._model.media.begin(row.media, row.prompt, row.cache)
+    def _take_events(self) -> list[PlannerEvent]:
+        events, self._events = self._events, []
+        return events
 
-    def _has_slot(self, kept: int) -> bool:
-        return len(self.admitted) + kept < self._model.slots
-
-    def _expects(self, row: Row) -> bool:
-        """Whether the row is better off once a row in prefill has read what both begin with."""
-        sibling = row.sibling
-        if sibling is None or sibling.reached or sibling.row not in self.prefilling:
-            sibling = row.sibling = self.store.sibling(row, self.prefilling)
-        return sibling is not None and not sibling.reached
-
-    def _prefill(self) -> None:
-        budget = self._pace.tokens(running=bool(self.batch.rows))
-        while self.prefilling and budget > 0:
-            row = self.prefilling.popleft()
-            try:
-                if row.scoring is not None and row.filled == len(row.prompt) - 1:
-                    budget -= self._score(row, row.scoring, budget)
-                else:
-                    budget -= self._prefill_chunk(row, budget)
-                if row.prefilled:
-                    self._start(row)
-                else:
-                    self.prefilling.append(row)
-            except Exception as fault:
-                self._fail(row, "prefill", fault)
-
-    def _prefill_chunk(self, row: Row, budget: int) -> int:
-        """Run one chunk; returns what it counts against the budget of this step."""
-        assert row.cache is not None
-        alternatives = row.request.prompt_logprobs
-        if alternatives is not None:
-            budget = min(budget, prompt_logprobs.longest_chunk(self._model.vocabulary))
-        end = chunk_end(row.filled, len(row.prompt), budget, row.checkpoints)
-        tokens = end - row.filled
-        if row.media_prefill is not None and (seen := row.media_prefill.look(row.filled, end)):
-            return seen  # a step of its own: it cannot be cut, and says nothing of the pace
-        if tokens > 0:
-            started = time.perf_counter()
-            logits = self._run(row, row.filled, end)
-            if alternatives is not None:
-                following = row.prompt[row.filled + 1 : end + 1]
-                row.prompt_logprobs += prompt_logprobs.read(logits[0], following, alternatives)
-            kv.evaluate(row.cache)
-            self._pace.measured(tokens, time.perf_counter() - started)
-            self._gauges.prompt_tokens_processed += tokens
-            row.filled = end
-        self.store.prefilled(row, tokens)
-        return max(tokens, SMALLEST_STEP)
-
-    def _run(self, row: Row, start: int, end: int) -> mx.array:
-        """Logits of a stretch of the prompt, which goes into the row's cache."""
-        assert row.cache is not None
-        if row.media_prefill is not None:
-            return row.media_prefill.run(start, end, row.cache)
-        logits: mx.array = self._model.model(mx.array([row.prompt[start:end]]), cache=row.cache)
-        return logits
-
-    def _score(self, row: Row, scoring: Scoring, budget: int) -> int:
-        """Run one stretch of the continuations; returns what it counts against the budget."""
-        assert row.cache is not None
-        started = time.perf_counter()
-        ran, read = scoring.step(self._model.model, self._model.vocabulary, row.cache, budget)
-        self._pace.measured(ran, time.perf_counter() - started)
-        self._gauges.prompt_tokens_processed += read
-        return max(ran, SMALLEST_STEP)
-
-    def _start(self, row: Row) -> None:
-        """Move a prefilled row into the batch."""
-        assert row.cache is not None
-        cache, row.cache = row.cache, None
-        row.read_media()
-        grammar_ended = row.constraint is not None and row.constraint.ended
-        if row.request.prompt_only or row.scoring is not None or grammar_ended:
-            for event in row.finish_unstarted():
-                self._publish(row.ticket, event)
-            return
-        self.batch.join(row, cache)
-        self._gauges.prompt_tokens_processed += 1  # the last one, which decode feeds
-
-    def _make_room(self) -> None:
-        """Keep the rows within the memory limit as they grow; who came last yields first.
-
-        A row that has said nothing yet goes back to wait; one that has must be told.
-        """
-        while self.admitted:
-            needed = self._model.weights_bytes + kv_bytes(self._model.cost, self.admitted)
-            if needed <= self._model.memory_limit:
-                self.store.memory.shrink(self._model.memory_limit - needed)
-                return
-            if self.prefilling:
-                row = self.prefilling.pop()
-                row.restart()
-                self.waiting.appendleft(row)
-                continue
-            row = self.batch.rows[-1]
-            self.batch.remove([row])
-            self._publish(
-                row.ticket,
-                Overloaded(
-                    f"the KV cache is full after {len(row.generated)} generated tokens: ask again"
-                    " later, ask for fewer tokens, or load the model with fewer parallel rows"
-                ),
-            )
-
-    def _decode(self) -> None:
-        if not self.batch.rows:
-            return
-        started = time.perf_counter()
-        try:
-            sampled = self.batch.step()
-        except Exception as fault:
-            self._report("decode", fault)
-            for row in self.batch.rows:
-                self._publish(row.ticket, _fault(fault))
-            self.batch.clear()
-            return
-        ended: list[Row] = []
-        for one in sampled:
-            if one.row not in ended and self._hand_out(one):
-                ended.append(one.row)
-        for row in ended:
-            if row.ended is not None:
-                self.store.answered(row, self.batch)
-        self.batch.remove(ended)
-        self._count(len(sampled), time.perf_counter() - started)
-
-    def _hand_out(self, sampled: Sampled) -> bool:
-        """Publish what the token gave; True when it was the row's last."""
-        row, before = sampled.row, len(sampled.row.generated)
-        if sampled.fault is not None:
-            self._fail(row, "grammar", sampled.fault)
-            return True
-        try:
-            events = row.take(sampled.token, self._model.end_tokens, sampled.logprob)
-        except Exception as fault:
-            self._fail(row, "text", fault)
-            return True
-        self._gauges.tokens_generated += len(row.generated) - before
+    def _learn(self, events: list[PlannerEvent]) -> None:
         for event in events:
-            self._publish(row.ticket, event)
-        return row.ended is not None
+            if isinstance(event, Started) and (output := self._outputs.get(event.sequence)):
+                output.started(event.reused)
+        self._events += events
 
-    def _fail(self, row: Row, where: str, fault: Exception) -> None:
-        """A fault of one row ends that row alone."""
+    def _deliver(self, sampled: Sampled) -> None:
+        """Publish what a token gave."""
+        number = sampled.sequence.number
+        output = self._outputs.get(number)
+        if output is None:
+            return
+        if sampled.fault is not None:
+            self._fail(number, "grammar", sampled.fault)
+            return
+        before = len(output.generated)
+        try:
+            events = output.take(sampled.token, self._model.end_tokens, sampled.logprob)
+        except Exception as fault:
+            self._fail(number, "text", fault)
+            return
+        self._gauges.tokens_generated += len(output.generated) - before
+        self._events.append(Generated(number, (sampled.token,)))
+        self._end_if_over(number, events)
+
+    def _end_if_over(self, number: int, events: Sequence[Event]) -> None:
+        output = self._outputs[number]
+        for event in events:
+            self._publish(number, event)
+        if output.ended is not None:
+            output.sequence.finished = True
+            del self._outputs[number]
+            self._retried.discard(number)
+            self._events.append(Ended(number))
+
+    def _finish_unstarted(self) -> None:
+        """End the sequences whose prompt, or whose scores, were all that was wanted."""
+        for number in [number for number in self._unstarted if number in self._outputs]:
+            output = self._outputs[number]
+            sequence = output.sequence
+            if sequence.scoring is not None:
+                over = sequence.scoring.done
+            else:
+                whole = len(sequence.history) >= len(sequence.prompt) - 1
+                over = (
+                    whole and sequence.cache is not None and not self.executor.in_flight(sequence)
+                )
+            if over:
+                self._end_if_over(number, output.finish_unstarted())
+        self._unstarted &= self._outputs.keys()
+
+    def _fail_broken(self) -> None:
+        """End the sequences whose step failed; after a failed allocation they are retried once."""
+        failures, self.executor.failures = self.executor.failures, []
+        for failure in failures:
+            self._handle(failure)
+
+    def _handle(self, failure: Failure) -> None:
+        short = _is_allocation_failure(failure.fault)
+        if short:
+            self._events.append(MemoryShort())
+            mx.clear_cache()
+        if not failure.sequences:
+            self._report(failure.where, failure.fault)
+        for number in failure.sequences:
+            if short and number not in self._retried and number in self._outputs:
+                self._retried.add(number)
+                self._events.append(Lost(number))
+            else:
+                self._fail(number, failure.where, failure.fault, short=short)
+
+    def _fail(self, number: int, where: str, fault: Exception, *, short: bool = False) -> None:
+        """A fault of one sequence ends that sequence alone."""
+        if self._outputs.pop(number, None) is None:
+            return
+        self._retried.discard(number)
+        self._events.append(Ended(number, failed=True))
         if isinstance(fault, EngineError):
-            self._publish(row.ticket, fault)
+            self._publish(number, fault)
             return
         self._report(where, fault)
-        self._publish(row.ticket, _fault(fault))
+        self._publish(number, self._out_of_memory() if short else _fault(fault))
 
-    def _count(self, tokens: int, seconds: float) -> None:
-        self._steps += 1
-        if tokens and seconds > 0:
-            self._gauges.tokens_per_second = tokens / seconds
-        if self._steps % _TIDY_EVERY == 0:
-            mx.clear_cache()
+    def _refuse(self, refusal: Refusal) -> None:
+        output = self._outputs.pop(refusal.sequence, None)
+        if output is None:
+            return
+        limit = self._model.memory_limit // _MIB
+        if output.generated:
+            error = Overloaded(
+                f"the KV cache is full after {len(output.generated)} generated tokens: it needs"
+                f" {(refusal.needed + self._model.weights_bytes) // _MIB} MiB with the model, but"
+                f" the limit is {limit} MiB: ask for fewer tokens, or raise memory_limit_mib"
+            )
+        else:
+            error = Overloaded(
+                f"a prompt of {len(output.sequence.prompt)} tokens with its output needs"
+                f" {(refusal.needed + self._model.weights_bytes) // _MIB} MiB with the model, but"
+                f" the limit is {limit} MiB: shorten the prompt, ask for fewer tokens, or raise"
+                " memory_limit_mib"
+            )
+        self._publish(refusal.sequence, error)
+
+    def _out_of_memory(self) -> Overloaded:
+        return Overloaded(
+            "the device is out of memory, and nothing is left to evict:"
+            f" {mx.get_active_memory() // _MIB} MiB are in use of"
+            f" {self._model.memory_limit // _MIB} MiB: ask again later, shorten the prompt, or"
+            " load the model with a smaller memory_limit_mib or fewer parallel requests"
+        )
 
     def _settle(self) -> None:
         """Update the gauges; with nothing left to run, give freed buffers back to the system."""
         gauges = self._gauges
-        gauges.waiting = len(self.waiting)
-        gauges.running = len(self.prefilling) + len(self.batch)
+        gauges.running = len(self.planner.admitted)
+        gauges.prompt_tokens_processed += self.executor.prompt_tokens
+        self.executor.prompt_tokens = 0
         if self.busy and self._steps % _WEIGH_EVERY:
             return
-        own = sum(kv.nbytes(row.cache) for row in self.prefilling if row.cache is not None)
-        gauges.row_bytes = own + self.batch.nbytes
-        gauges.prefix_bytes = self.store.memory.nbytes
+        gauges.row_bytes = self.executor.row_bytes
+        gauges.prefix_bytes = self.executor.entry_bytes
         gauges.feature_bytes = self._model.media.features.nbytes if self._model.media else 0
+        gauges.preemptions = self.planner.preemptions
+        gauges.unstored = self.planner.unstored
         if not self.busy:
             gauges.tokens_per_second = 0.0
+            self.executor.rest()
+        if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
 
-    def _too_large(self, row: Row, needed: int) -> Overloaded:
-        return Overloaded(
-            f"a prompt of {len(row.prompt)} tokens with its output needs {needed // _MIB} MiB with"
-            f" the model, but the limit is {self._model.memory_limit // _MIB} MiB: shorten the"
-            " prompt, ask for fewer tokens, or raise memory_limit_mib"
-        )
+
+def _is_allocation_failure(fault: Exception) -> bool:
+    """Whether MLX, or Python, could not get memory; mlx 0.32.4 has no exception class for it."""
+    text = str(fault).lower()
+    return isinstance(fault, MemoryError) or any(
+        sign in text for sign in ("allocat", "out of memory", "bad_alloc", "insufficient memory")
+    )
 
 
 def _fault(fault: Exception) -> EngineFailed:

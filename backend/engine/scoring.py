@@ -27,7 +27,7 @@ class _Rectangle:
     """Continuations that run together; `fed` tokens of each are in the cache."""
 
     places: Sequence[int]
-    cache: kv.BatchCache
+    cache: kv.RowCache
     fed: int = 0
 
 
@@ -41,8 +41,9 @@ class Scoring:
         self._longer = sorted(longer, key=lambda at: -len(plan.continuations[at].tokens))
         self.restart()
 
-    def restart(self) -> None:
-        """Forget what was computed: the row has given its KV back."""
+    def restart(self, width: int | None = None) -> None:
+        """Forget what was computed: the sequence has no KV. width: continuations side by side."""
+        self.width = width or self.width
         self._values: list[list[float]] = [[] for _ in self._plan.continuations]
         self._waiting = list(self._longer)
         self._rectangle: _Rectangle | None = None

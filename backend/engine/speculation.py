@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -17,8 +17,10 @@ from backend.engine import kv
 from backend.engine.drafting.loading import Drafting
 from backend.engine.drafting.verify import Sample, verify_step
 from backend.engine.penalties import Past
-from backend.engine.row import Row
 from backend.engine.sampling import BatchSampler
+
+if TYPE_CHECKING:
+    from backend.engine.executor import ExecutorSequence
 
 _NOTHING = Past((), 0, 1)
 
@@ -32,33 +34,34 @@ class Speculation:
         self._vocabulary = vocabulary
         self._end_ids = end_ids
         self._drafter = drafting.new_drafter()
-        self._row: Row | None = None
+        self._row: ExecutorSequence | None = None
         self._samplers: dict[int, BatchSampler] = {}
 
-    def fits(self, rows: Sequence[Row], length: int) -> bool:
-        """Whether guessing may pay now. length: tokens of the one row."""
+    def fits(self, rows: Sequence[ExecutorSequence]) -> bool:
+        """Whether guessing may pay now: it is for one row alone."""
         if len(rows) != 1 or rows[0].media is not None:
             return False
         row = rows[0]
+        length = len(row.history) + 1
         request = row.request
         if row.constraint or request.sampling.remembers or request.logprobs is not None:
             return False
         return self._most_for(row) > 0 and (self._row is not row or self._drafter.ready(length))
 
     def advance(
-        self, row: Row, cache: kv.BatchCache, held: Sequence[int], token: int, step: int
+        self, row: ExecutorSequence, cache: kv.RowCache, token: int, step: int
     ) -> list[int]:
         """The tokens after `token`, 1 or more, or none where there was no guess.
 
-        held: the row's tokens in the cache. step: tokens generated up to and including `token`.
-        The cache then holds `token` and all that is returned but the last.
+        cache: the row's KV, of the tokens in its history. step: tokens generated up to and
+        including `token`. The cache then has `token` and all that is returned but the last.
         """
         if self._row is not row:
             self.forget()
             self._row = row
         if token in self._end_ids and not row.request.ignore_eos:
             return []
-        guesses = self._drafter.propose([*held, token], self._most_for(row))
+        guesses = self._drafter.propose([*row.history, token], self._most_for(row))
         if not guesses:
             return []
         tokens = verify_step(
@@ -67,8 +70,8 @@ class Speculation:
         self._drafter.told(len(guesses), len(tokens) - 1)
         return tokens
 
-    def left(self, rows: Sequence[Row]) -> None:
-        """Rows have left the batch."""
+    def left(self, rows: Sequence[ExecutorSequence]) -> None:
+        """ExecutorSequences have left the batch."""
         if any(row is self._row for row in rows):
             self.forget()
 
@@ -77,15 +80,15 @@ class Speculation:
         self._samplers.clear()
         self._drafter.forget()
 
-    def _most_for(self, row: Row) -> int:
+    def _most_for(self, row: ExecutorSequence) -> int:
         """Guesses that fit: the token at hand and the choice after the last guess count as well."""
         wanted = row.request.n_draft or self._most
-        return min(wanted, row.limit - len(row.generated) - 2)
+        return min(wanted, row.limit - row.delivered - 2)
 
-    def _closing(self, row: Row) -> list[int]:
+    def _closing(self, row: ExecutorSequence) -> list[int]:
         return [] if row.request.ignore_eos else self._end_ids
 
-    def _sample(self, row: Row) -> Sample:
+    def _sample(self, row: ExecutorSequence) -> Sample:
         """The row's own sampler, at as many successive steps as there are logits."""
 
         def sample(logits: mx.array, fed: mx.array, steps: list[int]) -> mx.array:

@@ -19,6 +19,7 @@ from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.events import Event
 from backend.engine.gauges import Gauges
+from backend.engine.prefix_index import PrefixKey
 
 if TYPE_CHECKING:
     from backend.engine.embedding.encode_queue import EncodeQueue
@@ -60,7 +61,7 @@ class Worker:
     def held(self, prompt: Sequence[int]) -> int:
         """How many of the prompt's tokens have their KV in memory; a hint that may be outdated."""
         scheduler = self._scheduler
-        return 0 if scheduler is None else scheduler.store.memory.held(prompt)
+        return 0 if scheduler is None else scheduler.planner.index.find(PrefixKey(prompt)).length
 
     def join(self, timeout: float) -> bool:
         """Wait for the thread's end; False when it is still running."""
@@ -157,7 +158,9 @@ class Worker:
         self._end_all(Cancelled("another model was loaded"))
         self._drop_model()
         if loaded.engine is not None:
-            self._scheduler = Scheduler(loaded.engine, self._publish, self._report, self.gauges)
+            self._scheduler = Scheduler(
+                loaded.engine, self._publish, self._report, self.gauges, self._flush
+            )
         if loaded.encoder is not None:
             self._encoder = EncodeQueue(loaded.encoder, self._publish, self._report, self.gauges)
         self._epoch = command.epoch

@@ -29,6 +29,7 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
         "end_tokens": frozenset({0}),
         "new_text": lambda continues: ByteStream(table, strip_first_space=False),
         "cost": kv.cost(model),
+        "trims": kv.always_trims(kv.new_row(model)),
         "slots": 6,
         "weights_bytes": 0,
         "memory_limit": 512 * MIB,
@@ -86,6 +87,14 @@ class Rounds:
 
     def step(self) -> None:
         self.scheduler.step()
+
+    def tickets(self, state: str) -> list[int]:
+        """The sequences that the planner has in a state."""
+        return [one.number for one in self.scheduler.planner.of(state)]
+
+    @property
+    def admitted(self) -> list[int]:
+        return [one.number for one in self.scheduler.planner.admitted]
 
     def drain(self, most: int = 10_000) -> None:
         for _ in range(most):

@@ -49,7 +49,7 @@ def test_one_who_comes_while_the_other_is_read_starts_from_what_is_read() -> Non
     rounds.submit(1, [9], 400, ignore_eos=True)
     rounds.step()
     rounds.submit(2, PROMPT, 5, ignore_eos=True)
-    while not any(row.filled > 100 for row in rounds.scheduler.prefilling):
+    while not any(one.filled > 100 for one in rounds.scheduler.planner.of("prefill")):
         rounds.step()
     rounds.submit(3, [*PROMPT[:90], 7, 7, 7], 5, ignore_eos=True)
     rounds.step()
@@ -67,10 +67,10 @@ def test_who_waits_for_another_goes_alone_when_that_one_leaves() -> None:
     for ticket in (1, 2, 3):
         rounds.submit(ticket, PROMPT, 5, ignore_eos=True)
     rounds.step()
-    assert [row.ticket for row in rounds.scheduler.prefilling] == [1]
+    assert rounds.tickets("prefill") == [1]
     rounds.scheduler.cancel(1)
     rounds.step()
-    assert [row.ticket for row in rounds.scheduler.prefilling] == [2]
+    assert rounds.tickets("prefill") == [2]
     rounds.drain()
     assert rounds.heard[2].finished
     assert rounds.heard[3].finished
@@ -80,15 +80,17 @@ def test_who_waits_for_another_keeps_its_slot_and_holds_nobody_up() -> None:
     rounds = Rounds(engine_model(random_model("full"), slots=3))
     rounds.submit(1, PROMPT, 400, ignore_eos=True)
     rounds.submit(2, PROMPT, 400, ignore_eos=True)
-    rounds.submit(3, [5, 6, 7], 400, ignore_eos=True)
-    rounds.submit(4, [6, 7, 8], 400, ignore_eos=True)
     rounds.step()
-    assert [row.ticket for row in rounds.scheduler.waiting] == [2, 4]
-    assert sorted(row.ticket for row in rounds.scheduler.admitted) == [1, 3]
+    rounds.submit(3, [5, 6, 7], 400, ignore_eos=True)
+    rounds.step()
+    rounds.submit(4, [*PROMPT[::-1], *PROMPT], 400, ignore_eos=True)
+    rounds.step()
+    assert rounds.tickets("waiting") == [2, 4]
+    assert sorted(rounds.admitted) == [1, 3]
     while not rounds.heard[2].text:
         rounds.step()
-    assert [row.ticket for row in rounds.scheduler.waiting] == [4]
-    assert sorted(row.ticket for row in rounds.scheduler.admitted) == [1, 2, 3]
+    assert rounds.tickets("waiting") == [4]
+    assert sorted(rounds.admitted) == [1, 2, 3]
 
 
 def test_without_a_prefix_cache_nobody_waits() -> None:
@@ -96,5 +98,5 @@ def test_without_a_prefix_cache_nobody_waits() -> None:
     for ticket in (1, 2):
         rounds.submit(ticket, PROMPT, 5, ignore_eos=True)
     rounds.step()
-    assert len(rounds.scheduler.prefilling) == 2
+    assert len(rounds.tickets("prefill")) == 2
     rounds.drain()

@@ -41,7 +41,7 @@ from backend.engine.disk_cache.index import (
 )
 from backend.engine.disk_cache.layout import Layout, StoredLayer, refusal
 from backend.engine.disk_cache.saves import Save, SaveQueue
-from backend.engine.prefix_cache import Tokens
+from backend.engine.prefix_index import Tokens
 from common.options import shown
 
 _log = logging.getLogger(__name__)

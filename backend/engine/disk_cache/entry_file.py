@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend.engine.disk_cache.layout import ITEM_BYTES, ArraySpec, StoredLayer
-from backend.engine.prefix_cache import Tokens
+from backend.engine.prefix_index import Tokens
 
 MAGIC = b"mlxkv\x00\x00\x01"
 

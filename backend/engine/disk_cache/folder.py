@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from backend.engine.disk_cache.entry_file import is_entry
 from backend.engine.disk_cache.index import StoredFile
-from backend.engine.prefix_cache import Tokens
+from backend.engine.prefix_index import Tokens
 
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.mlxkv")
 _UNFINISHED = re.compile(r"\.mlxkv-[0-9a-f]{16}\.part")

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from backend.engine.prefix_cache import Tokens
+from backend.engine.prefix_index import Tokens
 
 
 class Prefix(Protocol):

@@ -16,7 +16,7 @@ from pathlib import Path
 from backend.engine.disk_cache.entry_file import Head
 from backend.engine.disk_cache.index import covering, replaced
 from backend.engine.disk_cache.layers import PackedRow
-from backend.engine.prefix_cache import Tokens
+from backend.engine.prefix_index import Tokens
 
 _MOST_CHORES = 1024
 _LAST_WORD = 0.2  # seconds for a write to see that it is to be given up

@@ -13,6 +13,7 @@ import mlx.core as mx
 from backend.engine import kv
 from backend.engine.drafting.length import DraftLength
 from backend.engine.drafting.verify import accepted_count, cut_back
+from backend.engine.plan import CacheCost
 from backend.engine.prefill import Pace
 from common.options import shown
 
@@ -35,7 +36,7 @@ class DraftModel:
     main_vocabulary: int
     longest: int
     weights_bytes: int
-    cost: kv.CacheCost
+    cost: CacheCost
 
     @property
     def nbytes(self) -> int:

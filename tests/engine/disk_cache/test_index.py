@@ -17,7 +17,7 @@ from backend.engine.disk_cache.index import (
     to_evict,
     usable,
 )
-from backend.engine.prefix_cache import Tokens
+from backend.engine.prefix_index import Tokens
 
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 STORED = st.lists(st.tuples(TEXTS, st.booleans(), st.integers(1, 5)), max_size=12)

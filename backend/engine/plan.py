@@ -1,0 +1,305 @@
+"""What the planner decides and what it learns: frozen, serialisable data without MLX.
+
+A `StepPlan` is all that the executor needs for one step. It names sequences, stored entries and
+batches by number, so it can be printed, replayed by a simulator, or sent to another rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from backend.engine.prefix_index import PrefixKey
+
+GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (mlx-lm 0.32.2, `KVCache.step`)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCost:
+    """Bytes of KV that one sequence needs.
+
+    per_token: bytes that grow with every token. fixed: bytes of recurrent state. windowed: (bytes
+    per token, most tokens) of layers with a sliding window. score_bytes: bytes per pair of query
+    and key where the device writes attention scores to memory instead of fusing them.
+    """
+
+    per_token: int
+    fixed: int
+    windowed: tuple[tuple[int, int], ...] = ()
+    score_bytes: int = 0
+
+    def of(self, tokens: int) -> int:
+        """Bytes for so many tokens, rounded up to the caches' growth step."""
+        steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
+        return self.snapshot(steps) + steps * self.per_token
+
+    def snapshot(self, tokens: int) -> int:
+        """Bytes of the layers that cannot be cut back: recurrent state and sliding windows."""
+        bounded: int = sum(size * min(tokens, most) for size, most in self.windowed)
+        return self.fixed + bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a loaded model lets the planner use.
+
+    slots: sequences that may be admitted together. room: bytes beside the weights. prompt_cache:
+    bytes of them for stored entries. max_entries: most stored entries; 0: no bound.
+    prefill_chunk: most tokens of one prefill pass. stall_ms: longest pause of running streams that
+    a prefill pass may cause. batches: whether sequences can share a forward pass. trims: whether
+    every layer's cache can be cut back to any length.
+    """
+
+    cost: CacheCost
+    slots: int
+    room: int
+    prompt_cache: int
+    max_entries: int
+    prefill_chunk: int
+    stall_ms: float
+    batches: bool = True
+    trims: bool = True
+
+
+# What the planner learns.
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A new sequence.
+
+    key: the prompt as caches compare it. tokens: the prompt's token ids. limit: most tokens to
+    generate. spans: stretches of the prompt that no cache may be cut in (images, sounds). places:
+    prompt lengths that later prompts are likely to share. on_disk: how many tokens of the prompt
+    a file holds. width: rows of KV that it may need at once. fresh: the whole prompt has to be
+    computed, whatever is stored. alone: its prefill cannot share a pass. joins: whether tokens are
+    generated after the prompt. scores: whether continuations are scored instead. keep: whether its
+    KV is worth storing when it ends.
+    """
+
+    sequence: int
+    key: PrefixKey
+    tokens: Sequence[int]
+    limit: int
+    spans: tuple[tuple[int, int], ...] = ()
+    places: tuple[int, ...] = ()
+    on_disk: int = 0
+    width: int = 1
+    fresh: bool = False
+    alone: bool = False
+    joins: bool = True
+    scores: bool = False
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The executor gave a sequence its KV, with its first `reused` tokens in it."""
+
+    sequence: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """`filled` tokens of a sequence are in its KV; snapshot: of which a snapshot was taken."""
+
+    sequence: int
+    filled: int
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Tokens that were sampled for a sequence and delivered."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence is over. failed: its KV may be broken and must not be stored."""
+
+    sequence: int
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A sequence lost its KV to a failed allocation and is to be computed again."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An entry was stored.
+
+    entry: its number. after: its tokens behind the prompt. length: tokens in it. nbytes: bytes
+    that it holds. places: lengths at which it can serve; None: at any.
+    """
+
+    entry: int
+    length: int
+    after: tuple[int, ...]
+    nbytes: int
+    places: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """An entry that was planned could not be stored."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimed:
+    """A prefill pass over so many padded tokens took so many seconds of the device."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTimed:
+    """A decode step of all batches took so many seconds of the device."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBytes:
+    """Bytes beside the weights that neither sequences nor stored entries hold."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShort:
+    """An allocation failed: every stored entry has to go."""
+
+
+PlannerEvent = (
+    Arrived
+    | Started
+    | Prefilled
+    | Generated
+    | Ended
+    | Lost
+    | Stored
+    | NotStored
+    | PrefillTimed
+    | DecodeTimed
+    | OtherBytes
+    | MemoryShort
+)
+
+
+# What the planner decides.
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a sequence's first `length` tokens come from: an entry, another sequence, or disk.
+
+    move: the entry's KV is taken over instead of copied.
+    """
+
+    kind: Literal["entry", "sequence", "disk"]
+    number: int
+    length: int
+    move: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Give a sequence its KV. tokens: its prompt and what it had generated before a preemption.
+
+    width: rows of KV that it may use at once.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    source: Source | None
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Take a sequence out. entry: the number under which to store its KV; None: drop it."""
+
+    sequence: int
+    entry: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Move a prefilled sequence into a batch."""
+
+    sequence: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute the KV of a sequence's tokens from `start` to `end`.
+
+    snapshot: copy the layers that cannot be cut back when `end` is reached.
+    """
+
+    sequence: int
+    start: int
+    end: int
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Run the next stretch of a sequence's continuations, of at most `budget` tokens."""
+
+    sequence: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A sequence that the memory cannot hold. needed, room: bytes beside the weights."""
+
+    sequence: int
+    needed: int
+    room: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, in the order in which the executor carries it out.
+
+    prefill: passes; the sequences of a pass are computed together. decode: numbers of batches.
+    """
+
+    number: int
+    evict: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()
+    leave: tuple[Leave, ...] = ()
+    refuse: tuple[Refusal, ...] = ()
+    start: tuple[Start, ...] = ()
+    join: tuple[Join, ...] = ()
+    decode: tuple[int, ...] = ()
+    prefill: tuple[tuple[Prefill, ...], ...] = ()
+    score: tuple[Score, ...] = ()
+
+    def __str__(self) -> str:
+        """What hangs, for the last line of a process that cannot go on."""
+        doing = []
+        if self.decode:
+            doing.append(f"decode of {len(self.decode)} batches")
+        if self.prefill:
+            tokens = sum(part.end - part.start for group in self.prefill for part in group)
+            doing.append(f"prefill of {tokens} tokens")
+        if self.score:
+            doing.append("scoring")
+        return f"step {self.number}: {' and '.join(doing) or 'bookkeeping'}"

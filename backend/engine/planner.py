@@ -1,0 +1,573 @@
+"""Decides what the engine does next: who is admitted, prefilled, preempted, stored and evicted.
+
+Plain Python without MLX. Clock, byte counts, arrivals and results are arguments, so the same
+events always give the same plans: a simulator can replay them, and a property test can check
+every step. The executor (`backend.engine.executor`) carries the plans out and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from backend.engine.plan import (
+    Arrived,
+    DecodeTimed,
+    Ended,
+    Generated,
+    Join,
+    Leave,
+    Limits,
+    Lost,
+    MemoryShort,
+    NotStored,
+    OtherBytes,
+    PlannerEvent,
+    Prefill,
+    Prefilled,
+    PrefillTimed,
+    Refusal,
+    Score,
+    Source,
+    Start,
+    Started,
+    StepPlan,
+    Stored,
+)
+from backend.engine.prefill import SMALLEST_STEP, Pace
+from backend.engine.prefix_index import Match, PrefixIndex
+
+AHEAD = 512  # tokens of output that a sequence is charged for before it generates them
+_PATIENCE = 10.0  # seconds after which a sequence that does not fit holds up those behind it
+_PREFILL_SHARE = 0.75  # most of the device's time that prefill takes while sequences decode
+_UNEVEN = 1024  # tokens by which the sequences of a batch may differ, whatever the padding costs
+_WASTE = 0.25  # of a batch's bytes that may be padding
+_MOST_BATCHES = 4
+_MOST_SNAPSHOTS = 16
+_SNAPSHOT_INTERVAL = 128
+_SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
+_LEAST_STORED = 16  # tokens; fewer are computed as fast as they are found
+_MIN_RATE = 50.0  # tokens per second that ageing assumes until a prefill pass was timed
+
+
+@dataclass(eq=False, slots=True)
+class SequenceState:
+    """What the planner knows of one sequence.
+
+    state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
+    places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
+    batch: which one it decodes in. order: place in the order of admission.
+    """
+
+    arrived: Arrived
+    since: float
+    width: int
+    state: str = "waiting"
+    filled: int = 0
+    generated: list[int] = field(default_factory=list)
+    places: set[int] = field(default_factory=set)
+    snapshots: set[int] = field(default_factory=set)
+    batch: int = 0
+    order: int = 0
+    preempted_in: int = -1
+    match: Match | None = None
+    match_version: int = -1
+    shared: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return self.arrived.sequence
+
+    @property
+    def prompt(self) -> int:
+        return len(self.arrived.tokens)
+
+    @property
+    def total(self) -> int:
+        """Tokens that are known: the prompt and what was generated."""
+        return self.prompt + len(self.generated)
+
+    @property
+    def target(self) -> int:
+        """Tokens to prefill; the first decode step feeds the last one."""
+        return self.total - 1
+
+    @property
+    def charged(self) -> int:
+        """Tokens that the memory is charged for."""
+        left = self.arrived.limit - len(self.generated)
+        return self.total + max(min(left, AHEAD), 0)
+
+    def uncut(self, length: int) -> int:
+        """The longest prefix of at most `length` tokens that cuts through no image or sound."""
+        for start, stop in self.arrived.spans:
+            if start < length < stop:
+                return start
+        return length
+
+
+class Planner:
+    """The decisions for one loaded model.
+
+    index: which stored entries serve a prompt. unstored: sequences whose KV was larger than the
+    whole prompt cache. preemptions: how many sequences lost their place to memory.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
+        self.index = PrefixIndex(limits.prompt_cache, limits.max_entries)
+        self.sequences: dict[int, SequenceState] = {}
+        self.unstored = 0
+        self.preemptions = 0
+        self._leaving: list[Leave] = []
+        self._storing: dict[int, tuple[SequenceState, int]] = {}
+        self._evicting: list[int] = []
+        self._entries = 0
+        self._orders = 0
+        self._steps = 0
+        self._version = 0
+        self._batches = 0
+        self._other = 0
+        self._owed_to_decode = 0.0  # seconds
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.sequences or self._leaving or self._storing or self._evicting)
+
+    def of(self, state: str) -> list[SequenceState]:
+        """The sequences in a state: `waiting` by arrival, the others by admission."""
+        chosen = [one for one in self.sequences.values() if one.state == state]
+        return chosen if state == "waiting" else sorted(chosen, key=lambda one: one.order)
+
+    @property
+    def admitted(self) -> list[SequenceState]:
+        return sorted(
+            (one for one in self.sequences.values() if one.state != "waiting"),
+            key=lambda one: one.order,
+        )
+
+    def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
+        """Learn from what happened since the last plan, and decide the next step.
+
+        now: seconds on any clock that only moves forward.
+        """
+        for event in events:
+            self._learn(event, now)
+        self._steps += 1
+        leave, self._leaving = self._leaving, []
+        preempt, refuse = self._make_room()
+        start, unfit = self._admit(now)
+        refuse += unfit
+        join = self._join()
+        decoding = self.of("decode")
+        decode = tuple(sorted({one.batch for one in decoding}))
+        prefill, score = self._prefill(now, running=bool(decoding))
+        evict, self._evicting = self._evicting, []
+        return StepPlan(
+            number=self._steps,
+            evict=tuple(evict),
+            preempt=tuple(preempt),
+            leave=tuple(leave),
+            refuse=tuple(refuse),
+            start=tuple(start),
+            join=tuple(join),
+            decode=decode,
+            prefill=tuple(prefill),
+            score=tuple(score),
+        )
+
+    def forget_entries(self) -> None:
+        """Evict every stored entry in the next step."""
+        self._evicting += self.index.clear()
+        self._version += 1
+
+    # What it learns.
+
+    def _learn(self, event: PlannerEvent, now: float) -> None:
+        match event:
+            case Arrived():
+                self.sequences[event.sequence] = SequenceState(event, now, event.width)
+            case Started(number, reused):
+                if one := self.sequences.get(number):
+                    self._started(one, reused)
+            case Prefilled(number, filled, snapshot):
+                if one := self.sequences.get(number):
+                    one.filled = filled
+                    if snapshot:
+                        one.snapshots.add(filled)
+            case Generated(number, tokens):
+                if one := self.sequences.get(number):
+                    one.generated += tokens
+            case Ended(number, failed):
+                if one := self.sequences.pop(number, None):
+                    self._ended(one, failed=failed)
+            case Lost(number):
+                if one := self.sequences.get(number):
+                    self._back_to_waiting(one)
+            case Stored():
+                self._stored(event)
+            case NotStored(entry):
+                self._storing.pop(entry, None)
+            case PrefillTimed(tokens, seconds):
+                self.pace.measured(tokens, seconds)
+                self._owed_to_decode += seconds * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
+            case DecodeTimed(seconds):
+                self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
+            case OtherBytes(nbytes):
+                self._other = nbytes
+            case MemoryShort():
+                self.forget_entries()
+
+    def _started(self, one: SequenceState, reused: int) -> None:
+        """The executor may have found less than was planned: a file that is gone, for example."""
+        one.filled = reused
+        one.snapshots = {place for place in one.snapshots if place <= reused}
+
+    def _ended(self, one: SequenceState, *, failed: bool) -> None:
+        entry = None
+        filled = one.total if one.state == "decode" else one.filled
+        if one.state != "waiting" and not failed and one.arrived.keep and filled >= _LEAST_STORED:
+            entry = self._entry_for(one, filled)
+        for other in self.sequences.values():
+            other.shared.pop(one.number, None)
+        self._leaving.append(Leave(one.number, entry))
+
+    def _entry_for(self, one: SequenceState, filled: int) -> int | None:
+        """A number for what the sequence has in its KV, if that is worth storing."""
+        if not self.limits.prompt_cache:
+            return None
+        if self.limits.cost.of(filled) > self.limits.prompt_cache:
+            self.unstored += 1
+            return None
+        if filled <= one.prompt:
+            known = self.index.covers(one.arrived.key.prefix(filled), trimmable=self.limits.trims)
+            if known is not None:
+                self.index.touch(known)
+                return None
+        self._entries += 1
+        self._storing[self._entries] = (one, filled)
+        return self._entries
+
+    def _stored(self, event: Stored) -> None:
+        one, _ = self._storing.pop(event.entry)
+        key = one.arrived.key
+        key = key.prefix(event.length) if event.length <= len(key) else key.extended(event.after)
+        if event.nbytes > self.limits.prompt_cache:
+            self.unstored += 1
+            self._evicting.append(event.entry)
+            return
+        self._evicting += self.index.add(event.entry, key, event.nbytes, places=event.places)
+        self._version += 1
+
+    def _back_to_waiting(self, one: SequenceState) -> None:
+        one.state, one.filled, one.preempted_in = "waiting", 0, self._steps
+        one.snapshots.clear()
+
+    # Memory.
+
+    def _used(self) -> int:
+        """Bytes that the admitted sequences are charged for."""
+        cost = self.limits.cost
+        used = sum(one.width * cost.of(one.charged) for one in self.of("prefill"))
+        for members in self._members().values():
+            used += sum(one.width for one in members) * cost.of(max(m.charged for m in members))
+        return used
+
+    def _members(self) -> dict[int, list[SequenceState]]:
+        members: dict[int, list[SequenceState]] = {}
+        for one in self.of("decode"):
+            members.setdefault(one.batch, []).append(one)
+        return members
+
+    @property
+    def _room(self) -> int:
+        return self.limits.room - self._other
+
+    def _make_room(self) -> tuple[list[int], list[Refusal]]:
+        """Preempt the newest until the others fit; evict stored entries that they need."""
+        preempted: list[int] = []
+        refused: list[Refusal] = []
+        while (used := self._used()) > self._room and (admitted := self.admitted):
+            if len(admitted) == 1:
+                refused.append(self._refuse(admitted[0], used))
+                continue
+            one = admitted[-1]
+            self._back_to_waiting(one)
+            self.preemptions += 1
+            preempted.append(one.number)
+        self._shrink(self._room - used)
+        return preempted, refused
+
+    def _refuse(self, one: SequenceState, needed: int) -> Refusal:
+        del self.sequences[one.number]
+        self._leaving.append(Leave(one.number))
+        return Refusal(one.number, needed, self._room, one.total)
+
+    def _shrink(self, room: int, pinned: Sequence[int] = ()) -> None:
+        most = max(min(room, self.limits.prompt_cache), 0)
+        if self.index.nbytes > most:
+            self._evicting += self.index.shrink(most, pinned)
+            self._version += 1
+
+    # Admission.
+
+    def _admit(self, now: float) -> tuple[list[Start], list[Refusal]]:
+        starts: list[Start] = []
+        refused: list[Refusal] = []
+        expecting = 0  # sequences that wait for a prefix in prefill and keep a slot
+        slots = self.limits.slots - len(self.admitted)
+        waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
+        urgent = {one.number: self._urgency(one, now) for one in waiting}
+        for one in sorted(waiting, key=lambda one: (urgent[one.number], one.number)):
+            if len(starts) + expecting >= slots:
+                break
+            source = self._source(one)
+            if self._expects(one, source):
+                expecting += 1
+                continue
+            used = self._used()
+            needed = used + self._charge(one)
+            while needed > self._room and one.width > 2:
+                one.width = 1 + (one.width - 1) // 2
+                needed = used + self._charge(one)
+            if needed > self._room:
+                if not self.admitted:
+                    refused.append(self._refuse(one, needed))
+                elif now - one.since > _PATIENCE:
+                    break
+                continue
+            starts.append(self._start(one, source, self._room - needed))
+        return starts, refused
+
+    def _urgency(self, one: SequenceState, now: float) -> float:
+        """Tokens left to prefill, less those of the time that it has waited: smallest first.
+
+        Shortest first keeps short questions quick; ageing keeps a long prompt from starving: once
+        it has waited for twice its own time, nothing newer overtakes it.
+        """
+        rate = max(self.pace.tokens_per_second or _MIN_RATE, _MIN_RATE) / 2
+        left = one.target - (one.filled if one.state == "prefill" else self._match(one).length)
+        return max(left, 0) - rate * (now - one.since)
+
+    def _charge(self, one: SequenceState) -> int:
+        """Bytes for one more sequence: its own, the padding it may cause, a copy while it joins."""
+        cost = self.limits.cost
+        copied = cost.of(one.total) if self.admitted else 0
+        return one.width * cost.of(one.charged) + copied
+
+    def _match(self, one: SequenceState) -> Match:
+        if one.match is None or one.match_version != self._version:
+            one.match, one.match_version = self.index.find(one.arrived.key), self._version
+        return one.match
+
+    def _source(self, one: SequenceState) -> Source | None:
+        """The longest prefix that is computed already, wherever it is."""
+        if one.arrived.fresh or not (self.limits.prompt_cache or one.arrived.on_disk):
+            return None
+        best: Source | None = None
+        match = self._match(one)
+        if match.entry is not None:
+            length = one.uncut(match.length)
+            if length == match.length or self.index.places(match.entry) is None:
+                whole = length == self.index.length(match.entry)
+                move = whole and self._only_user(one, match.entry)
+                best = Source("entry", match.entry, length, move)
+        for other in self.admitted if self.limits.prompt_cache else ():
+            length = self._served_by(one, other)
+            if length > (best.length if best else 0):
+                best = Source("sequence", other.number, length)
+        if one.arrived.on_disk > (best.length if best else 0):
+            best = Source("disk", 0, one.arrived.on_disk)
+        return best if best is not None and best.length > 0 else None
+
+    def _only_user(self, one: SequenceState, entry: int) -> bool:
+        """Whether the entry may be moved: what continues it serves as much, and nobody else
+        waits for it."""
+        return self.index.places(entry) is None and not any(
+            other is not one and self._match(other).entry == entry for other in self.of("waiting")
+        )
+
+    def _shared(self, one: SequenceState, other: SequenceState) -> int:
+        if other.number not in one.shared:
+            length = min(one.arrived.key.shared(other.arrived.key), one.prompt - 1)
+            one.shared[other.number] = one.uncut(length)
+        return one.shared[other.number]
+
+    def _served_by(self, one: SequenceState, other: SequenceState) -> int:
+        """Tokens of a running sequence's KV that can be copied for another one."""
+        if other.width > 1:
+            return 0
+        filled = other.filled if other.state == "prefill" else other.prompt - 1
+        shared = min(self._shared(one, other), filled)
+        if self.limits.trims:
+            return shared
+        return max((place for place in other.snapshots if place <= shared), default=0)
+
+    def _expects(self, one: SequenceState, source: Source | None) -> bool:
+        """Whether it is better off once what both begin with is computed, or stored.
+
+        The last token of either prompt does not count: it is never prefilled.
+        """
+        if one.arrived.fresh or one.generated or not self.limits.prompt_cache:
+            return False
+        for other in self.of("prefill"):
+            length = min(self._shared(one, other), other.prompt - 1)
+            if other.filled >= length or other.width > 1:
+                continue
+            own = source is not None and source.kind == "sequence" and source.number == other.number
+            if length < SMALLEST_STEP + (0 if source is None or own else source.length):
+                continue
+            if not self.limits.trims:
+                other.places.add(length)
+            return True
+        known = source.length if source else 0
+        return any(
+            self._served_after(one, other, filled) >= known + SMALLEST_STEP
+            for other, filled in self._storing.values()
+        )
+
+    def _served_after(self, one: SequenceState, other: SequenceState, filled: int) -> int:
+        """Tokens that a sequence which is being stored will serve from the next step on."""
+        shared = min(self._shared(one, other), filled)
+        if self.limits.trims:
+            return shared
+        return max((place for place in other.snapshots if place <= shared), default=0)
+
+    def _start(self, one: SequenceState, source: Source | None, left: int) -> Start:
+        """Admit a sequence. left: bytes beside all that is admitted then."""
+        if source is not None and source.kind == "entry":
+            self._shrink(left, (source.number,))
+            if self.index.nbytes > max(left, 0) and not source.move:
+                # The entry and its copy do not fit side by side.
+                if self.index.places(source.number) is None:
+                    source = Source("entry", source.number, source.length, move=True)
+                else:
+                    self._evicting += self.index.shrink(0)
+                    self._version += 1
+                    source = None
+        else:
+            self._shrink(left)
+        one.places = self._places(one)
+        one.snapshots = self._inherited(source)
+        if source is not None and source.kind == "entry":
+            if source.move:
+                self.index.remove(source.number)
+                self._version += 1
+            else:
+                self.index.touch(source.number)
+        self._orders += 1
+        one.order, one.state = self._orders, "prefill"
+        one.filled = source.length if source else 0
+        return Start(one.number, (*one.arrived.tokens, *one.generated), source, one.width)
+
+    def _inherited(self, source: Source | None) -> set[int]:
+        """The snapshots that come along with a prefix."""
+        if source is None or self.limits.trims:
+            return set()
+        if source.kind == "entry":
+            places: Iterable[int] = self.index.places(source.number) or ()
+        elif source.kind == "sequence":
+            places = self.sequences[source.number].snapshots
+        else:
+            places = ()
+        return {place for place in places if place <= source.length}
+
+    def _places(self, one: SequenceState) -> set[int]:
+        """Where snapshots are wanted, for a model whose caches cannot all be cut back.
+
+        Where later prompts are known or likely to part from this one, where earlier ones did, and
+        at even intervals; as many as take a bounded part of the prompt cache.
+        """
+        if self.limits.trims or not self.limits.prompt_cache or not one.arrived.keep:
+            return set()
+        size = max(self.limits.cost.snapshot(one.prompt), 1)
+        most = min(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, _MOST_SNAPSHOTS)
+        last = one.prompt - 1
+        wanted = [last, *one.arrived.places, self._match(one).shared]
+        interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
+        wanted += range(interval, last - interval // 2, interval)
+        places = {one.uncut(place) for place in wanted if 0 < place <= last}
+        return places if most else {last}
+
+    # Prefill and decode.
+
+    def _join(self) -> list[Join]:
+        joins: list[Join] = []
+        for one in self.of("prefill"):
+            if one.arrived.joins and one.filled >= one.target:
+                one.batch = self._batch_for(one)
+                one.state = "decode"
+                joins.append(Join(one.number, one.batch))
+        return joins
+
+    def _batch_for(self, one: SequenceState) -> int:
+        """A batch in which the padding stays small, or a new one.
+
+        A batch is a rectangle: every sequence takes as much memory as the longest.
+        """
+        cost = self.limits.cost
+        padding: dict[int, float] = {}
+        for number, members in self._members().items():
+            lengths = [member.charged for member in (*members, one)]
+            whole = len(lengths) * cost.of(max(lengths))
+            wasted = 1 - sum(map(cost.of, lengths)) / max(whole, 1)
+            uneven = max(lengths) - min(lengths)
+            padding[number] = 0.0 if uneven <= _UNEVEN else wasted
+        if padding:
+            best = min(padding, key=lambda number: (padding[number], number))
+            if padding[best] <= _WASTE or len(padding) >= _MOST_BATCHES:
+                return best
+        self._batches += 1
+        return self._batches
+
+    def _prefill(
+        self, now: float, *, running: bool
+    ) -> tuple[list[tuple[Prefill, ...]], list[Score]]:
+        """The prefill passes of this step, within the pause that running streams may feel."""
+        if not running:
+            self._owed_to_decode = 0.0
+        if self._owed_to_decode > 0:
+            return [], []
+        budget = self.pace.tokens(running=running)
+        order = sorted(
+            (one for one in self.of("prefill") if one.filled < one.target or one.arrived.scores),
+            key=lambda one: (self._urgency(one, now), one.number),
+        )
+        passes: list[tuple[Prefill, ...]] = []
+        scores: list[Score] = []
+        while order and budget > 0:
+            one = order.pop(0)
+            if one.filled >= one.target:
+                scores.append(Score(one.number, budget))
+                return passes, scores
+            group = [self._chunk(one, budget)]
+            widest = group[0].end - group[0].start
+            if not one.arrived.alone:
+                for other in list(order):
+                    part = self._beside(other, widest, (len(group) + 1) * widest <= budget)
+                    if part is not None:
+                        group.append(part)
+                        order.remove(other)
+            passes.append(tuple(group))
+            budget -= max(widest * len(group), SMALLEST_STEP)
+        return passes, scores
+
+    def _chunk(self, one: SequenceState, budget: int) -> Prefill:
+        """The next stretch of a prompt. It ends where a snapshot is wanted."""
+        if self.limits.cost.score_bytes:
+            # Attention scores are written out: a chunk of them has to fit beside everything else.
+            scores = self.limits.cost.score_bytes * max(one.filled, 1)
+            budget = min(budget, max(self.limits.room // 16 // scores, SMALLEST_STEP))
+        end = min(one.filled + budget, one.target)
+        end = min([end, *(place for place in one.places if place > one.filled)])
+        return Prefill(one.number, one.filled, end, snapshot=end in one.places)
+
+    def _beside(self, other: SequenceState, widest: int, fits: bool) -> Prefill | None:
+        """The rest of another prompt, if it is short enough to share a pass of that width."""
+        if not fits or other.arrived.alone or not self.limits.batches:
+            return None
+        if not 0 < other.target - other.filled <= widest:
+            return None
+        part = self._chunk(other, widest)
+        return part if 2 * (part.end - part.start) >= widest else None
