@@ -16,6 +16,7 @@ from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
 from backend.engine.errors import ModelRejected
+from backend.engine.vision.lone_row import as_sequence
 from backend.engine.vision.row_shift import RowShift
 
 
@@ -57,21 +58,28 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
     def __call__(
         self,
         inputs: mx.array,
-        cache: Sequence[Any],
+        cache: list[Any],
         position_ids: mx.array | None = None,
         **features: Any,
     ) -> mx.array:
         """Logits of [rows, tokens] ids, or of the embeddings that `features` bring for them.
 
         position_ids: [3, rows, tokens], where they do not just go on from each row's last.
+        Families put other caches into the list that they are given; so does this.
         """
+        rows, tokens = inputs.shape
         layers = list(cache)
         if self.shifts:
             shift = layers.pop()
             if position_ids is None:
-                position_ids = _following(layers, shift.shifts, inputs.shape[1])
+                position_ids = _following(layers, shift.shifts, tokens)
             features["position_ids"] = position_ids
-        output = self.language_model(inputs, cache=layers, **features)
+        if rows == 1:
+            with as_sequence(layers) as lent:
+                output = self.language_model(inputs, cache=lent, **features)
+        else:
+            output = self.language_model(inputs, cache=layers, **features)
+            cache[: len(layers)] = layers
         logits: mx.array = getattr(output, "logits", output)
         return logits
 

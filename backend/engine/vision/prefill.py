@@ -79,7 +79,7 @@ class MediaPrefill:
                     return len(span.item.tokens)
         return 0
 
-    def run(self, start: int, stop: int, cache: Sequence[Any]) -> mx.array:
+    def run(self, start: int, stop: int, cache: list[Any]) -> mx.array:
         """Logits of the chunk, whose media have been looked at."""
         model = self._reader.model
         chunk = _joined(self._pieces(start, stop))

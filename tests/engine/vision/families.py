@@ -70,6 +70,8 @@ def write_family(path: Path, family: str) -> Path:
     {
         "qwen2_5_vl": _qwen2_5_vl,
         "qwen3_5": _qwen3_5,
+        "qwen3_5_moe": _qwen3_5_moe,
+        "minicpmv4_6": _minicpmv4_6,
         "gemma3": _gemma3,
         "idefics3": _idefics3,
         "minicpmo": _minicpmo,
@@ -126,6 +128,44 @@ def _qwen3_5(path: Path) -> None:
     }
     config["vision_config"] |= {"model_type": "qwen3_5", "deepstack_visual_indexes": []}
     _write(path, "config.json", config)
+
+
+def _qwen3_5_moe(path: Path) -> None:
+    """The same with experts."""
+    _qwen3_5(path)
+    config = _read(path, "config.json") | {"model_type": "qwen3_5_moe"}
+    config["vision_config"]["model_type"] = "qwen3_5_moe"
+    config["text_config"] |= {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    }
+    _write(path, "config.json", config)
+
+
+def _minicpmv4_6(path: Path) -> None:
+    """Qwen 3.5's text model beside another tower; an image has as many positions as tokens."""
+    _qwen3_5(path)
+    text = _read(path, "config.json")["text_config"]
+    ids = _add_tokens(path, _MINICPM_TOKENS, "<|image_pad|>")
+    _write(path, "config.json", {
+        "model_type": "minicpmv4_6",
+        "image_size": 112,
+        "patch_size": 14,
+        "insert_layer_id": 0,
+        "eos_token_id": [2],
+        "text_config": text | {"vocab_size": max(ids.values()) + 1},
+        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model", "image_size": 112},
+    })  # fmt: skip
+    _write(path, "preprocessor_config.json", {
+        "processor_class": "MiniCPMVProcessor",
+        "image_processor_type": "MiniCPMVImageProcessor",
+        "patch_size": 14,
+        "scale_resolution": 112,
+        "use_image_id": False,
+    })  # fmt: skip
 
 
 def _gemma3(path: Path) -> None:
@@ -276,10 +316,14 @@ def _parameters(model: Any) -> list[tuple[str, mx.array]]:
 
 
 def _drawn(name: str, value: mx.array) -> mx.array:
-    """Wide enough that the best token is far from the second."""
+    """Narrow for the embeddings, so that the layers decide, and not the last token alone.
+
+    With wide ones a model whose output layer is its embedding says one token for ever, whatever
+    its layers look at.
+    """
     if value.ndim < 2 or not mx.issubdtype(value.dtype, mx.floating):
         return value
-    width = 1.0 if "embed_tokens" in name else 1.2 / math.sqrt(value.shape[-1])
+    width = 0.05 if "embed_tokens" in name else 1.5 / math.sqrt(value.shape[-1])
     return mx.random.normal(value.shape) * width
 
 

@@ -1,63 +1,132 @@
-"""Families that differ in positions, windows, recurrent state, tiles: the tokens are mlx-vlm's."""
+"""Families that differ in positions, windows, recurrent state, tiles: what they say is their own.
+
+The reference is a model's plain passes over whole sequences, with no cache. The models are such
+that an answer changes when attention does not see what was said before.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backend.engine.request import Attachments
+from backend.engine.disk_cache.use import DiskUse
+from backend.engine.engine import Engine
+from backend.engine.request import Attachments, ChatPrompt, GenerationRequest
 from tests.engine.vision.families import write_family
-from tests.engine.vision.seeing import MANY, asking, picture, said, seeing, shown, tone
-from tests.models.tiny_media_eval import load
+from tests.engine.vision.plain import AMONG_SIGNS, Message, PlainPasses
+from tests.engine.vision.seeing import asking, picture, said, seeing, shown, tone, turns
 
-SHOWN = (("red",), ("blue", "green"), ("white",))
-TOKENS = 12
+TOKENS = 48
 CLOSE = 1e-4  # log-probabilities in another order of summation
+FAMILIES = [
+    "qwen2_5_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "minicpmv4_6",
+    "gemma3",
+    "idefics3",
+]
+_QUESTION, _NEXT = "What colours are the images?", "And then?"
 
 
-def _expected(path: Path) -> list[tuple[int, tuple[int, ...]]]:
-    """Prompt tokens and what mlx-vlm's own generation says, for each of SHOWN."""
-    import mlx_vlm
+class _Dialogue:
+    """Questions and answers, and the pictures that the first question shows."""
 
-    model, processor = load(path)
-    answers = []
-    for colours in SHOWN:
-        content = [*({"type": "image"} for _ in colours), {"type": "text", "text": MANY}]
-        prompt = processor.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        images: Any = [picture(colour, seed) for seed, colour in enumerate(colours)]
-        parts = [
-            *mlx_vlm.stream_generate(
-                model, processor, prompt, images, max_tokens=TOKENS, temperature=0.0
-            )
-        ]
-        told = tuple(int(part.token) for part in parts if part.token is not None)
-        answers.append((int(parts[-1].prompt_tokens), told[:TOKENS]))
-    return answers
+    def __init__(self, texts: Sequence[str], colours: Sequence[str] = ()) -> None:
+        self.texts, self.colours = tuple(texts), tuple(colours)
+
+    def then(self, answer: str) -> _Dialogue:
+        return _Dialogue((*self.texts, answer, _NEXT), self.colours)
+
+    def request(self, tokens: int = TOKENS, **fields: Any) -> GenerationRequest:
+        attachments = shown(*self.colours, image_messages=(0,) * len(self.colours))
+        prompt = ChatPrompt(turns(*self.texts))
+        fields = {"max_tokens": tokens, "sampling": AMONG_SIGNS} | fields
+        return asking(prompt, attachments if self.colours else None, **fields)
+
+    @property
+    def plain(self) -> tuple[Sequence[Message], Sequence[Any]]:
+        """The same for mlx-vlm."""
+        first, *others = turns(*self.texts)
+        words = {"type": "text", "text": first["content"]}
+        content = [*({"type": "image"} for _ in self.colours), words]
+        pictures = [picture(colour, seed) for seed, colour in enumerate(self.colours)]
+        return [{"role": "user", "content": content}, *others], pictures
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "gemma3", "idefics3"])
-async def test_a_family_says_what_mlx_vlm_says(tmp_path: Path, family: str) -> None:
+_TEXT = _Dialogue(["Count to 30."])
+_ONE = _Dialogue([_QUESTION], ["red"])
+_TWO = _Dialogue([_QUESTION], ["blue", "green"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_family_says_what_its_plain_passes_choose(tmp_path: Path, family: str) -> None:
     path = write_family(tmp_path / family, family)
-    expected = _expected(path)
-    requests = [asking(MANY, shown(*colours), max_tokens=TOKENS) for colours in SHOWN]
-    text = asking("Count to 3.", max_tokens=TOKENS)
+    plain = PlainPasses(path)
+    first = [_TEXT, _ONE, _TWO]
     async with seeing(path, prefill_chunk=16) as engine:
-        alone = [await said(engine, request) for request in requests]
-        together = await asyncio.gather(*(said(engine, one) for one in [*requests, text]))
-    for (prompt_tokens, tokens), first, second in zip(expected, alone, together, strict=False):
-        assert first.prompt_tokens == prompt_tokens
-        assert first.tokens == tokens[: len(first.tokens)]
-        assert second.tokens == first.tokens
-        assert second.cached_tokens == prompt_tokens - 1
+        asked = [await said(engine, one.request()) for one in first]
+        second = [one.then(answer.text) for one, answer in zip(first, asked, strict=True)]
+        gone_on = [await said(engine, one.request()) for one in second]
+    async with seeing(path, prefill_chunk=16) as engine:
+        together = [*await asyncio.gather(*(said(engine, one.request()) for one in first))]
+        together += await asyncio.gather(*(said(engine, one.request()) for one in second))
+    for one, answer, in_company in zip(
+        [*first, *second], [*asked, *gone_on], together, strict=True
+    ):
+        messages, images = one.plain
+        assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
+        for tokens in (answer.tokens, in_company.tokens):
+            assert len(tokens) == TOKENS
+            assert tokens == plain.chooses(messages, images, tokens)
+        assert answer.tokens != plain.forgets(messages, images, TOKENS), "it would hide a fault"
+    for before, answer in zip(asked, gone_on, strict=True):
+        assert answer.cached_tokens >= before.prompt_tokens + TOKENS - 1
+
+
+async def test_a_row_goes_on_right_when_the_others_have_left(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "qwen3_5", "qwen3_5")
+
+    async def stay_a_moment(engine: Engine) -> None:
+        async with engine.submit(_TWO.request()) as generation:
+            await anext(aiter(generation))
+
+    async with seeing(path) as engine:
+        answer, *_ = await asyncio.gather(
+            said(engine, _TEXT.request()),
+            said(engine, _ONE.request(7)),
+            said(engine, _TWO.request(20)),
+            stay_a_moment(engine),
+        )
+    assert len(answer.tokens) == TOKENS
+    assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
+
+
+async def test_what_a_row_alone_leaves_on_disk_is_gone_on_from(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "qwen3_5", "qwen3_5")
+    kept = {"prompt_cache_dir": str(tmp_path / "kept")}
+    async with seeing(path, **kept) as engine:
+        first = await said(engine, _TEXT.request(disk=DiskUse(answer=True)))
+        await engine.free()
+    second = _TEXT.then(first.text)
+    async with seeing(path, prompt_cache_mib=0, **kept) as engine:
+        answer = await said(engine, second.request())
+    assert answer.cached_tokens >= TOKENS
+    assert answer.tokens == PlainPasses(path).chooses(*second.plain, answer.tokens)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+async def test_the_text_part_alone_says_the_same(tmp_path: Path, family: str) -> None:
+    path = write_family(tmp_path / family, family)
+    async with seeing(path, type="text") as engine:
+        assert not engine.require_model().media
+        answer = await said(engine, _TEXT.request())
+    assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
 
 
 async def test_sounds_are_heard_beside_images_and_texts(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""What a model says by plain passes of mlx-vlm's own code over whole sequences, with no cache.
+
+Tokens are chosen among letters and digits that the tokenizer never joins, so that an answer, sent
+back as text, is read as the tokens that it was, and a stored answer can be gone on from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.request import Sampling
+from tests.engine.vision.seeing import TINY_VISION
+from tests.models.tiny_media_eval import load
+
+_VOCABULARY: Mapping[str, int] = json.loads((TINY_VISION / "tokenizer.json").read_text())["model"][
+    "vocab"
+]
+SIGNS = [_VOCABULARY[sign] for sign in "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+CLOSE = 1e-4  # of logits in another order of summation
+AMONG_SIGNS = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in SIGNS))
+
+Message = Mapping[str, Any]
+
+
+class PlainPasses:
+    """A checkpoint as mlx-vlm loads it."""
+
+    def __init__(self, path: Path) -> None:
+        self._model, self._processor = load(path)
+
+    def prompt_tokens(self, messages: Sequence[Message], images: Sequence[Any]) -> int:
+        return int(self._inputs(messages, images)["input_ids"].shape[1])
+
+    def chooses(
+        self, messages: Sequence[Message], images: Sequence[Any], said: Sequence[int]
+    ) -> tuple[int, ...]:
+        """The best token at each place of an answer, after the tokens of `said` before it.
+
+        An answer is the greedy one where it is what is chosen. Rounding may tip a choice: a token
+        of `said` that is as good as the best within CLOSE is taken for it.
+        """
+        inputs = self._inputs(messages, images)
+        prompt = inputs["input_ids"]
+        whole = mx.concatenate([prompt, mx.array([said[:-1]], dtype=prompt.dtype)], axis=1)
+        logits = self._pass(inputs | {"input_ids": whole})
+        answering = np.array(logits[0, prompt.shape[1] - 1 :])[:, SIGNS]
+        return tuple(
+            token if among.max() - among[SIGNS.index(token)] < CLOSE else SIGNS[among.argmax()]
+            for token, among in zip(said, answering, strict=True)
+        )
+
+    def forgets(
+        self, messages: Sequence[Message], images: Sequence[Any], tokens: int
+    ) -> tuple[int, ...]:
+        """The answer of attention that sees the prompt and the last token, and none between."""
+        from mlx_vlm.models.cache import KVCache, make_prompt_cache
+
+        language = self._model.language_model
+        cache: list[Any] = make_prompt_cache(language)
+        logits = self._pass(self._inputs(messages, images), cache)
+        said: list[int] = []
+        for _ in range(tokens):
+            said.append(SIGNS[np.array(logits[0, -1])[SIGNS].argmax()])
+            logits = language(mx.array([said[-1:]]), cache=cache).logits
+            for layer in cache:
+                if type(layer) is KVCache:
+                    layer.trim(1)
+        return tuple(said)
+
+    def _inputs(self, messages: Sequence[Message], images: Sequence[Any]) -> dict[str, Any]:
+        from mlx_vlm.utils import prepare_inputs
+
+        text = self._processor.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        marker = getattr(self._model.config, "image_token_index", None)
+        inputs = prepare_inputs(
+            self._processor, images=list(images) or None, prompts=text, image_token_index=marker
+        )
+        given = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        return given | {"input_ids": mx.array(given["input_ids"])}
+
+    def _pass(self, inputs: Mapping[str, Any], cache: list[Any] | None = None) -> mx.array:
+        rest = dict(inputs)
+        ids, pixels = rest.pop("input_ids"), rest.pop("pixel_values", None)
+        mask = mx.ones(ids.shape, dtype=mx.int32)
+        features = self._model.get_input_embeddings(ids, pixels, mask=mask, **rest).to_dict()
+        given = {name: value for name, value in features.items() if value is not None}
+        logits: mx.array = self._model.language_model(ids, cache=cache, **given).logits
+        return logits
