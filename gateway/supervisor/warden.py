@@ -20,7 +20,7 @@ from gateway.supervisor.environ import backend_environ
 from gateway.supervisor.failures import LoadFailed
 
 PROGRAM = Path(__file__).with_name("warden_process.py")
-_PATIENCE = 30.0  # seconds for an answer, where a start takes milliseconds
+_LOOK = 1.0  # seconds between two looks whether the process that is to answer still runs
 _log = logging.getLogger("gateway.supervisor")
 
 
@@ -44,7 +44,7 @@ class Warden:
             link, theirs = socket.socketpair()
             passed.enter_context(theirs)
             try:
-                self._hand_over(theirs.fileno(), pen)
+                process = self._hand_over(theirs.fileno(), pen)
                 reader, writer = await asyncio.open_unix_connection(sock=link)
             except BaseException:
                 link.close()
@@ -52,23 +52,23 @@ class Warden:
             failed.callback(writer.close)
             failed.callback(writer.write, bytes((signal.SIGKILL,)))  # before the close
             writer.write(request.encode() + b"\n")
-            answer = await _answer(reader)
+            answer = await _answer(reader, process)
             if isinstance(answer, str):
                 raise LoadFailed(f"no process could be started: {answer}")
             failed.pop_all()
             return Child(answer, stderr, reader, writer)
 
-    def _hand_over(self, *files: int) -> None:
-        """Pass file descriptors to the process; raises OSError."""
+    def _hand_over(self, *files: int) -> subprocess.Popen[bytes]:
+        """Pass file descriptors to the process, which is returned. Raises OSError."""
         if self._process is not None and self._process.poll() is not None:
             _log.warning("the warden has ended (%d): starting another", self._process.returncode)
             self._process = None
-        if self._process is None:
-            self._start()
+        process = self._process or self._start()
         assert self._socket is not None
         socket.send_fds(self._socket, [b"\0"], files)
+        return process
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._socket is not None:
             self._socket.close()
         self._socket, theirs = socket.socketpair()
@@ -84,6 +84,7 @@ class Warden:
                 close_fds=False,
                 env=backend_environ(os.environ, {}),
             )
+        return self._process
 
     async def close(self) -> None:
         """End the process, and with it every one that it has started."""
@@ -92,11 +93,11 @@ class Warden:
             await asyncio.to_thread(self._process.wait)
 
 
-async def _answer(reader: asyncio.StreamReader) -> int | str:
+async def _answer(reader: asyncio.StreamReader, process: subprocess.Popen[bytes]) -> int | str:
     """The pid of what was started, or a sentence."""
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            answer: int | str = json.loads(await reader.readline())
-    except TimeoutError:
-        return f"the process that starts backends has not answered within {_PATIENCE:.0f} s"
-    return answer
+    while process.poll() is None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK):
+                answer: int | str = json.loads(await reader.readline())
+                return answer
+    return "the process that starts backends was killed"

@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.supervisor.warden import PROGRAM
+from gateway.supervisor.failures import LoadFailed
+from gateway.supervisor.process import BackendProcess
+from gateway.supervisor.warden import PROGRAM, Warden
 from tests.gateway.gateway_process import WAIT, tiny
 from tests.gateway.supervising import (
     ask,
@@ -26,6 +28,7 @@ from tests.gateway.supervising import (
     until,
     warden,
 )
+from tests.tasks import begun
 
 
 async def test_a_killed_warden_takes_the_backend_along_and_is_replaced(
@@ -55,6 +58,25 @@ async def test_a_warden_that_was_killed_while_it_was_idle_is_replaced(tmp_path: 
         assert text.endswith("exit code 3: here")
         assert (await refusal(supervisor, "tiny")).message == text
         assert warden() != first
+
+
+async def test_a_start_that_loses_its_warden_fails_and_the_next_one_does_not(
+    tmp_path: Path,
+) -> None:
+    quick = Path(script(tmp_path, "exit 3"))
+    starting = Warden()
+    try:
+        process = await BackendProcess.start(quick, "quick", {}, starting)
+        assert await process.exited == "the backend ended with exit code 3"
+        warden().suspend()
+        lost = await begun(BackendProcess.start(quick, "quick", {}, starting))
+        warden().kill()
+        with pytest.raises(LoadFailed, match="the process that starts backends was killed"):
+            await lost
+        process = await BackendProcess.start(quick, "quick", {}, starting)
+        assert await process.exited == "the backend ended with exit code 3"
+    finally:
+        await starting.close()
 
 
 async def test_a_signal_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
