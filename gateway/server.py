@@ -83,8 +83,10 @@ def _leave_at_once() -> None:
 
     The warden stays to end what is being started at this moment, and ends by itself.
     """
-    for warden in psutil.Process().children():
-        for process in warden.children(recursive=True):
+    me = psutil.Process()
+    wardens = me.children()
+    for process in me.children(recursive=True):
+        if process not in wardens:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
     os._exit(1)
