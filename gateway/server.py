@@ -79,10 +79,16 @@ class Server(uvicorn.Server):
 
 
 def _leave_at_once() -> None:
-    """Whoever sends a second signal does not want to wait, nor to find backends afterwards."""
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            child.send_signal(signal.SIGKILL)
+    """Whoever sends a second signal does not want to wait, nor to find backends afterwards.
+
+    The warden stays to end what is being started at this moment, and ends by itself.
+    """
+    me = psutil.Process()
+    wardens = me.children()
+    for process in me.children(recursive=True):
+        if process not in wardens:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
     os._exit(1)
 
 

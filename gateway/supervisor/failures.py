@@ -24,8 +24,13 @@ def cause_of(line: str) -> str:
     return plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
 
 
-def end_of(code: int, last_line: str) -> str:
-    """Why a process ended, from its exit code and its last line on stderr."""
+def end_of(code: int | None, last_line: str) -> str:
+    """Why a process ended, from its exit code and its last line on stderr.
+
+    Without a code it was ended because the warden had been killed.
+    """
+    if code is None:
+        return "the backend was ended, because the process that watches over backends was killed"
     if code < 0:
         try:
             return f"the backend was ended by {signal.Signals(-code).name}"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import re
 import secrets
 import signal
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
+from gateway.supervisor.child import Child
 from gateway.supervisor.failures import LoadFailed, end_of
-from gateway.supervisor.spawn import Spawned, spawn
-from gateway.supervisor.warden import Warden, signal_group
+from gateway.supervisor.warden import Warden
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
@@ -30,15 +29,13 @@ _log = logging.getLogger("gateway.backend")
 class BackendProcess:
     """A running backend. `exited` is done when it is gone, with a sentence that says why."""
 
-    def __init__(self, spawned: Spawned, name: str, warden: Warden) -> None:
-        self.pid = spawned.child.pid
+    def __init__(self, child: Child, name: str) -> None:
+        self.pid = child.pid
         self.token = ""
         self.port = 0
         self.last_line = ""
-        self._child = spawned.child
-        self._stderr = spawned.stderr
+        self._child = child
         self._name = name
-        self._warden = warden
         self._bound = asyncio.Event()
         self._reader = asyncio.ensure_future(self._read())
         self.exited = asyncio.ensure_future(self._until_gone())
@@ -53,11 +50,14 @@ class BackendProcess:
         now, and ends with a sentence if somebody takes it first. Raises LoadFailed.
         """
         token = secrets.token_urlsafe(32)
-        port = 0 if run == OWN_RUN else _free_port()
-        command = (str(run), "--addr", f"127.0.0.1:{port}")
         secret = {TOKEN: token, _PARENT_WATCH: "on"}
-        spawned = await spawn(command, run.parent, environ | secret, warden)
-        self = cls(spawned, name, warden)
+        try:
+            port = 0 if run == OWN_RUN else _free_port()
+            command = (str(run), "--addr", f"127.0.0.1:{port}")
+            child = await warden.spawn(command, run.parent, environ | secret)
+        except OSError as problem:
+            raise LoadFailed(f"no process could be started: {problem.strerror}") from None
+        self = cls(child, name)
         self.port = port
         self.token = token
         return self
@@ -65,7 +65,7 @@ class BackendProcess:
     @property
     def alive(self) -> bool:
         """Whether it runs at this moment; asks the system, because news of an end take a while."""
-        return not (self.exited.done() or _ended(self.pid))
+        return not self.exited.done() and _running(self.pid)
 
     async def listening(self) -> int:
         """The port, once the process has told it. Raises LoadFailed if it ends before."""
@@ -80,7 +80,8 @@ class BackendProcess:
     async def stop(self, grace: float) -> None:
         """SIGTERM, `grace` seconds, SIGKILL; returns when the process is gone."""
         try:
-            if not self.exited.done() and signal_group(self.pid, signal.SIGTERM):
+            if not self.exited.done():
+                self._child.signal(signal.SIGTERM)
                 await asyncio.wait((self.exited,), timeout=grace)
         finally:  # also where whoever waits for this is cancelled
             self.kill()
@@ -89,21 +90,18 @@ class BackendProcess:
     def kill(self) -> None:
         """SIGKILL to the whole group, if it is still there."""
         if not self.exited.done():
-            signal_group(self.pid, signal.SIGKILL)
+            self._child.signal(signal.SIGKILL)
 
     async def _until_gone(self) -> str:
         code = await self._child.wait()
-        signal_group(self.pid, signal.SIGKILL)  # what it has started must not outlive it
         await asyncio.wait((self._reader,), timeout=_LAST_WORDS)
         self._reader.cancel()
-        with contextlib.suppress(OSError):  # a warden that cannot be started again
-            self._warden.forget(self.pid)
         return end_of(code, self.last_line)
 
     async def _read(self) -> None:
         stream = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), self._stderr
+            lambda: asyncio.StreamReaderProtocol(stream), self._child.stderr
         )
         pending = b""
         try:
@@ -129,14 +127,11 @@ class BackendProcess:
             self._bound.set()
 
 
-def _ended(pid: int) -> bool:
-    """Whether a child has ended, without collecting its exit code; False where nobody can tell."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        return False
+def _running(pid: int) -> bool:
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _free_port() -> int:
@@ -144,18 +139,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def backend_environ(environ: Mapping[str, str], extra: dict[str, str]) -> dict[str, str]:
-    """The gateway's environment without what its own start script set for it, and `extra`."""
-    found = dict(environ)
-    if found.get("PYTHONPATH") == str(OWN_RUN.parent):
-        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
-            found.pop(name, None)
-    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
-        before = found.pop(f"MLX_BACKEND_{name}_BEFORE", None)
-        if before:
-            found[name] = before
-        elif before is not None:
-            found.pop(name, None)
-    return found | extra

@@ -131,7 +131,7 @@ class Supervisor:
         except TimeoutError:
             _log.warning("requests are cut: they still run after %g s", after + patience)
         await asyncio.gather(*(instance.shut() for instance in self._all()))
-        self._warden.close()
+        await self._warden.close()
 
     @asynccontextmanager
     async def lease(

@@ -1,101 +1,103 @@
-"""Ends the backends of a gateway that could not do it itself, because it was killed.
-
-A small process holds the reading end of a pipe. The gateway tells it of every process group that
-it starts and of every one that is gone; when the pipe ends, so has the gateway, and what is still
-on the list is ended: backends of others need not watch their parent as ours do.
-"""
+"""The gateway's side of the warden, the process that starts its backends (`warden_process`)."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
-from typing import IO
+from collections.abc import Mapping, Sequence
+from io import FileIO
+from pathlib import Path
 
-_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-_STEP = 0.05
+from gateway.supervisor.child import Child
+from gateway.supervisor.environ import backend_environ
+from gateway.supervisor.failures import LoadFailed
+
+PROGRAM = Path(__file__).with_name("warden_process.py")
+_LOOK = 1.0  # seconds between two looks whether the process that is to answer still runs
+_log = logging.getLogger("gateway.supervisor")
 
 
 class Warden:
-    """The gateway's side. The process is started with the first group."""
+    """Starts processes. Its own is started with the first one, and again if it was killed."""
 
     def __init__(self) -> None:
-        self.groups: set[int] = set()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
 
-    def watch(self, group: int) -> None:
-        """Take a process group on the list."""
-        self.groups.add(group)
-        self._tell(f"+{group}\n")
-
-    def forget(self, group: int) -> None:
-        """Take a group off it that is gone."""
-        self.groups.discard(group)
-        self._tell(f"-{group}\n")
-
-    def close(self) -> None:
-        """Kill what is still on the list, and end the process."""
-        for group in self.groups:
-            signal_group(group, signal.SIGKILL)
-        if self._child is not None:
-            with contextlib.suppress(OSError):
-                _pipe(self._child).close()
-            self._child.wait()
-            self._child = None
-
-    def _tell(self, line: str) -> None:
-        if self._child is not None and self._child.poll() is None:
+    async def spawn(
+        self, command: Sequence[str], folder: Path, environ: Mapping[str, str]
+    ) -> Child:
+        """Start a command in a folder. Raises OSError or LoadFailed; nothing stays behind then."""
+        request = json.dumps([list(command), str(folder), dict(environ)])
+        with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed:
+            # macOS may lose what is closed before it is received: `passed` waits for the answer.
+            ours, pen = os.pipe()
+            stderr = failed.enter_context(FileIO(ours))
+            passed.callback(os.close, pen)
+            link, theirs = socket.socketpair()
+            passed.enter_context(theirs)
             try:
-                _pipe(self._child).write(line.encode())
-            except BrokenPipeError:
-                pass
-            else:
-                return
-        if not self.groups:
-            return
-        # A session of its own and no environment: no signal of a terminal reaches it.
-        self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
-        _pipe(self._child).write("".join(f"+{group}\n" for group in self.groups).encode())
+                process = self._hand_over(theirs.fileno(), pen)
+                reader, writer = await asyncio.open_unix_connection(sock=link)
+            except BaseException:
+                link.close()
+                raise
+            failed.callback(writer.close)
+            failed.callback(writer.write, bytes((signal.SIGKILL,)))  # before the close
+            writer.write(request.encode() + b"\n")
+            answer = await _answer(reader, process)
+            if isinstance(answer, str):
+                raise LoadFailed(f"no process could be started: {answer}")
+            failed.pop_all()
+            return Child(answer, stderr, reader, writer)
+
+    def _hand_over(self, *files: int) -> subprocess.Popen[bytes]:
+        """Pass file descriptors to the process, which is returned. Raises OSError."""
+        if self._process is not None and self._process.poll() is not None:
+            _log.warning("the warden has ended (%d): starting another", self._process.returncode)
+            self._process = None
+        process = self._process or self._start()
+        assert self._socket is not None
+        socket.send_fds(self._socket, [b"\0"], files)
+        return process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        with theirs:
+            # Without closing file descriptors, which are none that programs inherit, subprocess
+            # uses posix_spawn, which runs no fork handlers.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(PROGRAM)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                close_fds=False,
+                env=backend_environ(os.environ, {}),
+            )
+        return self._process
+
+    async def close(self) -> None:
+        """End the process, and with it every one that it has started."""
+        if self._process is not None and self._socket is not None:
+            self._socket.close()
+            await asyncio.to_thread(self._process.wait)
 
 
-def _pipe(child: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert child.stdin is not None
-    return child.stdin
-
-
-def signal_group(group: int, number: signal.Signals) -> bool:
-    """Signal a process group; False if it is gone."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # macOS refuses for a group of zombies
-        return False
-    return True
-
-
-def _main() -> None:
-    groups: set[int] = set()
-    for line in sys.stdin:
-        (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-    left = {group for group in groups if signal_group(group, signal.SIGTERM)}
-    until = time.monotonic() + _GRACE
-    while left and time.monotonic() < until:
-        time.sleep(_STEP)
-        left = {group for group in left if signal_group(group, signal.Signals(0))}
-    for group in left:
-        signal_group(group, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    _main()
+async def _answer(reader: asyncio.StreamReader, process: subprocess.Popen[bytes]) -> int | str:
+    """The pid of what was started, or a sentence."""
+    while process.poll() is None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK):
+                answer: int | str = json.loads(await reader.readline())
+                return answer
+    return "the process that starts backends was killed"

@@ -57,6 +57,16 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+def is_warden(process: psutil.Process) -> bool:
+    return "warden_process.py" in " ".join(process.cmdline())
+
+
+def warden() -> psutil.Process:
+    """The process of the only supervisor, which has started one."""
+    (found,) = (child for child in psutil.Process().children() if is_warden(child))
+    return found
+
+
 def status_of(supervisor: Supervisor, name: str) -> ModelStatus:
     return next(status for status in supervisor.status() if status.name == name)
 

@@ -1,0 +1,74 @@
+"""Backends start reliably while others answer: no state of gRPC reaches a new process.
+
+The loop is uvloop, as in the gateway: what a fork takes along depends on who forks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import uvloop
+
+from gateway.generation import Stub, generate
+from gateway.supervisor.process import BackendProcess
+from gateway.supervisor.warden import Warden
+from tests.gateway.gateway_process import WAIT, roomy
+from tests.gateway.supervising import script, supervising
+from wire import backend_pb2 as pb
+
+SPAWNS = 300
+STREAMS = 4
+
+
+class Talk:
+    """An answer without an end; `heard` is released for each of its pieces."""
+
+    def __init__(self, stub: Stub, identity: str) -> None:
+        self.heard = asyncio.Semaphore(0)
+        self._request = pb.PredictOptions(
+            ModelIdentity=identity, Prompt="Count to 60.", Tokens=100_000, IgnoreEOS=True
+        )
+        self.task = asyncio.ensure_future(self._listen(stub))
+
+    async def _listen(self, stub: Stub) -> None:
+        async for _ in generate(stub, self._request):
+            self.heard.release()
+
+    async def goes_on(self) -> None:
+        """Wait for a piece that nobody has counted yet, and forget the earlier ones."""
+        while not self.heard.locked():
+            await self.heard.acquire()
+        async with asyncio.timeout(WAIT):
+            await self.heard.acquire()
+
+
+async def ends(folder: Path) -> Counter[str]:
+    """How each of many short-lived backends ended, started one by one beside running answers."""
+    quick = Path(script(folder, "exit 7"))
+    async with (
+        supervising(folder, {"tiny": roomy()}) as supervisor,
+        supervisor.lease("tiny") as tiny,
+    ):
+        talks = [Talk(tiny.stub, tiny.identity) for _ in range(STREAMS)]
+        warden = Warden()
+        told: Counter[str] = Counter()
+        try:
+            for _ in range(SPAWNS):
+                process = await BackendProcess.start(quick, "quick", {}, warden)
+                told[await process.exited] += 1
+            for talk in talks:
+                await talk.goes_on()
+        finally:
+            for talk in talks:
+                talk.task.cancel()
+            await asyncio.gather(*(talk.task for talk in talks), return_exceptions=True)
+            await warden.close()
+        return told
+
+
+def test_no_spawn_beside_running_answers_fails(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        told = runner.run(ends(tmp_path))
+    assert told == {"the backend ended with exit code 7": SPAWNS}

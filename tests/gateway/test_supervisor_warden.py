@@ -1,0 +1,128 @@
+"""The process that starts the backends: what it is asked for, what it outlives, and its own end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.supervisor.failures import LoadFailed
+from gateway.supervisor.process import BackendProcess
+from gateway.supervisor.warden import PROGRAM, Warden
+from tests.gateway.gateway_process import WAIT, tiny
+from tests.gateway.supervising import (
+    ask,
+    gone,
+    process_of,
+    refusal,
+    script,
+    status_of,
+    supervising,
+    until,
+    warden,
+)
+from tests.tasks import begun
+
+
+async def test_a_killed_warden_takes_the_backend_along_and_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
+        text = await ask(supervisor, "tiny")
+        first, backend = warden(), process_of(supervisor, "tiny")
+        first.kill()
+        await until(lambda: status_of(supervisor, "tiny").pid is None)
+        await until(lambda: gone(backend))
+        assert "the process that watches over backends was killed" in (
+            status_of(supervisor, "tiny").error
+        )
+
+        assert await ask(supervisor, "tiny") == text
+        assert "the warden has ended (-9): starting another" in caplog.text
+
+
+async def test_a_warden_that_was_killed_while_it_was_idle_is_replaced(tmp_path: Path) -> None:
+    models = {"tiny": tiny(backend=script(tmp_path, "echo here >&2; exit 3"))}
+    async with supervising(tmp_path, models) as supervisor:
+        text = (await refusal(supervisor, "tiny")).message
+        first = warden()
+        first.kill()
+        await until(lambda: gone(first))
+        assert text.endswith("exit code 3: here")
+        assert (await refusal(supervisor, "tiny")).message == text
+        assert warden() != first
+
+
+async def test_a_start_that_loses_its_warden_fails_and_the_next_one_does_not(
+    tmp_path: Path,
+) -> None:
+    quick = Path(script(tmp_path, "exit 3"))
+    starting = Warden()
+    try:
+        process = await BackendProcess.start(quick, "quick", {}, starting)
+        assert await process.exited == "the backend ended with exit code 3"
+        warden().suspend()
+        lost = await begun(BackendProcess.start(quick, "quick", {}, starting))
+        warden().kill()
+        with pytest.raises(LoadFailed, match="the process that starts backends was killed"):
+            await lost
+        process = await BackendProcess.start(quick, "quick", {}, starting)
+        assert await process.exited == "the backend ended with exit code 3"
+    finally:
+        await starting.close()
+
+
+async def test_a_signal_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
+    models = {"tiny": tiny(), "other": tiny(backend=script(tmp_path, "kill -TERM $$"))}
+    async with supervising(tmp_path, models) as supervisor:
+        text = await ask(supervisor, "tiny")
+        process, backend = warden(), process_of(supervisor, "tiny")
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            process.send_signal(number)
+        # Its children do not inherit that.
+        assert "ended by SIGTERM" in (await refusal(supervisor, "other")).message
+        assert await ask(supervisor, "tiny") == text
+        assert (warden(), process_of(supervisor, "tiny")) == (process, backend)
+
+
+async def test_command_and_environment_arrive_as_they_are(tmp_path: Path) -> None:
+    odd = "two\nlines 'and' \"quotes\" \\ é €"
+    run = script(tmp_path, 'printf %s "$ODD" > odd; pwd > folder; ls /dev/fd > files')
+    async with supervising(tmp_path, {"tiny": tiny(backend=run, env={"ODD": odd})}) as supervisor:
+        await refusal(supervisor, "tiny")
+    assert (tmp_path / "odd").read_text() == odd
+    assert (tmp_path / "folder").read_text().strip() == str(tmp_path)
+    assert (tmp_path / "files").read_text().split() == ["0", "1", "2", "3"]  # the last is of ls
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_a_gateway_that_ends_in_the_middle_of_a_start_leaves_nothing(
+    tmp_path: Path, part: float
+) -> None:
+    run = script(tmp_path, "sleep 1000; exit 0")
+    request = json.dumps([[run], str(tmp_path), dict(os.environ)]).encode() + b"\n"
+    gateway, stdin = socket.socketpair()
+    with stdin:
+        program = [sys.executable, "-I", "-S", str(PROGRAM)]
+        process = subprocess.Popen(program, stdin=stdin.fileno(), stderr=subprocess.PIPE)
+    ours, theirs = socket.socketpair()
+    with gateway, ours, theirs:
+        socket.send_fds(gateway, [b"\0"], [theirs.fileno(), 2])
+        ours.sendall(request[: int(part * len(request))])
+    _, errors = process.communicate(timeout=WAIT)
+    assert (process.returncode, errors) == (0, b"")
+    assert [left for left in psutil.process_iter() if run in _command(left)] == []
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
