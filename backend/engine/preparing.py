@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from backend.engine import score_plan
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
-from backend.engine.errors import EngineError, EngineFailed
+from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
 from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.prompts import require_tellable
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from backend.engine.load import Served
 
 _THREADS = 2
+_TOO_DEEP = (
+    "the request is nested too deeply to be read: send messages, tools and template arguments with"
+    " fewer levels of objects and lists in each other"
+)
 
 Work = Callable[["Served", int], None]
 
@@ -136,6 +140,8 @@ class Preparer:
             work(served, ticket)
         except EngineError as refusal:
             self._tell([(ticket, refusal)])
+        except RecursionError:  # templates and JSON follow what was sent to any depth
+            self._tell([(ticket, InvalidRequest(_TOO_DEEP))])
         except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
             name = type(fault).__name__
             self._tell([(ticket, EngineFailed(f"the prompt could not be prepared ({name})"))])

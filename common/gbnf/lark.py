@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from common.gbnf.lexemes import Encounter, Lexeme, Ranges, TooLarge, encounter, meet
-from common.gbnf.parser import parse
+from common.gbnf.parser import GbnfError, parse
 from common.gbnf.productions import Item, Productions, successors
 from common.gbnf.regular import is_nullable, reachable, regular_rules
 from common.gbnf.syntax import (
@@ -32,9 +32,11 @@ _MAX_NESTING = 8
 
 def gbnf_to_lark(text: str) -> str:
     """The grammar in llguidance's Lark, its rule `start` being `root`. Raises GbnfError."""
-    rules = reachable(parse(text))
-    regular = regular_rules(rules)
-    return _written(_safe_productions(rules, regular))
+    try:
+        rules = reachable(parse(text))
+        return _written(_safe_productions(rules, regular_rules(rules)))
+    except RecursionError:
+        raise GbnfError("the rules lead into each other too deeply", text, 0) from None
 
 
 def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:

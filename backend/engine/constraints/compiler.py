@@ -5,36 +5,25 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import llguidance
 import numpy as np
 
 from backend.engine.constraints.constraint import Constraint, words
+from backend.engine.constraints.limits import MARGIN, STACK
+from backend.engine.constraints.matching import matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
-from backend.engine.constraints.schema import OPTIONS, enforceable, read_schema
+from backend.engine.constraints.recent import Recent
 from backend.engine.constraints.spec import ConstraintSpec
-from backend.engine.constraints.table import TokenTable
+from backend.engine.constraints.table import TokenTable, source_of
+from backend.engine.constraints.trial import Trial
 from backend.engine.errors import InvalidRequest
-from common.call_grammar import CallableTool, call_grammar
 from common.chat_format import ChatFormat
-from common.gbnf import GbnfError, gbnf_to_lark
 
 MAX_TEXT = 256 * 1024
-"""Characters of a grammar that a request may send."""
-MAX_CACHED = 64
-MAX_CACHED_TEXT = 4 * 1024 * 1024
-LIMITS = llguidance.LLParserLimits(
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=1_000_000,
-    step_max_items=200_000,
-    verbose_errors=False,
-)
-"""Bounds of one matcher: about 100 MB of lexer, and a tenth of a second for a mask."""
+"""Characters of a grammar, or of tools as JSON, that a request may send."""
 
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
 _REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
@@ -58,10 +47,10 @@ class ConstraintCompiler:
         self._vocabulary_size = vocabulary_size
         self._end_tokens = frozenset(end_tokens)
         self._chat_format = chat_format
-        self._table: TokenTable | None = None
-        self._table_lock = threading.Lock()
-        self._cache: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        self._cache_lock = threading.Lock()
+        self._ready: tuple[TokenTable, Trial] | None = None
+        self._ready_lock = threading.Lock()
+        self._grammars: Recent[dict[str, Any]] = Recent()
+        self._matchers: Recent[llguidance.LLMatcher] = Recent()
 
     def compile(
         self,
@@ -77,20 +66,16 @@ class ConstraintCompiler:
         what the request asked for, None: nothing. Raises InvalidRequest, with the place in what
         the user sent, for what is invalid, cannot be enforced or costs too much.
         """
-        if len(spec.text) > MAX_TEXT:
-            raise InvalidRequest(
-                f"the grammar has {len(spec.text)} characters; {MAX_TEXT} are allowed"
-            )
-        table = self._tokens()
-        body = self._body(spec, table)
+        table, trial = self._table_and_trial()
+        body = self._grammar(spec, table, trial)
         if spec.optional:
-            self._require_marked(body, spec, table)
-        answer = None if spec.answer is None else self._answer(spec.answer, table)
+            self._require_marked(body, spec, table, trial)
+        answer = None if spec.answer is None else self._answer(spec.answer, table, trial)
         setting = ""
         if answers_messages:
             setting = setting_of(
                 self._chat_format,
-                table,
+                table.special,
                 prompt_tail,
                 thinking=thinking,
                 calls=spec.kind == "calls",
@@ -102,20 +87,20 @@ class ConstraintCompiler:
             grammars.append({"name": "answer", **answer})
         text = json.dumps({"grammars": [*grammars, {"name": "body", **body}]})
         return Constraint(
-            self._matcher(text, spec, table).deep_copy(),
+            self._matcher(text, spec, table, trial).deep_copy(),
             table.known,
             table.ends,
             words(table.tokens.vocab_size),
         )
 
     def _require_marked(
-        self, body: dict[str, Any], spec: ConstraintSpec, table: TokenTable
+        self, body: Mapping[str, Any], spec: ConstraintSpec, table: TokenTable, trial: Trial
     ) -> None:
         """Where calls begin like text, nobody could tell which of both is being written."""
-        matcher = self._matcher(json.dumps({"grammars": [{"name": "body", **body}]}), spec, table)
+        matcher = self._matcher(_alone(body), spec, table, trial)
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
         first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        if not set(first.tolist()) <= set(table.special.values()):
+        if not set(first.tolist()) <= set(table.special.ids.values()):
             wish, other = "strict tools", "mark no tool as strict"
             if spec.answer is not None:
                 wish, other = "tools beside a form of the answer", "leave one of them out"
@@ -124,65 +109,74 @@ class ConstraintCompiler:
                 f" without a token that marks them: send tool_choice required, or {other}"
             )
 
-    def _answer(self, spec: ConstraintSpec, table: TokenTable) -> dict[str, Any]:
+    def _answer(self, spec: ConstraintSpec, table: TokenTable, trial: Trial) -> Mapping[str, Any]:
         """The form of an answer beside calls. It is tried alone, so that a complaint names it."""
-        body = self._body(spec, table)
-        self._matcher(json.dumps({"grammars": [{"name": "body", **body}]}), spec, table)
+        body = self._grammar(spec, table, trial)
+        self._matcher(_alone(body), spec, table, trial)
         return body
 
-    def _tokens(self) -> TokenTable:
-        with self._table_lock:
-            if self._table is None:
-                self._table = TokenTable.of(
-                    self._tokenizer, self._vocabulary_size, self._end_tokens
-                )
-            return self._table
-
-    def _body(self, spec: ConstraintSpec, table: TokenTable) -> dict[str, Any]:
-        """The constrained part, as one of llguidance's grammars."""
-        match spec.kind:
-            case "json_schema":
-                return {"json_schema": read_schema(spec.text)}
-            case "gbnf":
-                try:
-                    return {"lark_grammar": gbnf_to_lark(spec.text)}
-                except GbnfError as fault:
-                    raise InvalidRequest(f"the grammar is not valid GBNF: {fault}") from None
-            case "lark":
-                return {"lark_grammar": spec.text}
-            case "regex":
-                return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, '')}/"}
-        return {"lark_grammar": self._calls(spec, table)}
-
-    def _calls(self, spec: ConstraintSpec, table: TokenTable) -> str:
-        try:
-            tools = [CallableTool.of(tool) for tool in spec.tools]
-            for tool in tools:
-                enforceable(tool.schema)
-            return call_grammar(
-                self._chat_format.name, tools, table, OPTIONS, parallel=spec.parallel
+    def _table_and_trial(self) -> tuple[TokenTable, Trial]:
+        """Both read the tokenizer at the same time."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise InvalidRequest(
+                "this model's tokenizer is of a kind for which answers cannot be constrained"
             )
-        except ValueError as fault:
-            raise InvalidRequest(str(fault)) from None
+        with self._ready_lock:
+            if self._ready is None:
+                source = source_of(backend, self._vocabulary_size, self._end_tokens)
+                trial = Trial(source)
+                vocabulary = backend.get_vocab(with_added_tokens=True)
+                self._ready = TokenTable.of(vocabulary, self._vocabulary_size, source), trial
+            return self._ready
 
-    def _matcher(self, text: str, spec: ConstraintSpec, table: TokenTable) -> llguidance.LLMatcher:
+    def _grammar(self, spec: ConstraintSpec, table: TokenTable, trial: Trial) -> Mapping[str, Any]:
+        """The constrained part, as one of llguidance's grammars."""
+        try:
+            sent = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
+        except RecursionError:
+            raise InvalidRequest(f"the {_WHAT[spec.kind]} are nested too deeply") from None
+        if len(sent) > MAX_TEXT:
+            raise InvalidRequest(
+                f"the {_WHAT[spec.kind]} has {len(sent)} characters; {MAX_TEXT} are allowed"
+            )
+        request = {
+            "spec": {
+                "kind": spec.kind,
+                "text": spec.text,
+                "tools": spec.tools,
+                "parallel": spec.parallel,
+            },
+            "format": self._chat_format.name,
+            "special": table.special.ids if spec.kind == "calls" else {},
+        }
+        key = f"{spec.kind} {spec.parallel} {sent}"
+        if (known := self._grammars.get(key)) is None:
+            reply = trial.ask(f"the {_WHAT[spec.kind]}", request)
+            if "refusal" in reply:
+                raise InvalidRequest(reply["refusal"])
+            known = reply["grammar"]
+            self._grammars.put(key, known)
+        return known
+
+    def _matcher(
+        self, grammars: str, spec: ConstraintSpec, table: TokenTable, trial: Trial
+    ) -> llguidance.LLMatcher:
         """The matcher of a grammar at its beginning; it is never advanced, only copied."""
-        with self._cache_lock:
-            if (known := self._cache.get(text)) is not None:
-                self._cache.move_to_end(text)
-                return known
-        made = llguidance.LLMatcher(table.tokens, text, log_level=0, limits=LIMITS)
-        if not made.is_error():
-            made.compute_bitmask()
-        if made.is_error():
-            raise InvalidRequest(_complaint(spec, made.get_error()))
-        with self._cache_lock:
-            self._cache[text] = made
-            while len(self._cache) > 1 and (
-                len(self._cache) > MAX_CACHED or sum(map(len, self._cache)) > MAX_CACHED_TEXT
-            ):
-                self._cache.popitem(last=False)
+        if (known := self._matchers.get(grammars)) is not None:
+            return known
+        error = trial.ask(f"the {_WHAT[spec.kind]}", {"grammars": grammars})["error"]
+        if not error:
+            made = on_stack(STACK + MARGIN, lambda: matcher_of(table.tokens, grammars))
+            error = made.get_error()
+        if error:
+            raise InvalidRequest(_complaint(spec, error))
+        self._matchers.put(grammars, made)
         return made
+
+
+def _alone(body: Mapping[str, Any]) -> str:
+    return json.dumps({"grammars": [{"name": "body", **body}]})
 
 
 _WHAT = {

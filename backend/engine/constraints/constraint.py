@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backend.engine.errors import EngineFailed
+from backend.engine.errors import EngineFailed, InvalidRequest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _BITS = 32
+BURST_SECONDS = 2.0
+TOKEN_SECONDS = 0.01
+"""Processor time that a row's grammar may take: once, and for each token. All rows of the batch
+wait for it."""
+_AMBIGUOUS = (
+    "what is written can be read in too many ways: make it less ambiguous, or give it fewer"
+    " alternatives and optional parts"
+)
+_LEXER = "its regular expressions are too complex: make them simpler, or fewer"
+_LIMITS = {"items": _AMBIGUOUS, "lexer error": _LEXER, "fuel": _LEXER}
+"""Words of llguidance's complaints about its limits, and what to say instead."""
 
 
 def words(vocabulary_size: int) -> int:
@@ -42,6 +56,7 @@ class Constraint:
     ends: np.ndarray
     scratch_words: int
     _scratch: np.ndarray = field(init=False)
+    _allowance: float = BURST_SECONDS
 
     def __post_init__(self) -> None:
         self._scratch = np.zeros(self.scratch_words, np.uint32)
@@ -54,13 +69,14 @@ class Constraint:
     def fill(self, allowed: np.ndarray) -> None:
         """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)].
 
-        End tokens are in it exactly where the grammar accepts. Raises EngineFailed where the
-        matcher has run into its limits, or no token is left.
+        End tokens are in it exactly where the grammar accepts. Raises InvalidRequest where the
+        grammar takes too much, EngineFailed where no token is left.
         """
         if self.ended:
             allowed[:] = self.ends
             return
-        self.matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        with self._within_allowance():
+            self.matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         self._check()
         np.bitwise_and(self._scratch[: len(allowed)], self.known, out=allowed)
         if self.matcher.is_accepting():
@@ -74,13 +90,31 @@ class Constraint:
         """Advance by a sampled token. Raises EngineFailed if the grammar cannot take it."""
         if self.ended:
             return
-        if not self.matcher.consume_token(token):
+        self._allowance += TOKEN_SECONDS
+        with self._within_allowance():
+            taken = self.matcher.consume_token(token)
+        if not taken:
             self._check()
             raise EngineFailed(f"the grammar does not allow the token {token}")
 
-    def _check(self) -> None:
-        if self.matcher.is_error():
-            raise EngineFailed(
-                "the grammar could not be followed any further:"
-                f" {self.matcher.get_error().splitlines()[0][:200]}"
+    @contextmanager
+    def _within_allowance(self) -> Iterator[None]:
+        started = time.thread_time()
+        yield
+        self._allowance -= time.thread_time() - started
+        if self._allowance < 0:
+            raise InvalidRequest(
+                f"following the grammar takes more than {1000 * TOKEN_SECONDS:g} ms a token,"
+                f" because {_AMBIGUOUS}"
             )
+
+    def _check(self) -> None:
+        if not self.matcher.is_error():
+            return
+        error = self.matcher.get_error()
+        for word, why in _LIMITS.items():
+            if word in error:
+                raise InvalidRequest(f"the grammar cannot be followed any further, because {why}")
+        raise EngineFailed(
+            f"the grammar could not be followed any further: {error.splitlines()[0][:200]}"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backend.engine.constraints.table import TokenTable
+from backend.engine.constraints.special_tokens import SpecialTokens
 from common.call_grammar.lark_text import text_without
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
@@ -16,7 +16,7 @@ _START, _MESSAGE = "<|start|>", "<|message|>"
 
 def setting_of(
     chat_format: ChatFormat,
-    table: TokenTable,
+    special: SpecialTokens,
     prompt_tail: str,
     *,
     thinking: bool | None,
@@ -34,32 +34,34 @@ def setting_of(
     tags = chat_format.grammar.tags
     if chat_format.grammar.openers[:1] == ("<|channel|>commentary to=functions.",):
         return _harmony(
-            table, prompt_tail, thinking=thinking, calls=calls, optional=optional, formed=formed
+            special, prompt_tail, thinking=thinking, calls=calls, optional=optional, formed=formed
         )
     opened = _open_tags(chat_format, prompt_tail)
     avoid = [o for o in chat_format.grammar.openers if len(o) > 1] if calls else []
     before: list[str] = []
     lines: list[str] = []
     if opened and thinking is False:
-        before.append(table.lark(opened.closing) + " NEWLINES?")
+        before.append(special.lark(opened.closing) + " NEWLINES?")
     elif opened:
-        lines += _reasoning("opened", "", opened, table, avoid)
+        lines += _reasoning("opened", "", opened, special, avoid)
         before.append("opened")
     elif tags and thinking is not False and not _closed(tags, prompt_tail):
-        usable = [t for t in tags if t is tags[0] or table.has(t.opening)]
+        usable = [t for t in tags if t is tags[0] or special.has(t.opening)]
         for index, each in enumerate(usable):
-            lines += _reasoning(f"reasoning{index}", table.lark(each.opening), each, table, avoid)
+            lines += _reasoning(
+                f"reasoning{index}", special.lark(each.opening), each, special, avoid
+            )
         names = " | ".join(f"reasoning{index}" for index in range(len(usable)))
         before.append(f"({names})?")
     body = "@body"
     if formed:
         body = "(@answer | @body)"
     elif optional:
-        plain = [text for text in avoid if isinstance(table.pieces(text)[0], str)]
+        plain = [text for text in avoid if isinstance(special.pieces(text)[0], str)]
         lines.append(f"FREE: {text_without(plain)} & /(?s:.+)/")
         body = "FREE? (@body)?"
     if "<|open|>response<|sep|>" in getattr(chat_format.grammar, "silent", ()):
-        body = _in_response(table, prompt_tail, calls=calls, optional=optional, formed=formed)
+        body = _in_response(special, prompt_tail, calls=calls, optional=optional, formed=formed)
     if not before and body == "@body":
         return ""
     return "\n".join([f"start: {' '.join([*before, body])}", *lines, "NEWLINES: /\\n{1,2}/", ""])
@@ -79,32 +81,35 @@ def _closed(tags: Sequence[Tags], prompt_tail: str) -> bool:
 
 
 def _reasoning(
-    name: str, opening: str, tags: Tags, table: TokenTable, avoid: Sequence[str]
+    name: str, opening: str, tags: Tags, special: SpecialTokens, avoid: Sequence[str]
 ) -> list[str]:
     """Rules for free text up to the closing tag, with no call's opener in it."""
-    first, *rest = table.pieces(tags.closing)
+    first, *rest = special.pieces(tags.closing)
     upper = name.upper()
     if isinstance(first, int):
-        plain = [text for text in avoid if isinstance(table.pieces(text)[0], str)]
+        plain = [text for text in avoid if isinstance(special.pieces(text)[0], str)]
         return [
-            f"{name}: {opening} {upper}? {table.lark(tags.closing)} NEWLINES?",
+            f"{name}: {opening} {upper}? {special.lark(tags.closing)} NEWLINES?",
             f"{upper}: {text_without(plain)} & /(?s:.+)/",
         ]
     return [
-        f"{name}: {opening} {upper} {' '.join(_lark(piece, table) for piece in rest)} NEWLINES?",
-        f"{upper}: {text_without([*avoid, first])} {table.lark(first)}",
+        f"{name}: {opening} {upper} {' '.join(_lark(piece, special) for piece in rest)} NEWLINES?",
+        f"{upper}: {text_without([*avoid, first])} {special.lark(first)}",
     ]
 
 
-def _lark(piece: str | int, table: TokenTable) -> str:
-    return f"<[{piece}]>" if isinstance(piece, int) else table.lark(piece)
+def _lark(piece: str | int, special: SpecialTokens) -> str:
+    return f"<[{piece}]>" if isinstance(piece, int) else special.lark(piece)
 
 
 def _in_response(
-    table: TokenTable, prompt_tail: str, *, calls: bool, optional: bool, formed: bool
+    special: SpecialTokens, prompt_tail: str, *, calls: bool, optional: bool, formed: bool
 ) -> str:
     """Kimi K3 writes an answer into a block of its own, which stays empty before calls."""
-    opening, closing = table.lark("<|open|>response<|sep|>"), table.lark("<|close|>response<|sep|>")
+    opening, closing = (
+        special.lark("<|open|>response<|sep|>"),
+        special.lark("<|close|>response<|sep|>"),
+    )
     if prompt_tail.endswith("<|open|>response<|sep|>"):
         opening = ""
     if formed:
@@ -115,7 +120,7 @@ def _in_response(
 
 
 def _harmony(
-    table: TokenTable,
+    special: SpecialTokens,
     prompt_tail: str,
     *,
     thinking: bool | None,
@@ -125,13 +130,13 @@ def _harmony(
 ) -> str:
     """gpt-oss: analysis in a message of its own, then a final one, or the call with its header."""
     turn = prompt_tail.rpartition(_START)[2]
-    final = "" if calls else table.lark("<|channel|>final<|message|>")
+    final = "" if calls else special.lark("<|channel|>final<|message|>")
     body = "@body"
     if optional:
         said = "@answer" if formed else "TEXT?"
-        body = f"({table.lark('<|channel|>final<|message|>')} {said} | @body)"
-    analysis = table.lark("<|channel|>analysis<|message|>")
-    after = table.lark("<|end|><|start|>assistant")
+        body = f"({special.lark('<|channel|>final<|message|>')} {said} | @body)"
+    analysis = special.lark("<|channel|>analysis<|message|>")
+    after = special.lark("<|end|><|start|>assistant")
     text = f"TEXT: {text_without([])} & /(?s:.+)/"
     if _MESSAGE in turn and f"{_HARMONY}analysis" in turn:
         thought = after if thinking is False else f"TEXT? {after}"

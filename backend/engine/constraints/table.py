@@ -1,10 +1,9 @@
-"""What llguidance knows of a model's tokens, and how a grammar names those that are special."""
+"""What llguidance knows of a model's tokens."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,8 @@ import llguidance
 import numpy as np
 
 from backend.engine.constraints.constraint import bits_of, words
+from backend.engine.constraints.matching import TokenizerSource
+from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest
 
 
@@ -20,69 +21,61 @@ class TokenTable:
     """Built once per model: it takes about a second for 50,000 tokens.
 
     known: mask of the ids that model and tokenizer both have; ends: of those that end an answer.
-    special: ids of the special tokens by their text. A grammar's own text never matches those.
     """
 
     tokens: llguidance.LLTokenizer
-    vocabulary_size: int
     known: np.ndarray
     ends: np.ndarray
-    special: dict[str, int]
-    _special_text: re.Pattern[str]
+    special: SpecialTokens
 
     @classmethod
-    def of(cls, tokenizer: Any, vocabulary_size: int, end_tokens: Collection[int]) -> TokenTable:
-        """Raises InvalidRequest for a tokenizer that cannot be taken apart."""
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise InvalidRequest(
-                "this model's tokenizer is of a kind for which answers cannot be constrained"
-            )
-        vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-        known = max(vocabulary.values(), default=-1) + 1
-        ends = sorted(token for token in end_tokens if token < min(known, vocabulary_size))
-        size = max(known, vocabulary_size) + (not ends)
+    def of(cls, vocabulary: Mapping[str, int], width: int, source: TokenizerSource) -> TokenTable:
+        """vocabulary: ids by text. width: of the model's logits. Raises InvalidRequest."""
         try:
-            tokens = llguidance.LLTokenizer(
-                backend.to_str(), n_vocab=size, eos_token=ends or [size - 1]
-            )
+            tokens = source.read()
         except ValueError as fault:
             raise InvalidRequest(
                 "answers of this model cannot be constrained: its tokenizer is of an unknown kind"
                 f" ({str(fault).splitlines()[0][:120]})"
             ) from None
+        known = {text: token for text, token in vocabulary.items() if token < width}
         special = {
-            text: token
-            for text, token in vocabulary.items()
-            if text and token < vocabulary_size and tokens.is_special_token(token)
+            text: token for text, token in known.items() if text and tokens.is_special_token(token)
         }
-        longest_first = sorted(special, key=len, reverse=True)
-        length = words(vocabulary_size)
         return cls(
             tokens,
-            vocabulary_size,
-            bits_of(sorted({t for t in vocabulary.values() if t < vocabulary_size}), length),
-            bits_of(ends, length),
-            special,
-            re.compile("|".join(map(re.escape, longest_first)) or r"(?!)"),
+            bits_of(sorted(set(known.values())), words(width)),
+            bits_of(list(source.ends), words(width)),
+            SpecialTokens(special),
         )
 
-    def pieces(self, text: str) -> list[str | int]:
-        """A marker as texts, and the ids of the special tokens that are in it."""
-        found: list[str | int] = []
-        start = 0
-        for match in self._special_text.finditer(text):
-            found += [text[start : match.start()], self.special[match.group()]]
-            start = match.end()
-        return [piece for piece in [*found, text[start:]] if piece != ""]
 
-    def lark(self, text: str) -> str:
-        """A marker as Lark: a sequence for a rule, not for a terminal."""
-        return " ".join(
-            f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
-            for piece in self.pieces(text)
-        )
+def source_of(backend: Any, width: int, end_tokens: Collection[int]) -> TokenizerSource:
+    """backend: a Hugging Face tokenizer. width: of the model's logits, which may be wider."""
+    known = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    ends = tuple(sorted(token for token in end_tokens if token < min(known, width)))
+    definition = _unnormalised(backend.to_str())
+    return TokenizerSource(definition, max(known, width) + (not ends), ends)
 
-    def has(self, text: str) -> bool:
-        """Whether a text is one token of this model, a special one."""
-        return text in self.special
+
+def _unnormalised(definition: str) -> str:
+    """The tokenizer.json without the steps that change what a text says.
+
+    llguidance has the tokenizer write what a grammar leaves no choice about. A normalizer would
+    compose or lower its letters, and then its tokens are not what the grammar asks for.
+    """
+    key = ',"normalizer":'
+    start = definition.index(key) + len(key)
+    normalizer, end = json.JSONDecoder().raw_decode(definition, start)
+    return definition[:start] + json.dumps(_spelling(normalizer)) + definition[end:]
+
+
+def _spelling(normalizer: Any) -> dict[str, Any] | None:
+    """The part that only says how the vocabulary spells bytes and blanks."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": steps}:
+            kept = [step for step in map(_spelling, steps) if step is not None]
+            return {"type": "Sequence", "normalizers": kept} if kept else None
+        case {"type": "ByteLevel" | "Prepend"} | {"type": "Replace", "pattern": {"String": " "}}:
+            return dict(normalizer)
+    return None

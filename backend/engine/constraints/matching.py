@@ -1,0 +1,73 @@
+"""llguidance's matchers: made alike in the backend and in the process that tries them first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import llguidance
+
+LIMITS = llguidance.LLParserLimits(
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_items_in_row=5_000,
+    verbose_errors=False,
+)
+"""Bounds of one matcher: about 100 MB of lexer, and most of a second for a single mask. A schema
+with a thousand optional properties needs 4,000 items in a row."""
+
+_sizing = threading.Lock()
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """What llguidance builds its tokenizer from.
+
+    definition: a tokenizer.json. size: tokens in all. ends: the ids that end a text; with none of
+    them, the last of `size` is one that the model does not have.
+    """
+
+    definition: str
+    size: int
+    ends: tuple[int, ...]
+
+    def read(self) -> llguidance.LLTokenizer:
+        """Takes about a second for 50,000 tokens. Raises ValueError."""
+        ends = list(self.ends) or [self.size - 1]
+        return llguidance.LLTokenizer(self.definition, n_vocab=self.size, eos_token=ends)
+
+
+def matcher_of(tokens: llguidance.LLTokenizer, grammars: str) -> llguidance.LLMatcher:
+    """The matcher of llguidance's list of grammars; its first mask finds errors that remained."""
+    made = llguidance.LLMatcher(tokens, grammars, log_level=0, limits=LIMITS)
+    if not made.is_error():
+        made.compute_bitmask()
+    return made
+
+
+def on_stack(size: int, work: Callable[[], Result]) -> Result:
+    """What the work returns or raises, on a thread with a stack of so many bytes."""
+    outcome: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as fault:
+            outcome.set_exception(fault)
+
+    thread = threading.Thread(target=run, name="grammar", daemon=True)
+    with _sizing:
+        usual = threading.stack_size(size)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    return outcome.result()

@@ -1,0 +1,36 @@
+"""How a model's special tokens are named in a grammar: Python alone, so that importing is cheap."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+
+class SpecialTokens:
+    """ids: the special tokens by their text. A grammar's own text never matches those."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = ids
+        longest_first = sorted(ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def pieces(self, text: str) -> list[str | int]:
+        """A marker as texts, and the ids of the special tokens that are in it."""
+        found: list[str | int] = []
+        start = 0
+        for match in self._pattern.finditer(text):
+            found += [text[start : match.start()], self.ids[match.group()]]
+            start = match.end()
+        return [piece for piece in [*found, text[start:]] if piece != ""]
+
+    def lark(self, text: str) -> str:
+        """A marker as Lark: a sequence for a rule, not for a terminal."""
+        return " ".join(
+            f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
+            for piece in self.pieces(text)
+        )
+
+    def has(self, text: str) -> bool:
+        """Whether a text is one token of this model, a special one."""
+        return text in self.ids

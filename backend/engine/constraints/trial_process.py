@@ -1,0 +1,81 @@
+"""The program that reads and tries grammars before the backend does; see `trial`.
+
+It takes one JSON object a line and answers with one. Where it comes to an end instead, the grammar
+was to blame: by a signal for its stack (SIGSEGV) or its time (SIGPROF), or with the exit code
+TOO_LARGE. It ends when its input does, so that it never outlives the backend.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from functools import partial
+from typing import Any
+
+import llguidance
+
+from backend.engine.constraints.limits import (
+    CPU_SECONDS,
+    MEMORY,
+    READING_DEPTH,
+    STACK,
+    TOO_LARGE,
+)
+from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_stack
+from backend.engine.constraints.reading import grammar_of
+from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.constraints.special_tokens import SpecialTokens
+from backend.engine.errors import InvalidRequest
+
+_WATCH_SECONDS = 0.02
+_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def main() -> None:
+    """Answer until the input ends. The argument is a file descriptor of a tokenizer's source."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.setrecursionlimit(READING_DEPTH)
+    with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
+        file.seek(0)  # the child before may have read it too
+        tokens = TokenizerSource(**json.load(file)).read()
+    limit = _peak() + MEMORY
+
+    def watch(*_: object) -> None:
+        if _peak() > limit:
+            os._exit(TOO_LARGE)
+
+    signal.signal(signal.SIGALRM, watch)
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, _WATCH_SECONDS, _WATCH_SECONDS)
+        reply = on_stack(STACK, partial(_answer, tokens, line))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+
+def _answer(tokens: llguidance.LLTokenizer, line: bytes) -> dict[str, Any]:
+    request = json.loads(line)
+    if "grammars" in request:
+        return {"error": matcher_of(tokens, request["grammars"]).get_error()}
+    special = SpecialTokens(request["special"])
+    try:
+        spec = ConstraintSpec(**request["spec"])
+        return {"grammar": grammar_of(spec, request["format"], special)}
+    except InvalidRequest as refusal:
+        return {"refusal": str(refusal)}
+    except RecursionError:
+        return {"refusal": "what constrains the answer is nested too deeply to be read"}
+
+
+def _peak() -> int:
+    """The most bytes that this process has held at a time."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
+
+
+if __name__ == "__main__":
+    main()
