@@ -60,8 +60,7 @@ class DecodeBatch:
         self._end_ids = sorted(end_tokens)
         self._vocabulary = vocabulary
         self.rows: list[Row] = []
-        self._cache: kv.BatchCache = []
-        self._shared = False
+        self._cache = kv.BatchCache()
         self._tokens: mx.array | None = None
         self._steps: list[int] = []
         self._held: list[list[int]] = []
@@ -76,26 +75,17 @@ class DecodeBatch:
 
     @property
     def nbytes(self) -> int:
-        return kv.nbytes(self._cache)
+        return self._cache.nbytes
 
     def join(self, row: Row, cache: kv.RowCache) -> None:
         """Add a row whose cache holds all of its prompt but the last token.
 
-        A model whose caches cannot be batched decodes one row, on the row's own cache.
+        Raises ValueError for a second row of a model whose caches cannot be batched.
         """
+        self._cache.join([cache])
         last = mx.array([row.prompt[-1]], dtype=mx.uint32)
-        if not kv.can_batch(cache):
-            if self.rows:
-                raise ValueError("this model's caches hold one sequence at a time")
-            self._shared, self._cache, self._tokens = False, cache, last
-        else:
-            joining = kv.to_batch(cache)
-            if self._tokens is None:
-                self._cache, self._tokens = joining, last
-            else:
-                kv.extend(self._cache, joining)
-                self._tokens = mx.concatenate([self._tokens, last])
-            self._shared = True
+        tokens = self._tokens
+        self._tokens = last if tokens is None else mx.concatenate([tokens, last])
         self.rows.append(row)
         self._steps.append(-1)
         self._held.append(list(row.prompt[:-1]))
@@ -115,7 +105,7 @@ class DecodeBatch:
         logits = None
         if not self._last_for_all():
             self._steps = [step + 1 for step in self._steps]
-            logits = self._model(fed[:, None], cache=self._cache)[:, -1, :]
+            logits = self._model(fed[:, None], cache=self._cache.layers)[:, -1, :]
         allowed: np.ndarray | None = None
         faults: dict[int, Exception] = {}
         if choosers.constrained:
@@ -144,7 +134,7 @@ class DecodeBatch:
         assert self._tokens is not None
         row, held, step = self.rows[0], self._held[0], self._steps[0]
         (token,) = _ids(self._tokens)
-        tokens = self._speculation.advance(row, self._cache, held, token, step + 1)
+        tokens = self._speculation.advance(row, self._cache.layers, held, token, step + 1)
         if not tokens:
             return None
         told = [token, *tokens[:-1]]
@@ -206,8 +196,7 @@ class DecodeBatch:
     def extract(self, row: Row) -> tuple[kv.RowCache, list[int]]:
         """A copy of the row's KV, and the tokens that are in it."""
         at = self.rows.index(row)
-        cache = kv.extract(self._cache, at) if self._shared else kv.clone(self._cache)
-        return cache, list(self._held[at])
+        return self._cache.extract(at), list(self._held[at])
 
     def remove(self, leaving: Sequence[Row]) -> None:
         """Drop rows; their slots are free at once."""
@@ -221,7 +210,7 @@ class DecodeBatch:
         if not stay:
             self.clear()
             return
-        kv.keep(self._cache, stay)
+        self._cache.leave([at for at, row in enumerate(self.rows) if id(row) in gone])
         assert self._tokens is not None
         self._tokens = self._tokens[mx.array(stay)]
         self.rows = [self.rows[at] for at in stay]
@@ -229,7 +218,7 @@ class DecodeBatch:
         self._held = [self._held[at] for at in stay]
 
     def clear(self) -> None:
-        self.rows, self._steps, self._held, self._cache = [], [], [], []
+        self.rows, self._steps, self._held, self._cache = [], [], [], kv.BatchCache()
         self._tokens = self._choosers = self._pending = None
         if self._speculation is not None:
             self._speculation.forget()

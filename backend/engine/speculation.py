@@ -46,7 +46,7 @@ class Speculation:
         return self._most_for(row) > 0 and (self._row is not row or self._drafter.ready(length))
 
     def advance(
-        self, row: Row, cache: kv.BatchCache, held: Sequence[int], token: int, step: int
+        self, row: Row, cache: kv.RowCache, held: Sequence[int], token: int, step: int
     ) -> list[int]:
         """The tokens after `token`, 1 or more, or none where there was no guess.
 

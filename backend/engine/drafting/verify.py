@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.kv import BatchCache, RowCache
+from backend.engine.kv import RowCache
 
 Sample = Callable[[mx.array, mx.array, list[int]], mx.array]
 
@@ -28,7 +28,7 @@ def accepted_count(
 
 def verify_step(
     model: Any,
-    cache: RowCache | BatchCache,
+    cache: RowCache,
     token: int,
     draft: Sequence[int],
     sample: Sample,
@@ -52,7 +52,7 @@ def verify_step(
     return tokens[: accepted + 1]
 
 
-def cut_back(cache: RowCache | BatchCache, tokens: int) -> None:
+def cut_back(cache: RowCache, tokens: int) -> None:
     """Forget the latest tokens of a cache that nobody shares.
 
     Unlike `kv.trim` it keeps the room, or every step would copy the whole cache to grow again.
