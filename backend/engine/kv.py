@@ -155,13 +155,14 @@ class BatchCache:
 
     def absorb(self, other: BatchCache, places: Sequence[int]) -> None:
         """Append sequences of another batch, which leave it, in the order of the places."""
+        if not places:
+            return
         layers = other.layers if len(other) == 1 else other._layers
         joining = [(layers, other._rows[place]) for place in places]
         if len(self) + len(joining) == 1 < len(other):
             joining = [(other.extract(places[0]), 0)]
-        if joining:
-            self._become([*self._members(), *joining])
-            other.leave(places)
+        self._become([*self._members(), *joining])
+        other.leave(places)
 
     def leave(self, places: Sequence[int]) -> None:
         """Drop sequences; the others keep their order."""
