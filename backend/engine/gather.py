@@ -1,7 +1,8 @@
 """Takes sequences out of the caches of a layer, and puts sequences together in one.
 
 One copy serves every change of a batch: who stays and who joins are alike members of the new one.
-Kinds of cache that are not known here are served by their own `merge` and `extract`.
+All kinds of cache that mlx-lm 0.32.2 can put into batches are known here; one of any other kind
+holds one sequence at a time.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def gathers(layer: Any) -> bool:
     match layer:
         case CacheList():
             return all(map(gathers, layer.caches))
-        case RotatingKVCache():  # a batch would lose the first tokens that it is to keep
+        case RotatingKVCache():  # `BatchWindow` keeps no first tokens beside the latest
             return not layer.keep
         case Rectangle() | QuantizedRow() | RowShift() | BatchShift():
             return True
         case _:
-            return hasattr(layer, "merge")
+            return type(layer) is KVCache or keeps_state(layer)
 
 
 def gathered(members: Sequence[Member]) -> Any:
@@ -55,13 +56,10 @@ def gathered(members: Sequence[Member]) -> Any:
         case QuantizedRow() | QuantizedBatch():
             sizes = {"group_size": layer.group_size, "bits": layer.bits}
             return QuantizedBatch.of(_spans(members), **sizes)
-        case _ if type(layer) in (KVCache, BatchKV):
+        case KVCache() | BatchKV():
             return BatchKV.of(_spans(members))
-        case _ if keeps_state(layer):
-            return _gathered_states(members)
         case _:
-            alone = [_extracted(*member) for member in members]
-            return alone[0].merge(alone)
+            return _gathered_states(members)
 
 
 def taken(member: Member) -> Any:
@@ -85,7 +83,7 @@ def taken(member: Member) -> Any:
             alone.cache = [None if one is None else mx.contiguous(one[rows]) for one in layer.cache]
             return alone
         case _:
-            return _compact(_extracted(layer, row))
+            return _compact(layer)
     span = _span(layer, row)
     parts = span.copy()
     if parts and span.places:
@@ -138,11 +136,6 @@ def _span(layer: Any, row: int) -> Span:
 
 def _shift(layer: RowShift | BatchShift, row: int) -> RowShift:
     return layer if isinstance(layer, RowShift) else layer.row(row)
-
-
-def _extracted(layer: Any, row: int) -> Any:
-    """The sequence's own cache, of a kind that is not known here."""
-    return layer.extract(row) if hasattr(layer, "extract") else layer
 
 
 def _compact(layer: Any) -> Any:

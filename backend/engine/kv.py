@@ -24,7 +24,6 @@ from backend.engine.vision.row_shift import RowShift
 
 RowCache = list[Any]
 
-_GROWING = (KVCache, QuantizedRow, RotatingKVCache, RowShift)  # their batches are our own
 _SETTLED = 256  # tokens after which a layer of an unknown kind grows evenly
 
 
@@ -234,13 +233,8 @@ def can_prefill_together(model: Any) -> bool:
     Attention never looks at what comes after. A recurrent layer must skip the padding, and not
     every model does: those are tried on a few tokens. Equal numbers are always possible.
     """
-    rows = [new_row(model), new_row(model)]
-    if not can_batch(rows[0]):
-        return False
-    leaves = list(_leaves(rows[0]))
-    if not all(hasattr(leaf, "prepare") or type(leaf) in _GROWING for leaf in leaves):
-        return False
-    return not any(map(keeps_state, leaves)) or _skips_padding(model)
+    row = new_row(model)
+    return can_batch(row) and (not any(map(keeps_state, _leaves(row))) or _skips_padding(model))
 
 
 def _skips_padding(model: Any) -> bool:

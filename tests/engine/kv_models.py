@@ -69,12 +69,36 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "quantised": _SHARED | {"head_dim": 32},
 }
+# a window, and beside it groups of tokens that are compressed as they close: one sequence only
+COMPRESSED: dict[str, Any] = {
+    "model_type": "deepseek_v41",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "o_groups": 2,
+    "o_lora_rank": 32,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 32,
+    "compress_ratios": (0, 4, 16),
+    "kv_source_layer_ids": (0, 1, 2),
+    "index_source_layer_ids": (0, 1, 2),
+    "index_n_heads": 2,
+    "index_head_dim": 32,
+    "index_topk": 64,
+    "candidate_topk_blocks": 64,
+}
 
 
 @cache
 def kv_model(kind: str, **changes: Any) -> Any:
     """A model of the kind with the same weights at every call."""
-    config = MODELS[kind] | changes
+    config = MODELS.get(kind, COMPRESSED) | changes
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
     keys = iter(mx.random.split(mx.random.key(7), 200))
