@@ -172,6 +172,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         vocabulary = kv.vocabulary_size(loaded.model)
         batches = kv.can_batch(kv.new_row(loaded.model))
         trims = kv.always_trims(kv.new_row(loaded.model))
+        together = kv.can_prefill_together(loaded.model)
     except EngineError:
         raise
     except Exception as fault:
@@ -208,6 +209,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         slots=slots,
         batches=batches,
         trims=trims,
+        together=together,
         weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache,

@@ -47,8 +47,8 @@ class Limits:
     slots: sequences that may be admitted together. room: bytes beside the weights. prompt_cache:
     bytes of them for stored entries. max_entries: most stored entries; 0: no bound.
     prefill_chunk: most tokens of one prefill pass. stall_ms: longest pause of running streams that
-    a prefill pass may cause. batches: whether sequences can share a forward pass. trims: whether
-    every layer's cache can be cut back to any length.
+    a prefill pass may cause. together: whether prompts of different lengths can
+    share a prefill pass. trims: whether every layer's cache can be cut back to any length.
     """
 
     cost: CacheCost
@@ -58,7 +58,7 @@ class Limits:
     max_entries: int
     prefill_chunk: int
     stall_ms: float
-    batches: bool = True
+    together: bool = True
     trims: bool = True
 
 

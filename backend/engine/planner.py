@@ -565,7 +565,7 @@ class Planner:
 
     def _beside(self, other: SequenceState, widest: int, fits: bool) -> Prefill | None:
         """The rest of another prompt, if it is short enough to share a pass of that width."""
-        if not fits or other.arrived.alone or not self.limits.batches:
+        if not fits or other.arrived.alone or not self.limits.together:
             return None
         if not 0 < other.target - other.filled <= widest:
             return None

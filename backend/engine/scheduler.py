@@ -78,7 +78,7 @@ class Scheduler:
                 max_entries=model.max_cache_entries,
                 prefill_chunk=model.prefill_chunk,
                 stall_ms=model.stall_ms,
-                batches=model.batches,
+                together=model.together,
                 trims=model.trims,
             )
         )
