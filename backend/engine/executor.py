@@ -340,7 +340,7 @@ class Executor:
             one.history += text
             wanted += [layer.state for layer in one.cache]
             if part.snapshot:
-                one.snapshots[part.end] = kv.snapshot(cache)
+                one.snapshots[part.end] = kv.snapshot(one.cache)
             events.append(Prefilled(one.number, part.end, part.snapshot))
         together = tuple(one for one, _ in parts)
         read = sum(map(len, texts))

@@ -112,7 +112,7 @@ class Scheduler:
         self._events.append(
             Arrived(
                 sequence=command.ticket,
-                key=PrefixKey(command.prompt if media is None else media.key),
+                key=command.key or PrefixKey(command.prompt if media is None else media.key),
                 tokens=tuple(command.prompt),
                 limit=command.limit,
                 spans=() if media is None else tuple((s.start, s.stop) for s in media.spans),
