@@ -117,6 +117,11 @@ class Settings:
         " own type on a GPU.",
         ("auto", "float32", "float16", "bfloat16"),
     )
+    dequantize: bool | None = flag(
+        None,
+        "Whether quantised weights become dense ones at load where memory allows, which takes more"
+        " of it; auto means on a CPU, where dense weights are faster.",
+    )
     trust_remote_code: bool = flag(
         False, "Whether Python files that come with the checkpoint may be run."
     )

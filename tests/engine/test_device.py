@@ -13,8 +13,12 @@ from backend.engine.device import (
     MIB,
     Device,
     MemoryPlan,
+    WeightType,
     apply,
+    dense_room,
+    dequantizes,
     detect,
+    free_memory,
     machine_memory,
     memory_limit,
     memory_plan,
@@ -53,6 +57,41 @@ def test_weights_are_cast_on_a_cpu_only_or_when_asked(
     device: Device, wanted: str, environ: dict[str, str], expected: str | None
 ) -> None:
     assert weight_type(device, wanted, environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "wish", "type_", "expected"),
+    [
+        (CPU, None, "float32", True),
+        (CPU, None, "float16", False),
+        (CPU, None, None, False),
+        (CPU, False, "float32", False),
+        (METAL, None, None, False),
+        (METAL, None, "float32", False),
+        (CUDA, True, None, True),
+    ],
+)
+def test_quantised_weights_become_dense_on_a_cpu_or_when_asked(
+    device: Device, wish: bool | None, type_: WeightType | None, expected: bool
+) -> None:
+    assert dequantizes(device, wish, type_) == expected
+
+
+def test_dense_weights_leave_a_quarter_of_what_is_free(tmp_path: Path) -> None:
+    assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text(
+        f"MemTotal:  {16 << 20} kB\nMemFree:  1 kB\nMemAvailable:  {8 << 20} kB\n"
+    )
+    assert dense_room(CPU, 14 * GIB, 2 * GIB, tmp_path) == 6 * GIB
+    assert dense_room(CPU, 6 * GIB, 2 * GIB, tmp_path) == 3 * GIB
+    assert dense_room(CPU, 2 * GIB, 4 * GIB, tmp_path) == 0
+    assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
+
+
+def test_a_machine_that_does_not_say_what_is_free_has_all_of_it(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) == machine_memory(tmp_path)
+    assert 0 < free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_the_users_memory_limit_wins() -> None:

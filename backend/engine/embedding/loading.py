@@ -100,7 +100,7 @@ def read_encoder(
         loaded.model_type,
         checkpoint.kind.value,
         here.kind,
-        loaded.dtype,
+        loaded.arithmetic,
         limits.context,
         loaded.weights_bytes // MIB,
         time.perf_counter() - started,
