@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from backend.engine.heartbeat import Heartbeat
 
 
 @dataclass(slots=True)
@@ -10,6 +12,7 @@ class Gauges:
     """Plain numbers for Status and GetMetrics: written on the engine thread, read on any.
 
     The totals count from the start of the thread. tokens_per_second is that of the latest step.
+    heartbeat: which step runs.
     """
 
     tokens_generated: int = 0
@@ -20,3 +23,4 @@ class Gauges:
     row_bytes: int = 0
     prefix_bytes: int = 0
     feature_bytes: int = 0
+    heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)
