@@ -19,6 +19,7 @@ from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.events import Event
 from backend.engine.gauges import Gauges
+from backend.engine.heartbeat import counted
 from backend.engine.model import EngineModel
 from backend.engine.prefill import SMALLEST_STEP, Pace, chunk_end
 from backend.engine.prompt_store import PromptStore, Report
@@ -134,6 +135,7 @@ class Scheduler:
             self.store.memory.shrink(self._model.memory_limit - needed)
             del self.waiting[expecting]
             row.admit()
+            self._gauges.heartbeat.begin("start of a prompt")
             try:
                 self.store.start(row)
                 self._open_media(row)
@@ -180,6 +182,8 @@ class Scheduler:
             budget = min(budget, prompt_logprobs.longest_chunk(self._model.vocabulary))
         end = chunk_end(row.filled, len(row.prompt), budget, row.checkpoints)
         tokens = end - row.filled
+        media = " with media" if row.media_prefill is not None else ""
+        self._gauges.heartbeat.begin(f"prefill of {counted(tokens, 'token')}{media}")
         if row.media_prefill is not None and (seen := row.media_prefill.look(row.filled, end)):
             return seen  # a step of its own: it cannot be cut, and says nothing of the pace
         if tokens > 0:
@@ -206,6 +210,7 @@ class Scheduler:
     def _score(self, row: Row, scoring: Scoring, budget: int) -> int:
         """Run one stretch of the continuations; returns what it counts against the budget."""
         assert row.cache is not None
+        self._gauges.heartbeat.begin(f"scoring of {counted(scoring.width, 'candidate')}")
         started = time.perf_counter()
         ran, read = scoring.step(self._model.model, self._model.vocabulary, row.cache, budget)
         self._pace.measured(ran, time.perf_counter() - started)
@@ -253,6 +258,8 @@ class Scheduler:
     def _decode(self) -> None:
         if not self.batch.rows:
             return
+        sequences = counted(len(self.batch.rows), "sequence")
+        self._gauges.heartbeat.begin(f"decode step of {sequences}")
         started = time.perf_counter()
         try:
             sampled = self.batch.step()
