@@ -202,6 +202,17 @@ def encode_tokens(device: Device, settings: Settings) -> int:
     return prefill_chunk(device, settings) * (4 if device.kind == "cpu" else 16)
 
 
+def step_timeout(device: Device, settings: Settings) -> int:
+    """Seconds after which a step is taken for one that hangs; 0: never.
+
+    Most steps are cut to a second, but not the first of a kind, which compiles its kernels, nor
+    the features of an image, which on a CPU may take the better part of an hour.
+    """
+    if settings.step_timeout is not None:
+        return settings.step_timeout
+    return 3600 if device.kind == "cpu" else 600
+
+
 def machine_memory(root: Path = Path("/")) -> int:
     """RAM in bytes that this process may have: the machine's, or its container's if less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

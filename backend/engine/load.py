@@ -59,7 +59,8 @@ class Served:
     """What the event loop keeps of a loaded model; no MLX object is in reach from here.
 
     capacity: requests that may be running or waiting. default_max_tokens: for requests that set
-    no limit; 0 means up to the end of the context. constraints: for models that generate text.
+    no limit; 0 means up to the end of the context. step_timeout: seconds. constraints: for models
+    that generate text.
     reader: what the model answers besides generating.
     """
 
@@ -70,6 +71,7 @@ class Served:
     disk: DiskCache | None
     capacity: int
     default_max_tokens: int
+    step_timeout: int
     weights_bytes: int
     reader: Reader | None = None
 
@@ -281,6 +283,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             disk=engine.disk,
             capacity=slots + settings.max_queue,
             default_max_tokens=settings.max_tokens,
+            step_timeout=device.step_timeout(here, settings),
             weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
             reader=reader,
         ),

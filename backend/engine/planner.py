@@ -160,9 +160,8 @@ class Planner:
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
-        decoding = self.of("decode")
-        decode = tuple(sorted({one.batch for one in decoding}))
-        prefill, score = self._prefill(now, running=bool(decoding))
+        decode = {number: len(members) for number, members in sorted(self._members().items())}
+        prefill, score = self._prefill(now, running=bool(decode))
         evict, self._evicting = self._evicting, []
         return StepPlan(
             number=self._steps,

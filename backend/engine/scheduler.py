@@ -146,6 +146,7 @@ class Scheduler:
     def step(self) -> None:
         """One round: every sequence that decodes gets a token, prefill gets its share."""
         plan = self.planner.plan(self._now(), self._take_events())
+        self._gauges.heartbeat.begin(str(plan))
         for refusal in plan.refuse:
             self._refuse(refusal)
         self._learn(self.executor.launch(plan))

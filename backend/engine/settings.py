@@ -31,6 +31,13 @@ class Settings:
     stall_ms: int = number(
         250, 1, 60_000, "Longest pause, in ms, that a prefill step should cause in running streams."
     )
+    step_timeout: int | None = number(
+        None,
+        0,
+        86_400,
+        "Seconds after which a step of the engine that has not ended is taken for one that hangs,"
+        " and ends the process; 0 means never, auto is 600 on a GPU and 3600 on a CPU.",
+    )
     prompt_cache_mib: int | None = number(
         None,
         0,

@@ -23,6 +23,7 @@ from backend.engine.device import (
     memory_limit,
     memory_plan,
     prefill_chunk,
+    step_timeout,
     weight_type,
 )
 from backend.engine.settings import Settings
@@ -117,6 +118,11 @@ def test_the_prompt_cache_obeys_its_setting() -> None:
     assert memory_plan(CPU, Settings(prompt_cache_mib=0), 0).prompt_cache == 0
     assert memory_plan(CPU, Settings(prompt_cache_mib=64), 0).prompt_cache == 64 * MIB
     assert memory_plan(CPU, Settings(), 15 * GIB).prompt_cache == 0
+
+
+def test_step_timeout_by_device_unless_set() -> None:
+    assert [step_timeout(device, Settings()) for device in (CPU, METAL, CUDA)] == [3600, 600, 600]
+    assert step_timeout(CPU, Settings(step_timeout=0)) == 0
 
 
 def test_prefill_chunk_by_device_unless_set() -> None:

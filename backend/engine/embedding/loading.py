@@ -116,6 +116,7 @@ def read_encoder(
             disk=None,
             capacity=settings.parallel + settings.max_queue,
             default_max_tokens=0,
+            step_timeout=devices.step_timeout(here, settings),
             weights_bytes=loaded.weights_bytes,
             reader=reader,
         ),
