@@ -133,6 +133,9 @@ class Scheduler:
 
     def cancel_all(self, error: EngineError) -> None:
         """End every sequence with an error and forget every stored prefix."""
+        if self._model.disk is not None and any(isinstance(e, Ended) for e in self._events):
+            # Answers that have just ended reach the disk as they leave, in the next step.
+            self.step()
         for ticket in self._outputs:
             self._publish(ticket, error)
         self._outputs.clear()
