@@ -94,6 +94,7 @@ class Preparer:
                     constraint,
                     stored,
                     media=prompt.media,
+                    places=prompt.places,
                 )
             )
 
