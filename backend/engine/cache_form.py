@@ -15,6 +15,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prom
 
 from backend.engine.cache_kind import CacheKind, group_size_for
 from backend.engine.errors import InvalidRequest
+from backend.engine.kv import BatchCache
 from backend.engine.quantized_kv import QuantizedRow
 from backend.engine.vision.row_shift import RowShift
 
@@ -83,7 +84,7 @@ def _try(model: Any) -> None:
     """Run a prompt of three tokens, and one more token of it in a batch of two rows."""
     row = model.make_cache()
     mx.eval(model(mx.array([[0, 0, 0]]), cache=row))
-    batch = [layer.merge([layer, layer]) for layer in row]
+    batch = BatchCache([row, row]).layers
     mx.eval(model(mx.array([[0], [0]]), cache=batch))
 
 

@@ -333,19 +333,20 @@ class Executor:
     def _prefill_together(
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
-        rows = [one.cache for one, _ in parts if one.cache is not None]
+        group = kv.BatchCache([one.cache for one, _ in parts if one.cache is not None])
         texts = [one.tokens[part.start : part.end] for one, part in parts]
-        group = kv.PrefillGroup(rows, [len(text) for text in texts])
-        width = max(map(len, texts))
+        counts = [len(text) for text in texts]
+        width = max(counts)
         padded = [[*text, *[0] * (width - len(text))] for text in texts]
-        self._model.model(mx.array(padded), cache=group.layers)
+        with group.prefill(counts) as layers:
+            self._model.model(mx.array(padded), cache=layers)
         wanted: list[Any] = []
-        for (one, part), cache, text in zip(parts, group.split(), texts, strict=True):
-            one.cache = cache
+        for at, ((one, part), text) in enumerate(zip(parts, texts, strict=True)):
+            one.cache = group.extract(at)
             one.history += text
-            wanted += [layer.state for layer in cache]
+            wanted += [layer.state for layer in one.cache]
             if part.snapshot:
-                one.snapshots[part.end] = kv.snapshot(cache)
+                one.snapshots[part.end] = kv.snapshot(one.cache)
             events.append(Prefilled(one.number, part.end, part.snapshot))
         together = tuple(one for one, _ in parts)
         read = sum(map(len, texts))

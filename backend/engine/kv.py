@@ -1,25 +1,30 @@
 """The KV caches of mlx-lm 0.32.2 behind the few verbs that the engine needs.
 
-Everything that depends on how mlx-lm's cache classes behave is here: which of them can be cut
-back, which can be batched, and how one row enters and leaves a batch. A `RowCache` holds one
-sequence, a `BatchCache` one rectangle of them; both are lists with one cache per layer.
+What depends on how mlx-lm's cache classes behave is here and in `gather`: which of them can be cut
+back, which can be batched, and how a sequence enters and leaves a batch. A `RowCache` holds one
+sequence: a list with a cache per layer. A `BatchCache` holds those that are decoded together.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from backend.engine.gather import gathered, gathers, keeps_state, taken
 from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedRow
 from backend.engine.vision.row_shift import RowShift
 
 RowCache = list[Any]
-Snapshot = list[Any]
+Snapshot = list[Any]  # per layer of a row: a copy, or None where the layer can be cut back
+
+_SETTLED = 256  # tokens after which a layer of an unknown kind grows evenly
 
 
 def new_row(model: Any) -> RowCache:
@@ -45,50 +50,12 @@ def can_trim(cache: RowCache) -> bool:
 
 def always_trims(cache: RowCache) -> bool:
     """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
-    return all(map(_keeps, cache))
-
-
-def trim(cache: RowCache, tokens: int) -> bool:
-    """Cut the last `tokens` tokens off. False: a layer could not go back that far.
-
-    What is cut is let go: mlx-lm only moves its offset, and the first write would copy it all.
-    """
-    if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
-        return False
-    for layer in _leaves(cache):
-        if type(layer) is KVCache and layer.keys is not None:
-            layer.keys = layer.keys[..., : layer.offset, :]
-            layer.values = layer.values[..., : layer.offset, :]
-        elif type(layer) is QuantizedRow:
-            layer.release()
-    return True
-
-
-def can_batch(cache: RowCache) -> bool:
-    """Whether rows with such caches can be decoded together."""
-    return all(hasattr(layer, "merge") for layer in _leaves(cache))
-
-
-def evaluate(cache: RowCache) -> None:
-    """Compute everything the cache holds. Raises what MLX raises."""
-    mx.eval([layer.state for layer in cache])
-
-
-def nbytes(cache: RowCache) -> int:
-    return sum(layer.nbytes for layer in cache)
-
-
-def copies(row: RowCache, count: int) -> RowCache:
-    """A batch of so many rows that all hold what `row` holds; one row where none can be batched."""
-    if not can_batch(row):
-        assert count == 1, "this model's caches hold one sequence at a time"
-        return clone(row)
-    return [layer.merge([layer] * count) for layer in row]
+    return all(map(_keeps_all, cache))
 
 
 def snapshot(cache: RowCache) -> Snapshot:
-    """Copies of the layers that cannot be cut back; None in the place of the others."""
-    return [None if _keeps(layer) else _own(copy.deepcopy(layer)) for layer in cache]
+    """Copies of the layers that cannot be cut back to any length."""
+    return [None if _keeps_all(layer) else taken((layer, 0)) for layer in cache]
 
 
 def evaluated(kept: Snapshot) -> int:
@@ -116,73 +83,152 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
     return True
 
 
+def trim(cache: RowCache, tokens: int) -> bool:
+    """Cut the last `tokens` tokens off. False: a layer could not go back that far.
+
+    What is cut is let go: mlx-lm only moves its offset, and the first write would copy it all.
+    """
+    if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
+        return False
+    for layer in _leaves(cache):
+        if type(layer) is KVCache and layer.keys is not None:
+            layer.keys = layer.keys[..., : layer.offset, :]
+            layer.values = layer.values[..., : layer.offset, :]
+        elif type(layer) is QuantizedRow:
+            layer.release()
+    return True
+
+
+def can_batch(cache: RowCache) -> bool:
+    """Whether rows with such caches can be decoded together."""
+    return all(map(gathers, cache))
+
+
+def evaluate(cache: RowCache) -> None:
+    """Compute everything the cache holds. Raises what MLX raises."""
+    mx.eval([layer.state for layer in cache])
+
+
+def nbytes(cache: RowCache) -> int:
+    return sum(layer.nbytes for layer in cache)
+
+
 def owned(cache: RowCache) -> RowCache:
-    """The cache with no bytes but its own: views of a larger buffer become copies."""
-    return [_own(layer) for layer in cache]
+    """A copy to store: its buffers hold what `nbytes` counts, and nobody else writes to them.
+
+    A row that is still being filled has room in its buffers, or shares them with a longer text.
+    Raises what MLX raises; the copying itself may still be under way.
+    """
+    return _alone(cache, 0)
 
 
 class BatchCache:
-    """The KV of sequences that decode together; `layers` is what the model is called with."""
+    """The KV of the sequences that are decoded together. The index is the place in the batch.
 
-    def __init__(self, rows: Sequence[RowCache]) -> None:
-        self._count = len(rows)
-        if len(rows) == 1:
-            self.layers = rows[0]
-            self._lone = True
-        else:
-            self.layers = _merged(rows)
-            self._lone = False
+    A lone sequence stays on its own row cache, where MLX has its fused kernels; two and more share
+    rectangles (`rectangle`, `window`), where a mask is passed only if their lengths differ.
+
+    Every change is one copy of those who stay and those who join, with room to grow up to the next
+    whole step. A leave alone copies nothing until the layers are wanted again, so the leaves and
+    joins between two steps cost one copy together. Spare rows would save some of these copies, but
+    what a sequence has to be copied for is dwarfed by the prefill that came before its join, and
+    the spare rows would be charged to memory all the time.
+
+    A change builds the new layers before it lets go of the old ones: if it raises, nothing has
+    changed. MLX computes lazily, so a lack of memory shows when the layers are evaluated.
+    """
+
+    def __init__(self, rows: Sequence[RowCache] = ()) -> None:
+        """Take the rows over; a lone one is used as it is."""
+        self._layers: list[Any] = []
+        self._rows: list[int] = []  # of each sequence, its place in `_layers`
+        self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
+        self.join(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def layers(self) -> list[Any]:
+        """What the model is called with, a cache per layer. Ask again after every change."""
+        if not self._settled:
+            self._become(self._members() if len(self) > 1 else [(self.extract(0), 0)])
+        return self._layers
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.layers)
+        return nbytes(self._layers)
 
     def join(self, rows: Sequence[RowCache]) -> None:
-        if not can_batch(rows[0]):
-            raise ValueError("this model's caches hold one sequence at a time")
-        self._count += len(rows)
-        if self._lone:
-            self.layers = _merged([self.layers, *rows])
-            self._lone = False
+        """Append copies of the rows, in order. Raises ValueError where `can_batch` says no."""
+        if rows:
+            self._become([*self._members(), *((row, 0) for row in rows)])
+
+    def absorb(self, other: BatchCache, places: Sequence[int]) -> None:
+        """Append sequences of another batch, which leave it, in the order of the places."""
+        if not places:
             return
-        joining = _merged(rows)
-        for layer, other in zip(self.layers, joining, strict=True):
-            layer.extend(other)
+        layers = other.layers if len(other) == 1 else other._layers
+        joining = [(layers, other._rows[place]) for place in places]
+        if len(self) + len(joining) == 1 < len(other):
+            joining = [(other.extract(places[0]), 0)]
+        self._become([*self._members(), *joining])
+        other.leave(places)
 
     def leave(self, places: Sequence[int]) -> None:
-        stay = [place for place in range(self._count) if place not in set(places)]
-        for layer in self.layers:
-            layer.filter(stay)
-        self._count = len(stay)
+        """Drop sequences; the others keep their order."""
+        gone = set(places)
+        if gone:
+            self._rows = [row for place, row in enumerate(self._rows) if place not in gone]
+            self._settled = False
+        if not self._rows:
+            self._layers, self._settled = [], True
 
     def extract(self, place: int) -> RowCache:
-        if self._lone:
-            return clone(self.layers)
-        return [layer.extract(place) for layer in self.layers]
+        """A copy that owns its buffers, as `owned` makes it."""
+        return _alone(self._layers, self._rows[place])
+
+    @contextmanager
+    def prefill(self, counts: Sequence[int]) -> Iterator[list[Any]]:
+        """The layers for one forward pass over tokens of [sequences, max(counts)].
+
+        Sequence i has `counts[i]` new tokens, at least one, and then padding; what a model makes
+        of the padding is not kept. `can_prefill_together` says for which models that holds. After
+        an exception inside, the sequences are undefined.
+        """
+        if len(counts) != len(self) or min(counts) < 1:
+            raise ValueError(f"{len(self)} sequences cannot take {list(counts)} tokens")
+        layers = self.layers
+        paddings = [max(counts) - count for count in counts]
+        if not any(paddings):
+            yield layers
+            return
+        for layer in layers:
+            layer.prepare(lengths=list(counts), right_padding=paddings)
+        yield layers
+        for layer in layers:
+            layer.finalize()
+        self._settled = False
+
+    def _members(self) -> list[tuple[list[Any], int]]:
+        return [(self._layers, row) for row in self._rows]
+
+    def _become(self, members: Sequence[tuple[list[Any], int]]) -> None:
+        """Hold these sequences and no others. A lone one is a row cache."""
+        layers, _ = members[-1]
+        if len(members) > 1:
+            if not all(map(gathers, layers)):
+                raise ValueError("this model's caches hold one sequence at a time")
+            layers = [
+                gathered([(own[at], row) for own, row in members]) for at in range(len(layers))
+            ]
+        self._layers, self._rows, self._settled = layers, list(range(len(members))), True
 
 
-def _merged(rows: Sequence[RowCache]) -> list[Any]:
-    return [layers[0].merge(layers) for layers in zip(*rows, strict=True)]
-
-
-class PrefillGroup:
-    """Sequences that are prefilled together, each with its own number of new tokens."""
-
-    def __init__(self, rows: Sequence[RowCache], counts: Sequence[int]) -> None:
-        self.layers = _merged(rows)
-        self._rows = len(rows)
-        padding = [max(counts) - count for count in counts]
-        self._padded = any(padding)
-        if self._padded:
-            for layer in self.layers:
-                layer.prepare(lengths=list(counts), right_padding=padding)
-
-    def split(self) -> list[RowCache]:
-        """The caches of the sequences, after the model ran."""
-        if self._padded:
-            for layer in self.layers:
-                layer.finalize()
-        return [[layer.extract(row) for layer in self.layers] for row in range(self._rows)]
+def _alone(layers: Sequence[Any], row: int) -> RowCache:
+    alone = [taken((layer, row)) for layer in layers]
+    mx.async_eval([layer.state for layer in alone])
+    return alone
 
 
 def vocabulary_size(model: Any) -> int:
@@ -193,42 +239,93 @@ def vocabulary_size(model: Any) -> int:
     return int(model(mx.array([[0]]), cache=new_row(model)).shape[-1])
 
 
+def can_prefill_together(model: Any) -> bool:
+    """Whether `BatchCache.prefill` may give sequences of this model different numbers of tokens.
+
+    Attention never looks at what comes after. A recurrent layer must skip the padding, and not
+    every model does: those are tried on a few tokens. Equal numbers are always possible.
+    """
+    row = new_row(model)
+    return can_batch(row) and (not any(map(keeps_state, _leaves(row))) or _skips_padding(model))
+
+
+def _skips_padding(model: Any) -> bool:
+    """Run two texts together, then each alone, and compare what the layers keep."""
+    texts = [[1, 2, 3, 4], [4, 3, 2, 1]]
+    batch = BatchCache([new_row(model), new_row(model)])
+    alone = [new_row(model), new_row(model)]
+    done = [0, 0]
+    for counts in ((1, 3), (3, 1)):
+        tokens = []
+        for at, count in enumerate(counts):
+            part = texts[at][done[at] : done[at] + count]
+            done[at] += count
+            model(mx.array([part]), cache=alone[at])
+            tokens.append(part + [0] * (max(counts) - count))
+        with batch.prefill(counts) as layers:
+            model(mx.array(tokens), cache=layers)
+    return all(_alike(batch.extract(at), row) for at, row in enumerate(alone))
+
+
+def _alike(left: RowCache, right: RowCache) -> bool:
+    """Whether two rows hold the same, up to the rounding of their type."""
+    leaves: list[dict[str, Any]] = [{}, {}]
+    for row, found in zip((left, right), leaves, strict=True):
+        tree_flatten([layer.state for layer in owned(row)], destination=found)
+    if leaves[0].keys() != leaves[1].keys():
+        return False
+    return all(_close(leaves[0][name], leaves[1][name]) for name in leaves[0])
+
+
+def _close(one: Any, other: Any) -> bool:
+    if not isinstance(one, mx.array) or not mx.issubdtype(one.dtype, mx.floating):
+        return True
+    if one.shape != other.shape:
+        return False
+    error = mx.abs((one - other).astype(mx.float32)).max()
+    return bool((error <= mx.abs(other.astype(mx.float32)).max() / 16).item())
+
+
 def cost(model: Any) -> CacheCost:
-    """Measure what a row costs by running one token through the model."""
-    cache = new_row(model)
-    mx.eval(model(mx.array([[0]]), cache=cache), [layer.state for layer in cache])
+    """Measure what a row costs by running one token through the model.
+
+    Layers of a kind that is not known here are measured at two longer texts, one token before a
+    multiple of 256, where windows are full and groups of tokens that await their compression are
+    at their largest: what grows from one to the other is per token.
+    """
+    row = new_row(model)
+    _feed(model, row, 1)
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
-    for layer in _leaves(cache):
-        length = _room(layer)
-        if isinstance(layer, RotatingKVCache) and length:
-            windowed.append((layer.nbytes // length, layer.max_size))
-        elif length:
-            per_token += layer.nbytes // length
-        else:
+    unknown: list[Any] = []
+    for layer in _leaves(row):
+        if keeps_state(layer) or isinstance(layer, RowShift):
             fixed += layer.nbytes
+        elif isinstance(layer, (RotatingKVCache, ChunkedKVCache)):
+            most = getattr(layer, "max_size", None) or layer.chunk_size
+            windowed.append((layer.nbytes // layer.keys.shape[2], most))
+        elif hasattr(layer, "keys"):
+            keys = (layer.keys or (None,))[0] if isinstance(layer, QuantizedRow) else layer.keys
+            per_token += 0 if keys is None else layer.nbytes // keys.shape[2]
+        else:
+            unknown.append(layer)
+    if unknown:
+        _feed(model, row, _SETTLED - 2)
+        before = nbytes(unknown)
+        _feed(model, row, _SETTLED)
+        grown = -(-(nbytes(unknown) - before) // _SETTLED)
+        per_token += grown
+        fixed += max(before - grown * (_SETTLED - 1), 0)
     return CacheCost(per_token, fixed, tuple(windowed))
 
 
-def _keeps(layer: Any) -> bool:
+def _keeps_all(layer: Any) -> bool:
     """Whether a layer keeps every token, so that it can be cut back to any length."""
     return all(type(leaf) in (KVCache, QuantizedRow, RowShift) for leaf in _leaves([layer]))
 
 
-def _own(layer: Any) -> Any:
-    for leaf in _leaves([layer]):
-        if type(leaf) is ArraysCache:
-            leaf.cache = [None if part is None else mx.contiguous(part) for part in leaf.cache]
-    return layer
-
-
-def _room(layer: Any) -> int:
-    """Tokens that the layer has memory for; 0 where its memory does not grow with them."""
-    keys = getattr(layer, "keys", None)
-    if keys is None:
-        return 0
-    packed = keys[0] if isinstance(layer, QuantizedRow) else keys
-    return int(packed.shape[2])
+def _feed(model: Any, row: RowCache, tokens: int) -> None:
+    mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=row), [layer.state for layer in row])
 
 
 def _leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -59,7 +59,8 @@ class Served:
     """What the event loop keeps of a loaded model; no MLX object is in reach from here.
 
     capacity: requests that may be running or waiting. default_max_tokens: for requests that set
-    no limit; 0 means up to the end of the context. constraints: for models that generate text.
+    no limit; 0 means up to the end of the context. step_timeout: seconds. constraints: for models
+    that generate text.
     reader: what the model answers besides generating.
     """
 
@@ -70,6 +71,7 @@ class Served:
     disk: DiskCache | None
     capacity: int
     default_max_tokens: int
+    step_timeout: int
     weights_bytes: int
     reader: Reader | None = None
 
@@ -172,6 +174,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         vocabulary = kv.vocabulary_size(loaded.model)
         batches = kv.can_batch(kv.new_row(loaded.model))
         trims = kv.always_trims(kv.new_row(loaded.model))
+        together = kv.can_prefill_together(loaded.model)
     except EngineError:
         raise
     except Exception as fault:
@@ -208,6 +211,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         slots=slots,
         batches=batches,
         trims=trims,
+        together=together,
         weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache,
@@ -219,7 +223,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             loaded.model,
             found.checkpoint.path,
             settings,
-            dtype=loaded.dtype,
+            dtype=loaded.arithmetic,
             kv_kind=repr(found.cache_kind),
             adapter=loaded.adapter_digest,
             copy=device.host_reads_disturb(here),
@@ -252,7 +256,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         shown(loaded.name),
         loaded.model_type,
         here.kind,
-        loaded.dtype,
+        loaded.arithmetic,
         context_size,
         slots,
         loaded.weights_bytes // device.MIB,
@@ -279,6 +283,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             disk=engine.disk,
             capacity=slots + settings.max_queue,
             default_max_tokens=settings.max_tokens,
+            step_timeout=device.step_timeout(here, settings),
             weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
             reader=reader,
         ),

@@ -22,6 +22,7 @@ class EngineModel:
     vocabulary: width of its logits. new_text: a row's decoder; the argument says whether its text
     goes on from the prompt's. slots: rows that may decode together. batches: whether its caches
     can hold several sequences. trims: whether they can all be cut back.
+    together: whether prompts of different lengths can share a prefill pass.
     memory_limit: bytes that MLX may use in all; weights_bytes of them
     are taken by the model itself. drafting: how it guesses
     ahead while one row decodes. disk: prompt caches that survive the process. media: what reads
@@ -44,4 +45,5 @@ class EngineModel:
     disk: DiskCache | None = None
     batches: bool = True
     trims: bool = True
+    together: bool = True
     media: MediaReader | None = None

@@ -6,10 +6,11 @@ batches by number, so it can be printed, replayed by a simulator, or sent to ano
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from backend.engine.heartbeat import counted
 from backend.engine.prefix_index import PrefixKey
 
 GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (mlx-lm 0.32.2, `KVCache.step`)
@@ -47,8 +48,8 @@ class Limits:
     slots: sequences that may be admitted together. room: bytes beside the weights. prompt_cache:
     bytes of them for stored entries. max_entries: most stored entries; 0: no bound.
     prefill_chunk: most tokens of one prefill pass. stall_ms: longest pause of running streams that
-    a prefill pass may cause. batches: whether sequences can share a forward pass. trims: whether
-    every layer's cache can be cut back to any length.
+    a prefill pass may cause. together: whether prompts of different lengths can
+    share a prefill pass. trims: whether every layer's cache can be cut back to any length.
     """
 
     cost: CacheCost
@@ -58,7 +59,7 @@ class Limits:
     max_entries: int
     prefill_chunk: int
     stall_ms: float
-    batches: bool = True
+    together: bool = True
     trims: bool = True
 
 
@@ -280,7 +281,8 @@ class Refusal:
 class StepPlan:
     """One step, in the order in which the executor carries it out.
 
-    prefill: passes; the sequences of a pass are computed together. decode: numbers of batches.
+    prefill: passes; the sequences of a pass are computed together. decode: how many sequences
+    decode in each batch, by its number.
     """
 
     number: int
@@ -290,18 +292,18 @@ class StepPlan:
     refuse: tuple[Refusal, ...] = ()
     start: tuple[Start, ...] = ()
     join: tuple[Join, ...] = ()
-    decode: tuple[int, ...] = ()
+    decode: Mapping[int, int] = field(default_factory=dict)
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     score: tuple[Score, ...] = ()
 
     def __str__(self) -> str:
-        """What hangs, for the last line of a process that cannot go on."""
+        """What the step does, for the last line of a process that hangs in it."""
         doing = []
         if self.decode:
-            doing.append(f"decode of {len(self.decode)} batches")
+            doing.append(f"decode step of {counted(sum(self.decode.values()), 'sequence')}")
         if self.prefill:
             tokens = sum(part.end - part.start for group in self.prefill for part in group)
-            doing.append(f"prefill of {tokens} tokens")
+            doing.append(f"prefill of {counted(tokens, 'token')}")
         if self.score:
-            doing.append("scoring")
-        return f"step {self.number}: {' and '.join(doing) or 'bookkeeping'}"
+            doing.append(f"scoring for {counted(len(self.score), 'sequence')}")
+        return " and ".join(doing) or "start or end of a sequence"

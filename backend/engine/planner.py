@@ -161,9 +161,8 @@ class Planner:
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
-        decoding = self.of("decode")
-        decode = tuple(sorted({one.batch for one in decoding}))
-        prefill, score = self._prefill(now, running=bool(decoding))
+        decode = {number: len(members) for number, members in sorted(self._members().items())}
+        prefill, score = self._prefill(now, running=bool(decode))
         evict, self._evicting = self._evicting, []
         return StepPlan(
             number=self._steps,
@@ -571,7 +570,7 @@ class Planner:
 
     def _beside(self, other: SequenceState, widest: int, fits: bool) -> Prefill | None:
         """The rest of another prompt, if it is short enough to share a pass of that width."""
-        if not fits or other.arrived.alone or not self.limits.batches:
+        if not fits or other.arrived.alone or not self.limits.together:
             return None
         if not 0 < other.target - other.filled <= widest:
             return None

@@ -78,7 +78,7 @@ class Scheduler:
                 max_entries=model.max_cache_entries,
                 prefill_chunk=model.prefill_chunk,
                 stall_ms=model.stall_ms,
-                batches=model.batches,
+                together=model.together,
                 trims=model.trims,
             )
         )
@@ -112,7 +112,7 @@ class Scheduler:
         self._events.append(
             Arrived(
                 sequence=command.ticket,
-                key=PrefixKey(command.prompt if media is None else media.key),
+                key=command.key or PrefixKey(command.prompt if media is None else media.key),
                 tokens=tuple(command.prompt),
                 limit=command.limit,
                 spans=() if media is None else tuple((s.start, s.stop) for s in media.spans),
@@ -146,6 +146,7 @@ class Scheduler:
     def step(self) -> None:
         """One round: every sequence that decodes gets a token, prefill gets its share."""
         plan = self.planner.plan(self._now(), self._take_events())
+        self._gauges.heartbeat.begin(str(plan))
         for refusal in plan.refuse:
             self._refuse(refusal)
         self._learn(self.executor.launch(plan))

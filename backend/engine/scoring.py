@@ -27,7 +27,7 @@ class _Rectangle:
     """Continuations that run together; `fed` tokens of each are in the cache."""
 
     places: Sequence[int]
-    cache: kv.RowCache
+    cache: kv.BatchCache
     fed: int = 0
 
 
@@ -70,7 +70,7 @@ class Scoring:
             return 1, 1
         if self._rectangle is None:
             places, self._waiting = self._waiting[: self.width], self._waiting[self.width :]
-            self._rectangle = _Rectangle(places, kv.copies(row, len(places)))
+            self._rectangle = _Rectangle(places, kv.BatchCache([kv.clone(row)] * len(places)))
         return self._run(model, vocabulary, self._rectangle, budget)
 
     def _begin(self, model: Any, row: kv.RowCache) -> None:
@@ -92,11 +92,11 @@ class Scoring:
         start, last = rectangle.fed, max(map(len, texts)) - 1
         most = min(budget, longest_chunk(vocabulary)) // height
         end = min(start + max(most, 1), last)
-        logits = model(mx.array(_padded(texts, start, end)), cache=rectangle.cache)
+        logits = model(mx.array(_padded(texts, start, end)), cache=rectangle.cache.layers)
         following = mx.array(_padded(texts, start + 1, end + 1))
         values = mx.take_along_axis(_values(logits), following[..., None], axis=-1)[..., 0]
         mx.eval(values)
-        kv.evaluate(rectangle.cache)
+        kv.evaluate(rectangle.cache.layers)
         read = 0
         for at, text, line in zip(
             rectangle.places, texts, cast(list[list[float]], values.tolist()), strict=True

@@ -30,6 +30,7 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
         "new_text": lambda continues: ByteStream(table, strip_first_space=False),
         "cost": kv.cost(model),
         "trims": kv.always_trims(kv.new_row(model)),
+        "together": _together(model),
         "slots": 6,
         "weights_bytes": 0,
         "memory_limit": 512 * MIB,
@@ -39,6 +40,13 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
         "stall_ms": 250,
     }
     return EngineModel(**(settings | changes))
+
+
+def _together(model: Any) -> bool:
+    try:
+        return kv.can_prefill_together(model)
+    except Exception:  # a model with an injected fault
+        return True
 
 
 @dataclass

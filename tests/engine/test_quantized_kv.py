@@ -12,8 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mlx.utils import tree_map
 
 from backend.engine import kv, load
@@ -23,6 +21,7 @@ from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
+from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedRow
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.settings import Settings
@@ -104,64 +103,6 @@ def test_every_row_says_what_it_says_alone(kind: CacheKind, schedules: int) -> N
     assert reused > schedules, "hardly any row was served from the prefix cache"
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_rows_survive_every_history_of_their_batch(data: st.DataObject) -> None:
-    """Rows join, leave, step together and are cut back; each holds what it would hold alone."""
-    alike = [QuantizedRow(32, 8) for _ in range(8)]
-    dice = random.Random(data.draw(st.integers(0, 1 << 30)))
-    batch: Any = None
-    inside: list[int] = []
-    written: dict[int, list[mx.array]] = {}
-    for _ in range(data.draw(st.integers(1, 14))):
-        verb = data.draw(st.sampled_from(["join", "join", "step", "leave", "trim", "extract"]))
-        if verb == "join" and len(written) < len(alike):
-            name = len(written)
-            written[name] = [_entry(dice) for _ in range(dice.choice([0, 1, 5, 300]))]
-            for entry in written[name][:1] and [mx.concatenate(written[name], axis=2)]:
-                alike[name].update_and_fetch(entry, -entry)
-            joining = QuantizedRow.merge([alike[name]])
-            if inside:
-                batch.extend(joining)
-            else:
-                batch = joining
-            inside.append(name)
-        elif verb == "step" and inside:
-            for _ in range(data.draw(st.sampled_from([1, 3]))):
-                entries = [_entry(dice) for _ in inside]
-                for name, entry in zip(inside, entries, strict=True):
-                    written[name].append(entry)
-                together = mx.concatenate(entries)
-                batch.update_and_fetch(together, -together)
-        elif verb == "leave" and len(inside) > 1:
-            gone = data.draw(st.sampled_from(range(len(inside))))
-            batch.filter([at for at in range(len(inside)) if at != gone])
-            del inside[gone]
-        elif verb == "trim" and inside:
-            tokens = data.draw(st.integers(0, min(len(written[name]) for name in inside)))
-            assert batch.trim(tokens) == tokens
-            for name in inside:
-                del written[name][len(written[name]) - tokens :]
-        for at, name in enumerate(inside):
-            _same_as_written(batch.extract(at), written[name])
-    assert batch is None or batch.offset.tolist() == [len(written[name]) for name in inside]
-
-
-def _entry(dice: random.Random) -> mx.array:
-    """Keys of one token: [1 row, 1 head, 1 token, 32]."""
-    return mx.random.normal((1, 1, 1, 32), key=mx.random.key(dice.randrange(1 << 30)))
-
-
-def _same_as_written(row: QuantizedRow, written: list[mx.array]) -> None:
-    assert row.offset == len(written)
-    if written:
-        keys = mx.concatenate(written, axis=2)
-        for packed, whole in ((row.keys, keys), (row.values, -keys)):
-            assert packed is not None
-            for part, expected in zip(packed, mx.quantize(whole, 32, 8), strict=True):
-                assert mx.array_equal(part, expected)
-
-
 def test_eight_bits_are_close_to_none_and_four_less_so() -> None:
     """A bit halves the error: 4 bits have 17 times the steps of 8 between the same bounds."""
     tokens = mx.array([[token * 7 % VOCABULARY for token in range(1, 80)]])
@@ -183,23 +124,22 @@ def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> No
     per_head = 64 * bits // 8 + 64 // group * 8
     per_token = LAYERS * 2 * 2 * per_head
     cost = kv.cost(model)
-    assert cost == kv.CacheCost(per_token, 0)
+    assert cost == CacheCost(per_token, 0)
     plain = kv.cost(model_of(CacheKind()))
     assert plain.per_token == LAYERS * 2 * 2 * 64 * 4 > cost.per_token
     row = prefilled(model, list(range(1, 40)))
     assert kv.nbytes(row) == cost.of(39)
-    batch = kv.to_batch(row)
-    assert kv.nbytes(batch) == 39 * per_token
+    assert kv.nbytes(kv.owned(row)) == 39 * per_token
+    assert kv.BatchCache([row, row]).nbytes == 2 * cost.of(39)
 
 
 def test_a_stored_prefix_cut_back_equals_recomputation() -> None:
     model = model_of(EIGHT)
     tokens = list(range(1, 60))
-    batch = kv.to_batch(prefilled(model, tokens[:30]))
-    kv.extend(batch, kv.to_batch(prefilled(model, tokens[10:25])))
+    batch = kv.BatchCache([prefilled(model, tokens[:30]), prefilled(model, tokens[10:25])])
     for token in tokens[30:]:
-        model(mx.array([[token], [5]]), cache=batch)
-    stored = kv.extract(batch, 0)
+        model(mx.array([[token], [5]]), cache=batch.layers)
+    stored = batch.extract(0)
     kv.evaluate(stored)
     assert kv.can_trim(stored)
     assert kv.always_trims(stored)
@@ -222,26 +162,23 @@ def test_tokens_fed_at_once_see_what_they_see_one_by_one() -> None:
     """As a verified draft is fed: several tokens to rows that stand in a batch."""
     model = model_of(EIGHT)
     rows = [list(range(1, 30)), list(range(40, 52))]
-    together = [kv.to_batch(prefilled(model, row)) for row in rows]
-    kv.extend(together[0], together[1])
+    together = kv.BatchCache([prefilled(model, row) for row in rows])
     fed = [[60, 61, 62, 63], [70, 71, 72, 73]]
-    logits = model(mx.array(fed), cache=together[0])
+    logits = model(mx.array(fed), cache=together.layers)
     for at, row in enumerate(rows):
         single = prefilled(model, row)
         steps = [model(mx.array([[token]]), cache=single) for token in fed[at]]
         assert mx.allclose(logits[at], mx.concatenate(steps, axis=1)[0], atol=0.02)
-        assert same(kv.extract(together[0], at), single)
+        assert same(together.extract(at), single)
 
 
 def test_an_empty_row_joins_and_leaves_as_others_do() -> None:
     model = model_of(EIGHT)
-    batch = kv.to_batch(kv.new_row(model))
-    kv.extend(batch, kv.to_batch(kv.new_row(model)))
-    kv.extend(batch, kv.to_batch(prefilled(model, [1, 2, 3])))
-    model(mx.array([[4], [5], [6]]), cache=batch)
-    assert same(kv.extract(batch, 1), prefilled(model, [5]))
-    kv.keep(batch, [1])
-    assert batch[0].size() == 1
+    batch = kv.BatchCache([kv.new_row(model), kv.new_row(model), prefilled(model, [1, 2, 3])])
+    model(mx.array([[4], [5], [6]]), cache=batch.layers)
+    assert same(batch.extract(1), prefilled(model, [5]))
+    batch.leave([0, 2])
+    assert same(batch.layers, prefilled(model, [5]))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ class Trial:
         """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
+            if self._child.poll() is not None:  # ended from outside, while nothing was tried
+                self._replace()
             child = self._child
             try:
                 assert child.stdin is not None
@@ -77,13 +79,16 @@ class Trial:
             if reply:
                 return dict(json.loads(reply))
             code = child.wait()
-            self._end()
-            self._start()
+            self._replace()
         if code not in _CAUSES:
             raise EngineFailed(f"the process that tries grammars ended with the code {code}")
         raise InvalidRequest(
             f"{subject} cannot be enforced: {_CAUSES[code]}; make it smaller or simpler"
         )
+
+    def _replace(self) -> None:
+        self._end()
+        self._start()
 
     def _start(self) -> None:
         fd = self._source.fileno()

@@ -175,8 +175,8 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> None:
         kv.evaluate(cache)
     if not bool(mx.isfinite(logits).all()):
         raise ValueError("logits that are no numbers")
-    batch = kv.copies(cache, 1)
-    mx.eval(model(mx.array([[0]]), cache=batch))
+    batch = kv.BatchCache([cache, cache])
+    mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
 
 
 def _sample(kind: str) -> Picture | Sound:

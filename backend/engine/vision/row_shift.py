@@ -8,7 +8,7 @@ out of it, into the prompt store and back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -32,6 +32,12 @@ class _Weightless:
         """Nothing: a row that goes on from a shorter prefix is given its own shift."""
         return tokens
 
+    def prepare(self, **padding: Any) -> None:
+        """Nothing: a shift is the same for all tokens to come."""
+
+    def finalize(self) -> None:
+        """Nothing."""
+
 
 class RowShift(_Weightless):
     """The shift of one row, in positions; 0 for a row of text alone."""
@@ -43,30 +49,13 @@ class RowShift(_Weightless):
     def shifts(self) -> mx.array:
         return mx.array([self.shift])
 
-    @classmethod
-    def merge(cls, rows: Sequence[RowShift]) -> BatchShift:
-        """A batch of the rows, in their order."""
-        return BatchShift(row.shift for row in rows)
-
 
 class BatchShift(_Weightless):
-    """The shifts of the rows of a batch."""
+    """The shifts of several rows, in their order."""
 
-    def __init__(self, shifts: Any) -> None:
-        self._shifts: list[int] = list(shifts)
-        self._array: mx.array | None = None
+    def __init__(self, shifts: Iterable[int]) -> None:
+        self._numbers = list(shifts)
+        self.shifts = mx.array(self._numbers)
 
-    @property
-    def shifts(self) -> mx.array:
-        if self._array is None:
-            self._array = mx.array(self._shifts)
-        return self._array
-
-    def filter(self, rows: Sequence[int]) -> None:
-        self._shifts, self._array = [self._shifts[row] for row in rows], None
-
-    def extend(self, other: BatchShift) -> None:
-        self._shifts, self._array = [*self._shifts, *other._shifts], None
-
-    def extract(self, row: int) -> RowShift:
-        return RowShift(self._shifts[row])
+    def row(self, at: int) -> RowShift:
+        return RowShift(self._numbers[at])

@@ -71,10 +71,9 @@ def test_the_answer_is_that_of_a_computed_prompt(kind: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_that_left_a_batch_is_stored_like_any(kind: str, tmp_path: Path) -> None:
     model, tokens = model_of(kind), words(80)
-    batch = kv.to_batch(filled(model, tokens))
-    kv.extend(batch, kv.to_batch(filled(model, words(33, 3))))
-    model(mx.array([[5], [6]]), cache=batch)
-    row = kv.extract(batch, 0)
+    batch = kv.BatchCache([filled(model, tokens), filled(model, words(33, 3))])
+    model(mx.array([[5], [6]]), cache=batch.layers)
+    row = batch.extract(0)
     kv.evaluate(row)
     disk = disk_cache(model, tmp_path)
     disk.save([*tokens, 5], row, trimmable=kv.can_trim(row))

@@ -1,4 +1,4 @@
-"""Decodes one row as a batch of one does: plain and overlapped, or with guesses."""
+"""Decodes one row as a lone one in a batch is: plain and overlapped, or with guesses."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Tally:
     accepted: int = 0
 
 
-def prefilled(model: Any, prompt: Sequence[int], *, batched: bool) -> list[Any]:
+def prefilled(model: Any, prompt: Sequence[int]) -> list[Any]:
     """A cache that holds all of the prompt but its last token."""
     cache = kv.new_row(model)
     for start in range(0, len(prompt) - 1, CHUNK):
         chunk = list(prompt[start : min(start + CHUNK, len(prompt) - 1)])
         model(mx.array([chunk]), cache=cache)
         kv.evaluate(cache)
-    return kv.to_batch(cache) if batched else cache
+    return cache
 
 
 def decode(

@@ -177,9 +177,9 @@ def test_a_row_that_is_parked_at_random_says_the_same() -> None:
         def ready(self, length: int) -> bool:
             return self.dice.random() < 0.4 and super().ready(length)
 
-    cache = prefilled(model, prompt, batched=True)
+    cache = prefilled(model, prompt)
     plain, _ = decode(model, cache, prompt, 120, sampler)
-    cache = prefilled(model, prompt, batched=True)
+    cache = prefilled(model, prompt)
     drafter = Parked(draft_model(), Pace(512, 250))
     found, tally = decode(model, cache, prompt, 120, sampler, drafter)
     assert found == plain

@@ -29,7 +29,7 @@ def _no_compiler() -> None:
 
 @cache
 def _prefilled(at: int) -> kv.RowCache:
-    return prefilled(text_model()[0], prompts(PROMPTS)[at], batched=False)
+    return prefilled(text_model()[0], prompts(PROMPTS)[at])
 
 
 @cache
@@ -40,7 +40,7 @@ def _plain(temperature: float) -> list[list[int]]:
 def _decode(at: int, temperature: float, drafter: Drafter | None) -> tuple[list[int], Tally]:
     model, prompt = text_model()[0], prompts(PROMPTS)[at]
     sampling = replace(DRAWN, temperature=temperature, seed=at)
-    cache = kv.to_batch(_prefilled(at))
+    cache = kv.clone(_prefilled(at))
     return decode(model, cache, prompt, LENGTH, RowSampler(sampling, VOCABULARY), drafter)
 
 

@@ -48,35 +48,30 @@ def _guesses(right: list[int], held: int, length: int) -> list[int]:
     return [*right[:held], *wrong[held:length]]
 
 
-@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)])
-def test_any_count_of_right_guesses_leaves_the_state_of_plain_steps(
-    batched: bool, sampling: Sampling
-) -> None:
+def test_any_count_of_right_guesses_leaves_the_state_of_plain_steps(sampling: Sampling) -> None:
     model = random_model("full")
-    _check_every_count(model, batched, sampling)
+    _check_every_count(model, sampling)
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_quantised_cache_is_cut_back_as_well(batched: bool) -> None:
+def test_a_quantised_cache_is_cut_back_as_well() -> None:
     model, _ = load("tiny_text")
     use_cache_kind(model, CacheKind(8, 32))
     # Rounding to 8 bits magnifies what the order of a sum does to the last bit.
     drawn = Sampling(temperature=2.0, seed=1)
-    _check_every_count(model, batched, drawn, length=90, tolerance=0.05)
+    _check_every_count(model, drawn, length=90, tolerance=0.05)
 
 
 def _check_every_count(
     model: Any,
-    batched: bool,
     sampling: Sampling,
     length: int = LENGTH,
     tolerance: float = 1e-3,
 ) -> None:
     sampler = RowSampler(sampling, kv.vocabulary_size(model))
-    plain, _ = decode(model, prefilled(model, PROMPT, batched=batched), PROMPT, length, sampler)
+    plain, _ = decode(model, prefilled(model, PROMPT), PROMPT, length, sampler)
     assert len(set(plain)) > 5, "the text should tell places apart"
-    cache = prefilled(model, PROMPT, batched=batched)
+    cache = prefilled(model, PROMPT)
     step, token, turn = 0, PROMPT[-1], 0
     while step < length - 8:
         guesses, held = ALL_COUNTS[turn % len(ALL_COUNTS)]
@@ -84,7 +79,7 @@ def _check_every_count(
         found = verify_step(model, cache, token, draft, sampler, step)
         assert found == plain[step : step + held + 1]
         step, token, turn = step + len(found), found[-1], turn + 1
-        row = kv.extract(cache, 0) if batched else kv.clone(cache)
+        row = kv.clone(cache)
         assert all(layer.size() == len(PROMPT) - 1 + step for layer in row)
         if turn % 10 == 0:
             _check_content(model, row, [*PROMPT, *plain[: step - 1]], tolerance)
@@ -103,29 +98,28 @@ def _check_content(model: Any, row: kv.RowCache, tokens: list[int], tolerance: f
 def test_an_end_among_the_guesses_ends_the_row_there() -> None:
     model = random_model("full")
     sampler = RowSampler(Sampling(), VOCABULARY)
-    plain, _ = decode(model, prefilled(model, PROMPT, batched=True), PROMPT, 8, sampler)
+    plain, _ = decode(model, prefilled(model, PROMPT), PROMPT, 8, sampler)
     at = next(place for place, token in enumerate(plain) if plain.index(token) == place > 1)
-    cache = prefilled(model, PROMPT, batched=True)
+    cache = prefilled(model, PROMPT)
     found = verify_step(model, cache, PROMPT[-1], plain[:7], sampler, 0, {plain[at]})
     assert found == plain[: at + 1]
-    assert kv.extract(cache, 0)[0].size() == len(PROMPT) + at
+    assert cache[0].size() == len(PROMPT) + at
 
 
 def test_a_step_does_not_grow_the_cache_anew() -> None:
     """Cutting the room off would copy the whole cache at every step."""
     model = random_model("full")
     sampler = RowSampler(Sampling(), VOCABULARY)
-    for batched in (False, True):
-        cache = prefilled(model, PROMPT, batched=batched)
-        verify_step(model, cache, PROMPT[-1], [1, 2, 3], sampler, 0)
-        room = cache[0].keys.shape[2]
-        assert room > kv.clone(cache)[0].size()
-        for step in range(1, 20):
-            verify_step(model, cache, 4, [1, 2, 3], sampler, step)
-            assert cache[0].keys.shape[2] == room
+    cache = prefilled(model, PROMPT)
+    verify_step(model, cache, PROMPT[-1], [1, 2, 3], sampler, 0)
+    room = cache[0].keys.shape[2]
+    assert room > cache[0].size()
+    for step in range(1, 20):
+        verify_step(model, cache, 4, [1, 2, 3], sampler, step)
+        assert cache[0].keys.shape[2] == room
 
 
 def test_more_than_there_is_cannot_be_cut_back() -> None:
-    cache = prefilled(random_model("full"), PROMPT, batched=True)
+    cache = prefilled(random_model("full"), PROMPT)
     with pytest.raises(ValueError, match="cannot give back 8 tokens"):
         cut_back(cache, len(PROMPT))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
 from backend.engine import kv
-from backend.engine.vision.row_shift import BatchShift, RowShift
+from backend.engine.vision.row_shift import RowShift
 
 SHIFTS = st.lists(st.integers(-500, 500), min_size=1, max_size=6)
+
+
+def _row(shift: int) -> kv.RowCache:
+    keys = KVCache()
+    keys.update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))
+    return [keys, RowShift(shift)]
 
 
 @settings(max_examples=60)
@@ -17,27 +24,24 @@ SHIFTS = st.lists(st.integers(-500, 500), min_size=1, max_size=6)
 def test_rows_keep_their_shift_through_a_batch(
     left: list[int], right: list[int], data: st.DataObject
 ) -> None:
-    batch = RowShift.merge([RowShift(shift) for shift in left])
-    batch.extend(RowShift.merge([RowShift(shift) for shift in right]))
+    batch = kv.BatchCache([_row(shift) for shift in left])
+    batch.join([_row(shift) for shift in right])
     rows = [*left, *right]
-    assert batch.shifts.tolist() == rows
+    assert batch.layers[-1].shifts.tolist() == rows
     stay = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
-    batch.filter(stay)
-    assert batch.shifts.tolist() == [rows[at] for at in stay]
-    assert [batch.extract(at).shift for at in range(len(stay))] == [rows[at] for at in stay]
+    batch.leave([at for at in range(len(rows)) if at not in stay])
+    shifts = [rows[at] for at in stay]
+    assert [batch.extract(at)[-1].shift for at in range(len(stay))] == shifts
+    assert batch.layers[-1].shifts.tolist() == shifts
 
 
 def test_the_engine_takes_it_for_a_layer_like_any_other() -> None:
-    row = [KVCache(), RowShift(-7)]
+    row = _row(-7)
     copy = kv.clone(row)
     row[-1].shift = 0
     assert copy[-1].shift == -7
     assert kv.can_batch(copy)
     assert kv.can_trim(copy)
     assert kv.always_trims(copy)
-    assert kv.trim(copy, 0)
-    batch = kv.copies(copy, 2)
-    assert isinstance(batch[-1], BatchShift)
-    assert batch[-1].trim(3) == 3
-    kv.keep(batch, [1])
-    assert batch[-1].extract(0).shift == -7
+    assert kv.trim(copy, 1)
+    assert kv.owned(copy)[-1].shift == -7
