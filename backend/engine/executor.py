@@ -30,7 +30,6 @@ from backend.engine.plan import (
     Prefilled,
     PrefillTimed,
     Score,
-    Source,
     Start,
     Started,
     StepPlan,
@@ -189,7 +188,7 @@ class Executor:
         if one.scoring is not None:
             one.scoring.restart(width=start.width - 1)
         try:
-            reused = self._fill(one, start.source)
+            reused = self._fill(one, start)
             if self._model.media is not None:
                 assert one.cache is not None
                 one.media_prefill = self._model.media.begin(one.media, one.prompt, one.cache)
@@ -202,8 +201,9 @@ class Executor:
             kv.evaluate(one.cache)
             self._save(one, one.history, kv.clone(one.cache))
 
-    def _fill(self, one: ExecutorSequence, source: Source | None) -> int:
+    def _fill(self, one: ExecutorSequence, start: Start) -> int:
         """Give the sequence its KV; returns how many tokens are in it."""
+        source = start.source
         one.snapshots = {}
         stored, one.stored = one.stored, None
         if source is not None and source.kind == "disk" and self._model.disk is not None:
@@ -216,7 +216,7 @@ class Executor:
             if source.move:
                 del self._entries[source.number]
             one.cache = entry.cache if source.move else kv.clone(entry.cache)
-            return self._rewind(one, len(entry.tokens), source.length, entry.snapshots)
+            return self._rewind(one, len(entry.tokens), start, entry.snapshots)
         elif source is not None and source.kind == "sequence":
             other = self.sequences[source.number]
             if other.batch is not None:
@@ -224,7 +224,7 @@ class Executor:
             elif other.cache is not None:
                 one.cache = kv.clone(other.cache)
             if one.cache is not None:
-                return self._rewind(one, len(other.history), source.length, other.snapshots)
+                return self._rewind(one, len(other.history), start, other.snapshots)
         one.cache = kv.new_row(self._model.model)
         return 0
 
@@ -232,16 +232,22 @@ class Executor:
         self,
         one: ExecutorSequence,
         length: int,
-        wanted: int,
+        start: Start,
         snapshots: dict[int, kv.Snapshot],
     ) -> int:
-        """Cut a cache of `length` tokens back to `wanted`; returns how many are in it then."""
+        """Cut a cache of `length` tokens back to the source's; returns how many are in it then."""
         assert one.cache is not None
-        if kv.rewind(one.cache, length - wanted, snapshots.get(wanted)):
-            one.snapshots = {at: kept for at, kept in snapshots.items() if at <= wanted}
-            return wanted
-        one.cache = kv.new_row(self._model.model)
-        return 0
+        assert start.source is not None
+        wanted = start.source.length
+        if not kv.rewind(one.cache, length - wanted, snapshots.get(wanted)):
+            one.cache = kv.new_row(self._model.model)
+            return 0
+        for at in start.snapshots:
+            if at in snapshots:
+                one.snapshots[at] = snapshots[at]
+            elif kv.rewind(shorter := kv.clone(one.cache), wanted - at, None):
+                one.snapshots[at] = kv.snapshot(shorter)
+        return wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
         batch = self._batches.get(number)

@@ -200,7 +200,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         taken += settings.vision_cache_mib * device.MIB
     plan = device.memory_plan(here, settings, taken)
     device.apply(plan)
-    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary)
+    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
     vision = _vision(found, loaded, prompts, vocabulary)
     texts = TokenTexts(loaded.tokenizer)
     engine = EngineModel(

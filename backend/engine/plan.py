@@ -219,13 +219,15 @@ class Source:
 class Start:
     """Give a sequence its KV. tokens: its prompt and what it had generated before a preemption.
 
-    width: rows of KV that it may use at once.
+    width: rows of KV that it may use at once. snapshots: the lengths within the source at which it
+    has snapshots, the source's or taken now.
     """
 
     sequence: int
     tokens: Sequence[int]
     source: Source | None
     width: int = 1
+    snapshots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ every step. The executor (`backend.engine.executor`) carries the plans out and d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backend.engine.plan import (
@@ -45,6 +45,7 @@ _WASTE = 0.25  # of a batch's bytes that may be padding
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
 _SNAPSHOT_INTERVAL = 128
+_NEAR = 8  # tokens; of two snapshots so near to each other, the shorter serves for both
 _SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
 _LEAST_STORED = 16  # tokens; fewer are computed as fast as they are found
 _MIN_RATE = 50.0  # tokens per second that ageing assumes until a prefill pass was timed
@@ -447,8 +448,7 @@ class Planner:
                     source = None
         else:
             self._shrink(left)
-        one.places = self._places(one)
-        one.snapshots = self._inherited(source)
+        one.places, one.snapshots = self._places(one, source)
         if source is not None and source.kind == "entry":
             if source.move:
                 self.index.remove(source.number)
@@ -458,36 +458,42 @@ class Planner:
         self._orders += 1
         one.order, one.state = self._orders, "prefill"
         one.filled = source.length if source else 0
-        return Start(one.number, (*one.arrived.tokens, *one.generated), source, one.width)
+        kept = tuple(sorted(one.snapshots))
+        return Start(one.number, (*one.arrived.tokens, *one.generated), source, one.width, kept)
 
-    def _inherited(self, source: Source | None) -> set[int]:
-        """The snapshots that come along with a prefix."""
-        if source is None or self.limits.trims:
-            return set()
-        if source.kind == "entry":
-            places: Iterable[int] = self.index.places(source.number) or ()
-        elif source.kind == "sequence":
-            places = self.sequences[source.number].snapshots
-        else:
-            places = ()
-        return {place for place in places if place <= source.length}
+    def _places(self, one: SequenceState, source: Source | None) -> tuple[set[int], set[int]]:
+        """Where to take snapshots, and which to keep of those that come along with the source.
 
-    def _places(self, one: SequenceState) -> set[int]:
-        """Where snapshots are wanted, for a model whose caches cannot all be cut back.
-
-        Where later prompts are known or likely to part from this one, where earlier ones did, and
-        at even intervals; as many as take a bounded part of the prompt cache.
+        Only for a model whose caches cannot all be cut back. As many as take a bounded part of the
+        prompt cache: where later prompts are likely to part from this one, where earlier ones did,
+        and at even intervals.
         """
         if self.limits.trims or not self.limits.prompt_cache or not one.arrived.keep:
-            return set()
+            return set(), set()
+        length = source.length if source else 0
         size = max(self.limits.cost.snapshot(one.prompt), 1)
         most = min(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, _MOST_SNAPSHOTS)
         last = one.prompt - 1
-        wanted = [last, *one.arrived.places, self._match(one).shared]
+        wanted = [*one.arrived.places[:1], last, self._match(one).shared, *one.arrived.places[1:]]
         interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
         wanted += range(interval, last - interval // 2, interval)
-        places = {one.uncut(place) for place in wanted if 0 < place <= last}
-        return places if most else {last}
+        wanted = [one.uncut(place) for place in wanted if _LEAST_STORED <= place <= last]
+        wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
+        ahead = list(dict.fromkeys(at for at in wanted if at > length))[: max(most, 1)]
+        behind = self._inherited(source, wanted)
+        return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
+
+    def _inherited(self, source: Source | None, wanted: Collection[int]) -> set[int]:
+        """The lengths within a source at which there are snapshots, or can be where it starts."""
+        if source is None or source.kind == "disk":
+            return set()
+        if source.kind == "sequence":
+            places: Collection[int] = self.sequences[source.number].snapshots
+        else:
+            known = self.index.places(source.number)
+            # A window that has not turned over yet can still be cut back anywhere.
+            places = wanted if known is None else known
+        return {place for place in places if place <= source.length}
 
     # Prefill and decode.
 
@@ -570,3 +576,21 @@ class Planner:
             return None
         part = self._chunk(other, widest)
         return part if 2 * (part.end - part.start) >= widest else None
+
+
+def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
+    """At most `most` of the places: those in `kept`, and others the denser the nearer to the end.
+
+    Conversations are edited near their end, so a place costs the more the farther its neighbours
+    are and the nearer it is to `end`.
+    """
+    left = sorted(places)
+
+    def loss(at: int) -> tuple[bool, float]:
+        before = left[at - 1] if at else 0
+        after = left[at + 1] if at + 1 < len(left) else end
+        return left[at] in kept, (left[at] - before) * (after - left[at]) / (end - left[at] + 1)
+
+    while len(left) > most:
+        del left[min(range(len(left)), key=loss)]
+    return set(left)

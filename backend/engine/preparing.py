@@ -116,6 +116,7 @@ class Preparer:
                     stored,
                     media=prompt.media,
                     key=key,
+                    places=prompt.places,
                 )
             )
 

@@ -92,3 +92,11 @@ def spliced(
         prompt += item.tokens
         done = stop
     return [*prompt, *tokens[done:]], spans
+
+
+def grown(length: int, places: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
+    """The length of a prompt's beginning once the items before its end are `spliced` into it."""
+    before = zip(places, items, strict=True)
+    return length + sum(
+        len(item.tokens) - (stop - start) for (start, stop), item in before if stop <= length
+    )
