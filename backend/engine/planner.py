@@ -7,7 +7,7 @@ every step. The executor (`backend.engine.executor`) carries the plans out and d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backend.engine.plan import (
@@ -70,7 +70,6 @@ class SequenceState:
     batch: int = 0
     preempted_in: int = -1
     match: Match | None = None
-    match_version: int = -1
     shared: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -125,7 +124,6 @@ class Planner:
         self._evicting: list[int] = []
         self._entries = 0
         self._steps = 0
-        self._version = 0
         self._batches = 0
         self._other = 0
         self._owed_to_decode = 0.0  # seconds
@@ -176,8 +174,7 @@ class Planner:
 
     def forget_entries(self) -> None:
         """Evict every stored entry in the next step."""
-        self._evicting += self.index.clear()
-        self._version += 1
+        self._evict(self.index.clear())
 
     # What it learns.
 
@@ -255,13 +252,16 @@ class Planner:
             self.unstored += 1
             self._evicting.append(event.entry)
             return
-        self._evicting += self.index.add(event.entry, key, event.nbytes, places=event.places)
-        self._version += 1
+        self._evict(self.index.add(event.entry, key, event.nbytes, places=event.places))
+        for other in self.of("waiting"):
+            if other.match is not None and other.arrived.key.shared(key) > other.match.length:
+                other.match = None
 
     def _back_to_waiting(self, one: SequenceState) -> None:
         one.state, one.filled, one.preempted_in = "waiting", 0, self._steps
         self._admitted.pop(one.number, None)
         one.snapshots.clear()
+        one.match = None
 
     # Memory.
 
@@ -307,8 +307,17 @@ class Planner:
     def _shrink(self, room: int, pinned: Sequence[int] = ()) -> None:
         most = max(min(room, self.limits.prompt_cache), 0)
         if self.index.nbytes > most:
-            self._evicting += self.index.shrink(most, pinned)
-            self._version += 1
+            self._evict(self.index.shrink(most, pinned))
+
+    def _evict(self, entries: Collection[int]) -> None:
+        self._evicting += entries
+        self._unmatch(entries)
+
+    def _unmatch(self, entries: Collection[int]) -> None:
+        """Look anew for what these entries would have served; other matches stay the best."""
+        for one in self.of("waiting") if entries else ():
+            if one.match is not None and one.match.entry in entries:
+                one.match = None
 
     # Admission.
 
@@ -365,8 +374,8 @@ class Planner:
         return one.width * cost.of(one.charged) + copied
 
     def _match(self, one: SequenceState) -> Match:
-        if one.match is None or one.match_version != self._version:
-            one.match, one.match_version = self.index.find(one.arrived.key), self._version
+        if one.match is None:
+            one.match = self.index.find(one.arrived.key)
         return one.match
 
     def _source(self, one: SequenceState) -> Source | None:
@@ -451,8 +460,7 @@ class Planner:
                 if self.index.places(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
-                    self._evicting += self.index.shrink(0)
-                    self._version += 1
+                    self._evict(self.index.shrink(0))
                     source = None
         else:
             self._shrink(left)
@@ -461,7 +469,7 @@ class Planner:
         if source is not None and source.kind == "entry":
             if source.move:
                 self.index.remove(source.number)
-                self._version += 1
+                self._unmatch((source.number,))
             else:
                 self.index.touch(source.number)
         one.state = "prefill"
