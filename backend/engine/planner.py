@@ -7,7 +7,7 @@ every step. The executor (`backend.engine.executor`) carries the plans out and d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from backend.engine.plan import (
@@ -123,6 +123,7 @@ class Planner:
         self._leaving: list[Leave] = []
         self._storing: dict[int, tuple[SequenceState, int]] = {}
         self._evicting: list[int] = []
+        self._copied: set[int] = set()  # entries that the plan at hand copies, so they stay
         self._entries = 0
         self._steps = 0
         self._batches = 0
@@ -151,6 +152,7 @@ class Planner:
         for event in events:
             self._learn(event, now)
         self._steps += 1
+        self._copied.clear()
         leave, self._leaving = self._leaving, []
         preempt, refuse = self._make_room()
         start, unfit = self._admit(now)
@@ -304,10 +306,14 @@ class Planner:
         self._leaving.append(Leave(one.number))
         return Refusal(one.number, needed, self._room, one.total)
 
-    def _shrink(self, room: int, pinned: Sequence[int] = ()) -> None:
+    def _crowded(self, left: int) -> bool:
+        """Whether what this plan copies has to go before so many bytes are left."""
+        return sum(map(self.index.size, self._copied)) > max(left, 0)
+
+    def _shrink(self, room: int, *pinned: int) -> None:
         most = max(min(room, self.limits.prompt_cache), 0)
         if self.index.nbytes > most:
-            self._evict(self.index.shrink(most, pinned))
+            self._evict(self.index.shrink(most, {*pinned, *self._copied}))
 
     def _evict(self, entries: Collection[int]) -> None:
         self._evicting += entries
@@ -353,6 +359,8 @@ class Planner:
                 elif now - one.since > _PATIENCE:
                     break
                 continue
+            if self._crowded(self._room - needed):
+                break
             starts.append(self._start(one, source, self._room - needed))
             used = self._used()
         return starts, refused
@@ -454,22 +462,24 @@ class Planner:
     def _start(self, one: SequenceState, source: Source | None, left: int) -> Start:
         """Admit a sequence. left: bytes beside all that is admitted then."""
         if source is not None and source.kind == "entry":
-            self._shrink(left, (source.number,))
+            self._shrink(left, source.number)
             if self.index.nbytes > max(left, 0) and not source.move:
                 # The entry and its copy do not fit side by side.
                 if self.index.places(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
-                    self._evict(self.index.shrink(0))
+                    self._shrink(0)
                     source = None
         else:
             self._shrink(left)
         one.places, one.snapshots = self._places(one, source)
         if source is not None and source.kind == "entry":
             if source.move:
+                self._copied.discard(source.number)
                 self.index.remove(source.number)
                 self._unmatch((source.number,))
             else:
+                self._copied.add(source.number)
                 self.index.touch(source.number)
         one.state = "prefill"
         self._admitted[one.number] = one

@@ -142,6 +142,10 @@ class PrefixIndex:
         """How many tokens an entry has. Raises KeyError for an id that is not stored."""
         return len(self._entries[entry].whole.key)
 
+    def size(self, entry: int) -> int:
+        """The bytes of an entry. Raises KeyError as `length` does."""
+        return self._entries[entry].nbytes
+
     def places(self, entry: int) -> tuple[int, ...] | None:
         """The lengths at which an entry serves; None: any. Raises KeyError as `length` does."""
         marks = self._entries[entry].marks
