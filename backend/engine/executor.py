@@ -264,8 +264,6 @@ class Executor:
         for one in joining:
             self.prompt_tokens += not one.delivered  # the prompt's last token, which decode feeds
             one.batch, one.cache, one.media_prefill = batch, None, None
-            if one.media is not None:
-                one.media.release()
 
     def _decode(self, batch: DecodeBatch) -> None:
         try:
@@ -388,6 +386,9 @@ class Executor:
         events: list[PlannerEvent] = []
         if self._decode_seconds:
             events.append(DecodeTimed(self._decode_seconds))
+            if self._model.blas is not None:
+                width = sum(len(batch.sequences) for batch in self._launched_batches)
+                self._model.blas.measured(width, self._decode_seconds)
             self._decode_seconds = 0.0
         waiting, self._passes = self._passes, self._launched
         self._launched = []
@@ -412,7 +413,13 @@ class Executor:
                     launched.logits, launched.following, alternatives
                 )
         except Exception as fault:
-            self._failed(launched.sequences, "prefill", fault)
+            # Sequences that joined a batch meanwhile have brought what failed into all of it.
+            for batch in {id(one.batch): one.batch for one in launched.sequences}.values():
+                if batch is not None:
+                    self._break(batch, fault)
+            self._failed(
+                (one for one in launched.sequences if one.cache is not None), "prefill", fault
+            )
             return
         ready = self._clock()
         began = max(self._ready_at, launched.at)
@@ -464,10 +471,12 @@ class Executor:
     def _keep(self, one: ExecutorSequence, number: int | None) -> None:
         """Make an entry of what a leaving sequence has."""
         try:
-            cache = one.cache if one.batch is None else one.batch.extract(one)
-            assert cache is not None
-            entry = _Entry(kv.owned(cache), one.history, len(one.prompt), one.snapshots)
-            mx.async_eval([layer.state for layer in entry.cache])
+            if one.batch is not None:
+                cache = one.batch.take(one)
+            else:
+                assert one.cache is not None
+                cache = kv.owned(one.cache)
+            entry = _Entry(cache, one.history, len(one.prompt), one.snapshots)
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache", fault))
             if number is not None:

@@ -141,6 +141,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         return read_encoder(found, request, epoch, cancelled)
     started = time.perf_counter()
     from backend.engine import device, kv
+    from backend.engine.blas_threads import blas_threads
     from backend.engine.cache_form import use_cache_kind
     from backend.engine.chat import chat_format
     from backend.engine.constraints.compiler import ConstraintCompiler
@@ -229,6 +230,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             copy=device.host_reads_disturb(here),
         ),
         media=vision.reader if vision else None,
+        blas=blas_threads() if here.kind == "cpu" else None,
     )
     format_ = chat_format(
         loaded.chat_template,

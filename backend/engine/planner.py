@@ -57,7 +57,7 @@ class SequenceState:
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
-    batch: which one it decodes in. order: place in the order of admission.
+    batch: which one it decodes in.
     """
 
     arrived: Arrived
@@ -69,10 +69,8 @@ class SequenceState:
     places: set[int] = field(default_factory=set)
     snapshots: set[int] = field(default_factory=set)
     batch: int = 0
-    order: int = 0
     preempted_in: int = -1
     match: Match | None = None
-    match_version: int = -1
     shared: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -119,15 +117,14 @@ class Planner:
         self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
         self.index = PrefixIndex(limits.prompt_cache, limits.max_entries)
         self.sequences: dict[int, SequenceState] = {}
+        self._admitted: dict[int, SequenceState] = {}  # in the order of admission
         self.unstored = 0
         self.preemptions = 0
         self._leaving: list[Leave] = []
         self._storing: dict[int, tuple[SequenceState, int]] = {}
         self._evicting: list[int] = []
         self._entries = 0
-        self._orders = 0
         self._steps = 0
-        self._version = 0
         self._batches = 0
         self._other = 0
         self._owed_to_decode = 0.0  # seconds
@@ -138,15 +135,13 @@ class Planner:
 
     def of(self, state: str) -> list[SequenceState]:
         """The sequences in a state: `waiting` by arrival, the others by admission."""
-        chosen = [one for one in self.sequences.values() if one.state == state]
-        return chosen if state == "waiting" else sorted(chosen, key=lambda one: one.order)
+        among = self.sequences if state == "waiting" else self._admitted
+        return [one for one in among.values() if one.state == state]
 
     @property
     def admitted(self) -> list[SequenceState]:
-        return sorted(
-            (one for one in self.sequences.values() if one.state != "waiting"),
-            key=lambda one: one.order,
-        )
+        """By admission."""
+        return list(self._admitted.values())
 
     def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
         """Learn from what happened since the last plan, and decide the next step.
@@ -179,13 +174,15 @@ class Planner:
 
     def forget_entries(self) -> None:
         """Evict every stored entry in the next step."""
-        self._evicting += self.index.clear()
-        self._version += 1
+        self._evict(self.index.clear())
 
     # What it learns.
 
     def _learn(self, event: PlannerEvent, now: float) -> None:
         match event:
+            case Generated(number, tokens):
+                if one := self.sequences.get(number):
+                    one.generated += tokens
             case Arrived():
                 self.sequences[event.sequence] = SequenceState(event, now, event.width)
             case Started(number, reused):
@@ -196,9 +193,6 @@ class Planner:
                     one.filled = filled
                     if snapshot:
                         one.snapshots.add(filled)
-            case Generated(number, tokens):
-                if one := self.sequences.get(number):
-                    one.generated += tokens
             case Ended(number, failed):
                 if one := self.sequences.pop(number, None):
                     self._ended(one, failed=failed)
@@ -226,6 +220,7 @@ class Planner:
 
     def _ended(self, one: SequenceState, *, failed: bool) -> None:
         entry = None
+        self._admitted.pop(one.number, None)
         filled = one.total if one.state == "decode" else one.filled
         if one.state != "waiting" and not failed and one.arrived.keep and filled >= _LEAST_STORED:
             entry = self._entry_for(one, filled)
@@ -257,12 +252,16 @@ class Planner:
             self.unstored += 1
             self._evicting.append(event.entry)
             return
-        self._evicting += self.index.add(event.entry, key, event.nbytes, places=event.places)
-        self._version += 1
+        self._evict(self.index.add(event.entry, key, event.nbytes, places=event.places))
+        for other in self.of("waiting"):
+            if other.match is not None and other.arrived.key.shared(key) > other.match.length:
+                other.match = None
 
     def _back_to_waiting(self, one: SequenceState) -> None:
         one.state, one.filled, one.preempted_in = "waiting", 0, self._steps
+        self._admitted.pop(one.number, None)
         one.snapshots.clear()
+        one.match = None
 
     # Memory.
 
@@ -301,14 +300,24 @@ class Planner:
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
         del self.sequences[one.number]
+        self._admitted.pop(one.number, None)
         self._leaving.append(Leave(one.number))
         return Refusal(one.number, needed, self._room, one.total)
 
     def _shrink(self, room: int, pinned: Sequence[int] = ()) -> None:
         most = max(min(room, self.limits.prompt_cache), 0)
         if self.index.nbytes > most:
-            self._evicting += self.index.shrink(most, pinned)
-            self._version += 1
+            self._evict(self.index.shrink(most, pinned))
+
+    def _evict(self, entries: Collection[int]) -> None:
+        self._evicting += entries
+        self._unmatch(entries)
+
+    def _unmatch(self, entries: Collection[int]) -> None:
+        """Look anew for what these entries would have served; other matches stay the best."""
+        for one in self.of("waiting") if entries else ():
+            if one.match is not None and one.match.entry in entries:
+                one.match = None
 
     # Admission.
 
@@ -316,28 +325,36 @@ class Planner:
         starts: list[Start] = []
         refused: list[Refusal] = []
         expecting = 0  # sequences that wait for a prefix in prefill and keep a slot
-        slots = self.limits.slots - len(self.admitted)
+        slots = self.limits.slots - len(self._admitted)
+        if slots <= 0:
+            return starts, refused
+        used = self._used()
         waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         for one in sorted(waiting, key=lambda one: (urgent[one.number], one.number)):
             if len(starts) + expecting >= slots:
                 break
+            # Memory comes first because it is asked quickly: in a long queue, most do not fit.
+            needed = used + self._charge(one)
+            if needed > self._room and one.width <= 2 and self._admitted:
+                if now - one.since > _PATIENCE:
+                    break
+                continue
             source = self._source(one)
             if self._expects(one, source):
                 expecting += 1
                 continue
-            used = self._used()
-            needed = used + self._charge(one)
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2
                 needed = used + self._charge(one)
             if needed > self._room:
-                if not self.admitted:
+                if not self._admitted:
                     refused.append(self._refuse(one, needed))
                 elif now - one.since > _PATIENCE:
                     break
                 continue
             starts.append(self._start(one, source, self._room - needed))
+            used = self._used()
         return starts, refused
 
     def _urgency(self, one: SequenceState, now: float) -> float:
@@ -353,12 +370,12 @@ class Planner:
     def _charge(self, one: SequenceState) -> int:
         """Bytes for one more sequence: its own, the padding it may cause, a copy while it joins."""
         cost = self.limits.cost
-        copied = cost.of(one.total) if self.admitted else 0
+        copied = cost.of(one.total) if self._admitted else 0
         return one.width * cost.of(one.charged) + copied
 
     def _match(self, one: SequenceState) -> Match:
-        if one.match is None or one.match_version != self._version:
-            one.match, one.match_version = self.index.find(one.arrived.key), self._version
+        if one.match is None:
+            one.match = self.index.find(one.arrived.key)
         return one.match
 
     def _source(self, one: SequenceState) -> Source | None:
@@ -373,7 +390,7 @@ class Planner:
                 whole = length == self.index.length(match.entry)
                 move = whole and self._only_user(one, match.entry)
                 best = Source("entry", match.entry, length, move)
-        for other in self.admitted if self.limits.prompt_cache else ():
+        for other in self._admitted.values() if self.limits.prompt_cache else ():
             length = self._served_by(one, other)
             if length > (best.length if best else 0):
                 best = Source("sequence", other.number, length)
@@ -443,8 +460,7 @@ class Planner:
                 if self.index.places(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
-                    self._evicting += self.index.shrink(0)
-                    self._version += 1
+                    self._evict(self.index.shrink(0))
                     source = None
         else:
             self._shrink(left)
@@ -452,11 +468,11 @@ class Planner:
         if source is not None and source.kind == "entry":
             if source.move:
                 self.index.remove(source.number)
-                self._version += 1
+                self._unmatch((source.number,))
             else:
                 self.index.touch(source.number)
-        self._orders += 1
-        one.order, one.state = self._orders, "prefill"
+        one.state = "prefill"
+        self._admitted[one.number] = one
         one.filled = source.length if source else 0
         kept = tuple(sorted(one.snapshots))
         return Start(one.number, (*one.arrived.tokens, *one.generated), source, one.width, kept)

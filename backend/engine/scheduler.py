@@ -133,14 +133,17 @@ class Scheduler:
 
     def cancel_all(self, error: EngineError) -> None:
         """End every sequence with an error and forget every stored prefix."""
+        if self._model.disk is not None and any(isinstance(e, Ended) for e in self._events):
+            # Answers that have just ended reach the disk as they leave, in the next step.
+            self.step()
         for ticket in self._outputs:
             self._publish(ticket, error)
-            self._events.append(Ended(ticket, failed=True))
         self._outputs.clear()
-        self._events.append(MemoryShort())
-        while self.busy:
-            self.executor.launch(self.planner.plan(self._now(), self._take_events()))
+        self._events.clear()
+        self._retried.clear()
+        self._unstarted.clear()
         self.executor.clear()
+        self.planner = Planner(self.planner.limits)
         self._settle()
 
     def step(self) -> None:

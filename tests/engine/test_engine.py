@@ -332,3 +332,14 @@ async def test_texts_that_nobody_waits_for_hold_up_no_prompt(model: Path) -> Non
             text.cancel()
         await _serves(engine)
         held.set()
+
+
+async def test_slow_prompts_of_other_kinds_hold_up_no_short_one(model: Path) -> None:
+    async with _engine(model) as engine:
+        release = threading.Event()
+        pools = engine._preparer._threads
+        for stage in ("long", "media", "grammar", "disk"):
+            for _ in range(8):
+                pools[stage].submit(release.wait, 60)
+        await _serves(engine)
+        release.set()

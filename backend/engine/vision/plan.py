@@ -68,10 +68,6 @@ class MediaPlan:
             key[span.start : span.stop] = span.item.key
         self.key: tuple[int, ...] = tuple(key)
 
-    def release(self) -> None:
-        """Let go of what the encoder takes: the prompt has been read."""
-        self.spans = ()
-
     def before(self, length: int) -> int:
         """The longest prefix of at most `length` tokens that ends within no item."""
         for span in self.spans:
