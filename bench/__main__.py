@@ -35,7 +35,7 @@ def measurements() -> dict[str, Measurement]:
     model = ensure()
     chosen: dict[str, Measurement] = {
         "startup": startup.measure,
-        "prefix": lambda: prefix.measure(model),
+        "prefix": lambda: prefix.measure(model, TINY),
         "latency": lambda: latency.measure(model),
         "throughput": lambda: throughput.measure(model),
         "quantised": lambda: quantised.measure(model),

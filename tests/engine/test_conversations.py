@@ -113,7 +113,7 @@ def test_a_long_conversation_keeps_as_many_snapshots_as_a_short_one(kind: str) -
     assert entry is not None
     # The end of an entry serves without a snapshot.
     assert 0 < len(index.places(entry) or ()) <= _MOST_SNAPSHOTS + 1
-    assert len(index) == 1, "the last turn serves all that those before it did"
+    assert len(index) <= 3, "later turns serve what those before them did"
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
