@@ -230,6 +230,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             copy=device.host_reads_disturb(here),
         ),
         media=vision.reader if vision else None,
+        repetition_guard=settings.repetition_guard,
         blas=blas_threads() if here.kind == "cpu" else None,
     )
     format_ = chat_format(

@@ -28,6 +28,7 @@ class EngineModel:
     are taken by the model itself. drafting: how it guesses
     ahead while one row decodes. disk: prompt caches that survive the process. media: what reads
     images and sounds, where the model takes any. blas: the threads of matrix products on a CPU.
+    repetition_guard: tokens of repetition after which an answer ends; 0: never.
     """
 
     model: Any
@@ -49,3 +50,4 @@ class EngineModel:
     together: bool = True
     media: MediaReader | None = None
     blas: BlasThreads | None = None
+    repetition_guard: int = 0
