@@ -572,17 +572,33 @@ class Planner:
             if one.filled >= one.target:
                 scores.append(Score(one.number, budget))
                 return passes, scores
-            group = [self._chunk(one, budget)]
-            widest = group[0].end - group[0].start
-            if not one.arrived.alone:
-                for other in list(order):
-                    part = self._beside(other, widest, (len(group) + 1) * widest <= budget)
-                    if part is not None:
-                        group.append(part)
-                        order.remove(other)
+            group = self._together(self._chunk(one, budget), order, budget)
+            together = {part.sequence for part in group}
+            order = [other for other in order if other.number not in together]
             passes.append(tuple(group))
-            budget -= max(widest * len(group), SMALLEST_STEP)
+            budget -= max(_padded(group), SMALLEST_STEP)
         return passes, scores
+
+    def _together(
+        self, first: Prefill, others: Sequence[SequenceState], budget: int
+    ) -> list[Prefill]:
+        """A stretch, with those of other prompts that share its pass at little padding.
+
+        All take as long as the longest, so none may be more than twice as long as another.
+        """
+        group = [first]
+        if not self.limits.together or self.sequences[first.sequence].arrived.alone:
+            return group
+        parts = [
+            self._chunk(other, budget)
+            for other in others
+            if not other.arrived.alone and other.filled < other.target
+        ]
+        for part in sorted(parts, key=_size):
+            sizes = [_size(part), *map(_size, group)]
+            if max(sizes) <= 2 * min(sizes) and (len(group) + 1) * max(sizes) <= budget:
+                group.append(part)
+        return group
 
     def _chunk(self, one: SequenceState, budget: int) -> Prefill:
         """The next stretch of a prompt. It ends where a snapshot is wanted."""
@@ -594,14 +610,14 @@ class Planner:
         end = min([end, *(place for place in one.places if place > one.filled)])
         return Prefill(one.number, one.filled, end, snapshot=end in one.places)
 
-    def _beside(self, other: SequenceState, widest: int, fits: bool) -> Prefill | None:
-        """The rest of another prompt, if it is short enough to share a pass of that width."""
-        if not fits or other.arrived.alone or not self.limits.together:
-            return None
-        if not 0 < other.target - other.filled <= widest:
-            return None
-        part = self._chunk(other, widest)
-        return part if 2 * (part.end - part.start) >= widest else None
+
+def _size(part: Prefill) -> int:
+    return part.end - part.start
+
+
+def _padded(group: Sequence[Prefill]) -> int:
+    """Tokens that a pass computes, padding included."""
+    return len(group) * max(map(_size, group))
 
 
 def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
