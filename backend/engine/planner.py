@@ -7,7 +7,7 @@ every step. The executor (`backend.engine.executor`) carries the plans out and d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backend.engine.plan import (
