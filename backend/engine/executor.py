@@ -160,8 +160,8 @@ class Executor:
         self._launched_at = self._clock()
         for entry in plan.evict:
             self._entries.pop(entry, None)
-        for number in plan.preempt:
-            self._preempt(self.sequences[number])
+        for preempted in plan.preempt:
+            self._preempt(self.sequences[preempted.sequence], preempted.entry)
         self._leave(plan.leave)
         events: list[PlannerEvent] = []
         for start in plan.start:
@@ -510,9 +510,11 @@ class Executor:
             after = tuple(entry.tokens[entry.prompt :])
             events.append(Stored(number, length, after, entry.nbytes, places))
 
-    def _preempt(self, one: ExecutorSequence) -> None:
-        """Drop the KV of a sequence; its tokens stay, and it is computed again later."""
+    def _preempt(self, one: ExecutorSequence, entry: int | None) -> None:
+        """Store or drop the KV of a sequence; its tokens stay, and it starts again later."""
         batch = one.batch
+        if entry is not None:
+            self._keep(one, entry)
         if batch is not None:
             try:
                 self._early += batch.give_up(one)

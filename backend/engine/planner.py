@@ -221,14 +221,19 @@ class Planner:
         one.snapshots = {place for place in one.snapshots if place <= reused}
 
     def _ended(self, one: SequenceState, *, failed: bool) -> None:
-        entry = None
         self._admitted.pop(one.number, None)
-        filled = one.total if one.state == "decode" else one.filled
-        if one.state != "waiting" and not failed and one.arrived.keep and filled >= _LEAST_STORED:
-            entry = self._entry_for(one, filled)
+        filled = 0 if failed else self._storable(one)
+        entry = self._entry_for(one, filled) if filled else None
         for other in self.sequences.values():
             other.shared.pop(one.number, None)
         self._leaving.append(Leave(one.number, entry))
+
+    def _storable(self, one: SequenceState) -> int:
+        """How many tokens an entry of what a sequence has computed would hold; 0: not worth it."""
+        if one.state == "waiting" or not one.arrived.keep:
+            return 0
+        filled = one.total if one.state == "decode" else one.filled
+        return filled if filled >= _LEAST_STORED else 0
 
     def _entry_for(self, one: SequenceState, filled: int) -> int | None:
         """A number for what the sequence has in its KV, if that is worth storing."""
@@ -285,19 +290,29 @@ class Planner:
     def _room(self) -> int:
         return self.limits.room - self._other
 
-    def _make_room(self) -> tuple[list[int], list[Refusal]]:
-        """Preempt the newest until the others fit; evict stored entries that they need."""
-        preempted: list[int] = []
+    def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
+        """Preempt the newest until the others fit; evict stored entries that they need.
+
+        What the preempted have computed is stored where there is room for it beside the others.
+        """
+        computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
         while (used := self._used()) > self._room and (admitted := self.admitted):
             if len(admitted) == 1:
                 refused.append(self._refuse(admitted[0], used))
                 continue
             one = admitted[-1]
+            computed.append((one, self._storable(one)))
             self._back_to_waiting(one)
             self.preemptions += 1
-            preempted.append(one.number)
-        self._shrink(self._room - used)
+        preempted: list[Leave] = []
+        left = self._room - used
+        for one, filled in reversed(computed):
+            size = self.limits.cost.of(filled)
+            entry = self._entry_for(one, filled) if filled and size <= left else None
+            left -= size if entry is not None else 0
+            preempted.append(Leave(one.number, entry))
+        self._shrink(left)
         return preempted, refused
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:

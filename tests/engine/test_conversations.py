@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -174,3 +174,29 @@ def test_what_was_generated_before_a_cancel_is_kept(kind: str) -> None:
     assert finished is not None
     assert rounds.heard[2].tokens == alone(model, following, ANSWER, ignore_eos=True).tokens
     assert finished.usage.cached_tokens >= len(prompt) + 18
+
+
+# The state of a recurrent model is as large as what it is charged for: it never fits beside that.
+@pytest.mark.parametrize("kind", ["full", "window", "hybrid"])
+def test_a_preempted_sequence_starts_again_from_what_it_had_computed(kind: str) -> None:
+    dice = random.Random(10)
+    model = engine_model(random_model(kind))
+    prompts = {1: _words(dice, 40), 2: _words(dice, 300)}
+    rounds = Rounds(model)
+    for ticket, prompt in prompts.items():
+        rounds.submit(ticket, prompt, 40, ignore_eos=True)
+        while not rounds.heard[ticket].text:
+            rounds.step()
+    planner = rounds.scheduler.planner
+    read = rounds.gauges.prompt_tokens_processed
+    whole = planner.limits
+    # Both are charged for what they will generate: a little less than that preempts the second.
+    planner.limits = replace(whole, room=planner._used() - 1)
+    rounds.step()
+    assert planner.preemptions == 1
+    planner.limits = whole
+    rounds.drain()
+    for ticket, prompt in prompts.items():
+        expected = alone(model, prompt, 40, ignore_eos=True).tokens
+        assert rounds.heard[ticket].tokens == expected
+    assert rounds.gauges.prompt_tokens_processed - read < 100
