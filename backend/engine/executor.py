@@ -190,6 +190,7 @@ class Executor:
             one.scoring.restart(width=start.width - 1)
         try:
             reused = self._fill(one, start.source)
+            one.snapshots = {at: one.snapshots[at] for at in start.snapshots if at in one.snapshots}
             if self._model.media is not None:
                 assert one.cache is not None
                 one.media_prefill = self._model.media.begin(one.media, one.prompt, one.cache)

@@ -218,13 +218,14 @@ class Source:
 class Start:
     """Give a sequence its KV. tokens: its prompt and what it had generated before a preemption.
 
-    width: rows of KV that it may use at once.
+    width: rows of KV that it may use at once. snapshots: which of the source's stay with it.
     """
 
     sequence: int
     tokens: Sequence[int]
     source: Source | None
     width: int = 1
+    snapshots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ _UNEVEN = 1024  # tokens by which the sequences of a batch may differ, whatever 
 _WASTE = 0.25  # of a batch's bytes that may be padding
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
+_FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
 _SNAPSHOT_INTERVAL = 128
 _SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
 _LEAST_STORED = 16  # tokens; fewer are computed as fast as they are found
@@ -95,6 +96,11 @@ class SequenceState:
         """Tokens that the memory is charged for."""
         left = self.arrived.limit - len(self.generated)
         return self.total + max(min(left, AHEAD), 0)
+
+    @property
+    def wanted_snapshots(self) -> int:
+        """How many are still to be taken."""
+        return sum(place > self.filled for place in self.places - self.snapshots)
 
     def uncut(self, length: int) -> int:
         """The longest prefix of at most `length` tokens that cuts through no image or sound."""
@@ -273,7 +279,16 @@ class Planner:
         used = sum(one.width * cost.of(one.charged) for one in self.of("prefill"))
         for members in self._members().values():
             used += sum(one.width for one in members) * cost.of(max(m.charged for m in members))
-        return used
+        return used + self._snapshot_bytes()
+
+    def _snapshot_bytes(self) -> int:
+        """Bytes of the snapshots that the admitted sequences have, or are to get."""
+        if self.limits.trims:
+            return 0
+        return sum(
+            (len(one.snapshots) + one.wanted_snapshots) * self.limits.cost.snapshot(one.prompt)
+            for one in self._admitted.values()
+        )
 
     def _members(self) -> dict[int, list[SequenceState]]:
         members: dict[int, list[SequenceState]] = {}
@@ -290,7 +305,7 @@ class Planner:
         preempted: list[int] = []
         refused: list[Refusal] = []
         while (used := self._used()) > self._room and (admitted := self.admitted):
-            if len(admitted) == 1:
+            if len(admitted) == 1 and used - self._snapshot_bytes() > self._room:
                 refused.append(self._refuse(admitted[0], used))
                 continue
             one = admitted[-1]
@@ -472,8 +487,7 @@ class Planner:
                     source = None
         else:
             self._shrink(left)
-        one.places = self._places(one)
-        one.snapshots = self._inherited(source)
+        one.filled = source.length if source else 0
         if source is not None and source.kind == "entry":
             if source.move:
                 self._copied.discard(source.number)
@@ -482,39 +496,59 @@ class Planner:
             else:
                 self._copied.add(source.number)
                 self.index.touch(source.number)
+        if not self.limits.trims:
+            self._choose_snapshots(one, source, left)
         one.state = "prefill"
         self._admitted[one.number] = one
-        one.filled = source.length if source else 0
-        return Start(one.number, (*one.arrived.tokens, *one.generated), source, one.width)
+        tokens = (*one.arrived.tokens, *one.generated)
+        return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
 
-    def _inherited(self, source: Source | None) -> set[int]:
-        """The snapshots that come along with a prefix."""
-        if source is None or self.limits.trims:
-            return set()
-        if source.kind == "entry":
-            places: Iterable[int] = self.index.places(source.number) or ()
-        elif source.kind == "sequence":
-            places = self.sequences[source.number].snapshots
-        else:
-            places = ()
-        return {place for place in places if place <= source.length}
+    def _choose_snapshots(self, one: SequenceState, source: Source | None, left: int) -> None:
+        """Which snapshots are taken, and which come along with the prefix.
 
-    def _places(self, one: SequenceState) -> set[int]:
+        No more than fit in the bytes that are left, than a bounded part of the prompt cache, and
+        than weigh as much as the KV of the prompt, beside a few.
+        """
+        cost = self.limits.cost
+        size = max(cost.snapshot(one.prompt), 1)
+        fair = one.prompt * cost.per_token // size + _FEW_SNAPSHOTS
+        share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
+        spare = max(left - sum(map(self.index.size, self._copied)), 0) // size
+        most = min(fair, share, spare, _MOST_SNAPSHOTS)
+        one.places = self._places(one, most)
+        one.snapshots = self._inherited(source, most - one.wanted_snapshots)
+        self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
+
+    def _inherited(self, source: Source | None, most: int) -> set[int]:
+        """The snapshots that come along with a prefix, evenly thinned: every turn of a
+        conversation adds some."""
+        places: list[int] = []
+        if source is not None and source.kind == "entry":
+            # It ends in its KV, not in a snapshot.
+            end = self.index.length(source.number)
+            places = [at for at in self.index.places(source.number) or () if at < end]
+        elif source is not None and source.kind == "sequence":
+            places = sorted(self.sequences[source.number].snapshots)
+        places = [at for at in places if source is not None and at <= source.length]
+        while len(places) > most:
+            gaps = [at - before for before, at in zip((0, *places), places, strict=False)]
+            del places[gaps.index(min(gaps))]
+        return set(places)
+
+    def _places(self, one: SequenceState, most: int) -> set[int]:
         """Where snapshots are wanted, for a model whose caches cannot all be cut back.
 
         Where later prompts are known or likely to part from this one, where earlier ones did, and
-        at even intervals; as many as take a bounded part of the prompt cache.
+        at even intervals.
         """
-        if self.limits.trims or not self.limits.prompt_cache or not one.arrived.keep:
+        if not self.limits.prompt_cache or not one.arrived.keep:
             return set()
-        size = max(self.limits.cost.snapshot(one.prompt), 1)
-        most = min(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, _MOST_SNAPSHOTS)
         last = one.prompt - 1
-        wanted = [last, *one.arrived.places, self._match(one).shared]
+        wanted = [last, self._match(one).shared, *one.arrived.places]
         interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
         wanted += range(interval, last - interval // 2, interval)
-        places = {one.uncut(place) for place in wanted if 0 < place <= last}
-        return places if most else {last}
+        places = dict.fromkeys(one.uncut(place) for place in wanted if 0 < place <= last)
+        return set(list(places)[:most])
 
     # Prefill and decode.
 
