@@ -44,6 +44,7 @@ _UNEVEN = 1024  # tokens by which the sequences of a batch may differ, whatever 
 _WASTE = 0.25  # of a batch's bytes that may be padding
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
+_FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
 _SNAPSHOT_INTERVAL = 128
 _NEAR = 8  # tokens; of two snapshots so near to each other, the shorter serves for both
 _SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
@@ -96,6 +97,11 @@ class SequenceState:
         """Tokens that the memory is charged for."""
         left = self.arrived.limit - len(self.generated)
         return self.total + max(min(left, AHEAD), 0)
+
+    @property
+    def wanted_snapshots(self) -> int:
+        """How many are still to be taken."""
+        return sum(place > self.filled for place in self.places - self.snapshots)
 
     def uncut(self, length: int) -> int:
         """The longest prefix of at most `length` tokens that cuts through no image or sound."""
@@ -278,7 +284,16 @@ class Planner:
         used = sum(one.width * cost.of(one.charged) for one in self.of("prefill"))
         for members in self._members().values():
             used += sum(one.width for one in members) * cost.of(max(m.charged for m in members))
-        return used
+        return used + self._snapshot_bytes()
+
+    def _snapshot_bytes(self) -> int:
+        """Bytes of the snapshots that the admitted sequences have, or are to get."""
+        if self.limits.trims:
+            return 0
+        return sum(
+            (len(one.snapshots) + one.wanted_snapshots) * self.limits.cost.snapshot(one.prompt)
+            for one in self._admitted.values()
+        )
 
     def _members(self) -> dict[int, list[SequenceState]]:
         members: dict[int, list[SequenceState]] = {}
@@ -298,7 +313,7 @@ class Planner:
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
         while (used := self._used()) > self._room and (admitted := self.admitted):
-            if len(admitted) == 1:
+            if len(admitted) == 1 and used - self._snapshot_bytes() > self._room:
                 refused.append(self._refuse(admitted[0], used))
                 continue
             one = admitted[-1]
@@ -487,7 +502,7 @@ class Planner:
                     source = None
         else:
             self._shrink(left)
-        one.places, one.snapshots = self._places(one, source)
+        one.filled = source.length if source else 0
         if source is not None and source.kind == "entry":
             if source.move:
                 self._copied.discard(source.number)
@@ -496,31 +511,48 @@ class Planner:
             else:
                 self._copied.add(source.number)
                 self.index.touch(source.number)
+        if not self.limits.trims:
+            self._choose_snapshots(one, source, left)
         one.state = "prefill"
         self._admitted[one.number] = one
-        one.filled = source.length if source else 0
-        kept = tuple(sorted(one.snapshots))
-        return Start(one.number, (*one.arrived.tokens, *one.generated), source, one.width, kept)
+        tokens = (*one.arrived.tokens, *one.generated)
+        return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
 
-    def _places(self, one: SequenceState, source: Source | None) -> tuple[set[int], set[int]]:
+    def _choose_snapshots(self, one: SequenceState, source: Source | None, left: int) -> None:
+        """Which snapshots are taken, and which come along with the prefix.
+
+        No more than fit in the bytes that are left, than a bounded part of the prompt cache, and
+        than weigh as much as the KV of the prompt, beside a few.
+        """
+        cost = self.limits.cost
+        size = max(cost.snapshot(one.prompt), 1)
+        fair = one.prompt * cost.per_token // size + _FEW_SNAPSHOTS
+        if not cost.per_token:
+            fair = _MOST_SNAPSHOTS  # state alone: there is nothing else that could be kept
+        share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
+        spare = max(left - sum(map(self.index.size, self._copied)), 0) // size
+        most = min(fair, share, spare, _MOST_SNAPSHOTS)
+        one.places, one.snapshots = self._places(one, source, most)
+        self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
+
+    def _places(
+        self, one: SequenceState, source: Source | None, most: int
+    ) -> tuple[set[int], set[int]]:
         """Where to take snapshots, and which to keep of those that come along with the source.
 
-        Only for a model whose caches cannot all be cut back. As many as take a bounded part of the
-        prompt cache: where later prompts are likely to part from this one, where earlier ones did,
-        and at even intervals.
+        Only for a model whose caches cannot all be cut back: where later prompts are likely to
+        part from this one, where earlier ones did, and at even intervals.
         """
-        if self.limits.trims or not self.limits.prompt_cache or not one.arrived.keep:
+        if not self.limits.prompt_cache or not one.arrived.keep:
             return set(), set()
         length = source.length if source else 0
-        size = max(self.limits.cost.snapshot(one.prompt), 1)
-        most = min(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, _MOST_SNAPSHOTS)
         last = one.prompt - 1
         wanted = [*one.arrived.places[:1], last, self._match(one).shared, *one.arrived.places[1:]]
         interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
         wanted += range(interval, last - interval // 2, interval)
         wanted = [one.uncut(place) for place in wanted if _LEAST_STORED <= place <= last]
         wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
-        ahead = list(dict.fromkeys(at for at in wanted if at > length))[: max(most, 1)]
+        ahead = list(dict.fromkeys(at for at in wanted if at > length))[:most]
         behind = self._inherited(source, wanted)
         return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
 
