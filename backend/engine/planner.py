@@ -8,7 +8,7 @@ every step. The executor (`backend.engine.executor`) carries the plans out and d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backend.engine.plan import (
     Arrived,
@@ -56,6 +56,7 @@ class SequenceState:
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
+    on_disk: tokens that a file gives when the sequence first starts.
     batch: which one it decodes in. order: place in the order of admission.
     """
 
@@ -67,6 +68,7 @@ class SequenceState:
     generated: list[int] = field(default_factory=list)
     places: set[int] = field(default_factory=set)
     snapshots: set[int] = field(default_factory=set)
+    on_disk: int = 0
     batch: int = 0
     order: int = 0
     preempted_in: int = -1
@@ -95,8 +97,8 @@ class SequenceState:
     @property
     def charged(self) -> int:
         """Tokens that the memory is charged for."""
-        left = self.arrived.limit - len(self.generated)
-        return self.total + max(min(left, AHEAD), 0)
+        left = max(self.arrived.limit - len(self.generated), 0)
+        return self.total + (left if self.arrived.scores else min(left, AHEAD))
 
     def uncut(self, length: int) -> int:
         """The longest prefix of at most `length` tokens that cuts through no image or sound."""
@@ -155,7 +157,6 @@ class Planner:
         for event in events:
             self._learn(event, now)
         self._steps += 1
-        leave, self._leaving = self._leaving, []
         preempt, refuse = self._make_room()
         start, unfit = self._admit(now)
         refuse += unfit
@@ -163,7 +164,9 @@ class Planner:
         decoding = self.of("decode")
         decode = tuple(sorted({one.batch for one in decoding}))
         prefill, score = self._prefill(now, running=bool(decoding))
-        evict, self._evicting = self._evicting, []
+        leave, self._leaving = self._leaving, []
+        start, evict = _handed_over(start, self._evicting)
+        self._evicting = []
         return StepPlan(
             number=self._steps,
             evict=tuple(evict),
@@ -187,7 +190,9 @@ class Planner:
     def _learn(self, event: PlannerEvent, now: float) -> None:
         match event:
             case Arrived():
-                self.sequences[event.sequence] = SequenceState(event, now, event.width)
+                self.sequences[event.sequence] = SequenceState(
+                    event, now, event.width, on_disk=event.on_disk
+                )
             case Started(number, reused):
                 if one := self.sequences.get(number):
                     self._started(one, reused)
@@ -220,9 +225,14 @@ class Planner:
                 self.forget_entries()
 
     def _started(self, one: SequenceState, reused: int) -> None:
-        """The executor may have found less than was planned: a file that is gone, for example."""
+        """The executor may have found less than was planned: a file that is gone, for example.
+
+        It then left out what the same plan had for the sequence, so that is planned again.
+        """
         one.filled = reused
         one.snapshots = {place for place in one.snapshots if place <= reused}
+        if one.state == "decode" and reused < one.target:
+            one.state = "prefill"
 
     def _ended(self, one: SequenceState, *, failed: bool) -> None:
         entry = None
@@ -304,10 +314,10 @@ class Planner:
         self._leaving.append(Leave(one.number))
         return Refusal(one.number, needed, self._room, one.total)
 
-    def _shrink(self, room: int, pinned: Sequence[int] = ()) -> None:
+    def _shrink(self, room: int) -> None:
         most = max(min(room, self.limits.prompt_cache), 0)
         if self.index.nbytes > most:
-            self._evicting += self.index.shrink(most, pinned)
+            self._evicting += self.index.shrink(most)
             self._version += 1
 
     # Admission.
@@ -327,6 +337,7 @@ class Planner:
                 expecting += 1
                 continue
             used = self._used()
+            one.width = one.arrived.width
             needed = used + self._charge(one)
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2
@@ -363,7 +374,7 @@ class Planner:
 
     def _source(self, one: SequenceState) -> Source | None:
         """The longest prefix that is computed already, wherever it is."""
-        if one.arrived.fresh or not (self.limits.prompt_cache or one.arrived.on_disk):
+        if one.arrived.fresh or not (self.limits.prompt_cache or one.on_disk):
             return None
         best: Source | None = None
         match = self._match(one)
@@ -377,14 +388,16 @@ class Planner:
             length = self._served_by(one, other)
             if length > (best.length if best else 0):
                 best = Source("sequence", other.number, length)
-        if one.arrived.on_disk > (best.length if best else 0):
-            best = Source("disk", 0, one.arrived.on_disk)
+        if one.on_disk > (best.length if best else 0):
+            best = Source("disk", 0, one.on_disk)
         return best if best is not None and best.length > 0 else None
 
     def _only_user(self, one: SequenceState, entry: int) -> bool:
-        """Whether the entry may be moved: what continues it serves as much, and nobody else
-        waits for it."""
-        return self.index.places(entry) is None and not any(
+        """Whether the entry may be moved: what continues it is stored and serves as much, and
+        nobody else waits for it."""
+        if not one.arrived.keep or self.index.places(entry) is not None:
+            return False
+        return not any(
             other is not one and self._match(other).entry == entry for other in self.of("waiting")
         )
 
@@ -401,7 +414,7 @@ class Planner:
         filled = other.filled if other.state == "prefill" else other.prompt - 1
         shared = min(self._shared(one, other), filled)
         if self.limits.trims:
-            return shared
+            return one.uncut(shared)
         return max((place for place in other.snapshots if place <= shared), default=0)
 
     def _expects(self, one: SequenceState, source: Source | None) -> bool:
@@ -436,18 +449,6 @@ class Planner:
 
     def _start(self, one: SequenceState, source: Source | None, left: int) -> Start:
         """Admit a sequence. left: bytes beside all that is admitted then."""
-        if source is not None and source.kind == "entry":
-            self._shrink(left, (source.number,))
-            if self.index.nbytes > max(left, 0) and not source.move:
-                # The entry and its copy do not fit side by side.
-                if self.index.places(source.number) is None:
-                    source = Source("entry", source.number, source.length, move=True)
-                else:
-                    self._evicting += self.index.shrink(0)
-                    self._version += 1
-                    source = None
-        else:
-            self._shrink(left)
         one.places = self._places(one)
         one.snapshots = self._inherited(source)
         if source is not None and source.kind == "entry":
@@ -456,6 +457,8 @@ class Planner:
                 self._version += 1
             else:
                 self.index.touch(source.number)
+        self._shrink(left)
+        one.on_disk = 0
         self._orders += 1
         one.order, one.state = self._orders, "prefill"
         one.filled = source.length if source else 0
@@ -466,7 +469,9 @@ class Planner:
         if source is None or self.limits.trims:
             return set()
         if source.kind == "entry":
-            places: Iterable[int] = self.index.places(source.number) or ()
+            # It serves at its end as well, but whether there is a snapshot is not known.
+            end = self.index.length(source.number)
+            places: Iterable[int] = set(self.index.places(source.number) or ()) - {end}
         elif source.kind == "sequence":
             places = self.sequences[source.number].snapshots
         else:
@@ -488,7 +493,7 @@ class Planner:
         interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
         wanted += range(interval, last - interval // 2, interval)
         places = {one.uncut(place) for place in wanted if 0 < place <= last}
-        return places if most else {last}
+        return places if most else {one.uncut(last)} - {0}
 
     # Prefill and decode.
 
@@ -499,6 +504,8 @@ class Planner:
                 one.batch = self._batch_for(one)
                 one.state = "decode"
                 joins.append(Join(one.number, one.batch))
+        if joins:
+            self._shrink(self._room - self._used())
         return joins
 
     def _batch_for(self, one: SequenceState) -> int:
@@ -507,16 +514,20 @@ class Planner:
         A batch is a rectangle: every sequence takes as much memory as the longest.
         """
         cost = self.limits.cost
+        left = self._room - self._used() + cost.of(one.charged)
         padding: dict[int, float] = {}
-        for number, members in self._members().items():
+        batches = self._members()
+        for number, members in batches.items():
             lengths = [member.charged for member in (*members, one)]
             whole = len(lengths) * cost.of(max(lengths))
+            if whole - len(members) * cost.of(max(lengths[:-1])) > left:
+                continue  # The padding would cost somebody its place.
             wasted = 1 - sum(map(cost.of, lengths)) / max(whole, 1)
             uneven = max(lengths) - min(lengths)
             padding[number] = 0.0 if uneven <= _UNEVEN else wasted
         if padding:
             best = min(padding, key=lambda number: (padding[number], number))
-            if padding[best] <= _WASTE or len(padding) >= _MOST_BATCHES:
+            if padding[best] <= _WASTE or len(batches) >= _MOST_BATCHES:
                 return best
         self._batches += 1
         return self._batches
@@ -542,15 +553,13 @@ class Planner:
                 scores.append(Score(one.number, budget))
                 return passes, scores
             group = [self._chunk(one, budget)]
-            widest = group[0].end - group[0].start
-            if not one.arrived.alone:
+            if self.limits.together and not one.arrived.alone:
                 for other in list(order):
-                    part = self._beside(other, widest, (len(group) + 1) * widest <= budget)
-                    if part is not None:
+                    if (part := self._beside(other, group, budget)) is not None:
                         group.append(part)
                         order.remove(other)
             passes.append(tuple(group))
-            budget -= max(widest * len(group), SMALLEST_STEP)
+            budget -= max(len(group) * max(map(_width, group)), SMALLEST_STEP)
         return passes, scores
 
     def _chunk(self, one: SequenceState, budget: int) -> Prefill:
@@ -563,11 +572,33 @@ class Planner:
         end = min([end, *(place for place in one.places if place > one.filled)])
         return Prefill(one.number, one.filled, end, snapshot=end in one.places)
 
-    def _beside(self, other: SequenceState, widest: int, fits: bool) -> Prefill | None:
-        """The rest of another prompt, if it is short enough to share a pass of that width."""
-        if not fits or other.arrived.alone or not self.limits.together:
+    def _beside(
+        self, other: SequenceState, group: Sequence[Prefill], budget: int
+    ) -> Prefill | None:
+        """The rest of another prompt, if a pass over all of them fits and is not half padding."""
+        most = budget // (len(group) + 1)
+        if other.arrived.alone or not 0 < other.target - other.filled <= most:
             return None
-        if not 0 < other.target - other.filled <= widest:
-            return None
-        part = self._chunk(other, widest)
-        return part if 2 * (part.end - part.start) >= widest else None
+        part = self._chunk(other, most)
+        widths = sorted(map(_width, (*group, part)))
+        return part if widths[-1] <= min(most, 2 * widths[0]) else None
+
+
+def _width(part: Prefill) -> int:
+    return part.end - part.start
+
+
+def _handed_over(starts: Sequence[Start], evicted: Sequence[int]) -> tuple[list[Start], list[int]]:
+    """An entry that goes while sequences start from it is taken over by the last of them.
+
+    Returns the starts, and the entries that go with nobody to take them.
+    """
+    going = dict.fromkeys(evicted)
+    decided: list[Start] = []
+    for start in reversed(starts):
+        source = start.source
+        if source is not None and source.kind == "entry" and source.number in going:
+            del going[source.number]
+            start = replace(start, source=replace(source, move=True))
+        decided.append(start)
+    return decided[::-1], list(going)
