@@ -13,6 +13,8 @@ from bench import (
     latency,
     parsing,
     prefix,
+    quantised,
+    sampling,
     startup,
     throughput,
     vision,
@@ -33,9 +35,11 @@ def measurements() -> dict[str, Measurement]:
     model = ensure()
     chosen: dict[str, Measurement] = {
         "startup": startup.measure,
-        "prefix": lambda: prefix.measure(model),
+        "prefix": lambda: prefix.measure(model, TINY),
         "latency": lambda: latency.measure(model),
         "throughput": lambda: throughput.measure(model),
+        "quantised": lambda: quantised.measure(model),
+        "sampling": sampling.measure,
         "constraints": lambda: constraints.measure(model),
         "lookup": lambda: drafting.lookup(model),
         "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),

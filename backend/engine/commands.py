@@ -14,6 +14,7 @@ from backend.engine.request import GenerationRequest
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
     from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.prefix_index import PrefixKey
     from backend.engine.score_plan import ScorePlan
     from backend.engine.vision.plan import MediaPlan
 
@@ -24,7 +25,8 @@ class Submit:
 
     stored: a prefix of the prompt that was read from disk. plan: the prompt's continuations are to
     be scored, and nothing is generated. media: what stands for images and sounds in the prompt.
-    places: prompt lengths that later prompts are likely to share.
+    key: the prompt as caches compare it, built before the engine thread needs it. places: prompt
+    lengths that later prompts are likely to share.
     """
 
     epoch: int
@@ -36,6 +38,7 @@ class Submit:
     stored: StoredPrefix | None = None
     plan: ScorePlan | None = None
     media: MediaPlan | None = None
+    key: PrefixKey | None = None
     places: tuple[int, ...] = ()
 
 

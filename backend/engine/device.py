@@ -56,6 +56,17 @@ def host_reads_disturb(device: Device) -> bool:
     return device.kind == "cuda"
 
 
+def may_wait_within_a_step() -> bool:
+    """Whether the host may read a result before the rest of a decode step is queued.
+
+    A GPU would fall idle until the next step is queued, and sorts a vocabulary in less time than
+    that. A CPU saves more by knowing than it loses by waiting. Call it on the engine thread.
+    """
+    import mlx.core as mx
+
+    return mx.default_device() == mx.Device(mx.DeviceType.cpu)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bounds in bytes for one loaded model.
@@ -120,14 +131,37 @@ def weight_type(
     return None
 
 
+def dequantizes(device: Device, wish: bool | None, type_: WeightType | None) -> bool:
+    """Whether quantised weights become dense ones at load; type_: what `weight_type` says.
+
+    A CPU has no kernels for quantised products that come near its BLAS: on x86 a product with 64
+    rows takes over 20 times as long, and one with a single row is no faster either. `wish` is the
+    user's, None where there is none.
+    """
+    return (device.kind == "cpu" and type_ == "float32") if wish is None else wish
+
+
+def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:
+    """Bytes that dense weights may take in place of quantised ones.
+
+    limit: what MLX may use in all. taken: what it uses now. A quarter of what is free is left for
+    KV caches and for what a step computes.
+    """
+    free = limit - taken
+    if device.kind == "cpu":
+        free = min(free, free_memory(root))
+    return max(free, 0) * 3 // 4
+
+
 def memory_limit(device: Device, settings: Settings) -> int:
     """Bytes that MLX may use in all: the user's figure, else what the device can spare."""
     return (settings.memory_limit_mib or 0) * MIB or device.usable_bytes
 
 
 def memory_plan(device: Device, settings: Settings, weights_bytes: int) -> MemoryPlan:
-    """Divide the memory: weights first, then a quarter of the rest for earlier prompts.
+    """Divide the memory: weights first, then half of the rest for earlier prompts.
 
+    Stored prompts give way to running ones, so the half bounds what idle memory they may take.
     Freed buffers are kept in bounds on a GPU, where MLX's own bound is its whole limit, which
     other programs on the machine would feel; on a CPU its own bound is small already.
     """
@@ -136,7 +170,7 @@ def memory_plan(device: Device, settings: Settings, weights_bytes: int) -> Memor
     if settings.prompt_cache_mib is not None:
         prompt_cache = settings.prompt_cache_mib * MIB
     else:
-        prompt_cache = rest // 4
+        prompt_cache = rest // 2
     return MemoryPlan(
         limit=limit,
         wired=min(limit, device.usable_bytes) if device.kind == "metal" else 0,
@@ -169,6 +203,17 @@ def encode_tokens(device: Device, settings: Settings) -> int:
     return prefill_chunk(device, settings) * (4 if device.kind == "cpu" else 16)
 
 
+def step_timeout(device: Device, settings: Settings) -> int:
+    """Seconds after which a step is taken for one that hangs; 0: never.
+
+    Most steps are cut to a second, but not the first of a kind, which compiles its kernels, nor
+    the features of an image, which on a CPU may take the better part of an hour.
+    """
+    if settings.step_timeout is not None:
+        return settings.step_timeout
+    return 3600 if device.kind == "cpu" else 600
+
+
 def machine_memory(root: Path = Path("/")) -> int:
     """RAM in bytes that this process may have: the machine's, or its container's if less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -178,3 +223,14 @@ def machine_memory(root: Path = Path("/")) -> int:
         except (OSError, ValueError):  # not there, or `max`
             continue
     return memory
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """RAM in bytes that the machine could give away now; all of it where it does not say."""
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):  # not Linux
+        pass
+    return machine_memory(root)

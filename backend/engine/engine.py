@@ -6,6 +6,7 @@ Importing this module is cheap; mlx and mlx-lm are imported by the engine thread
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import sys
@@ -21,7 +22,6 @@ from backend.engine.embedding.kind import ModelKind
 from backend.engine.embedding.readers import Reader
 from backend.engine.errors import (
     EngineError,
-    EngineFailed,
     NotLoaded,
     Overloaded,
     ShuttingDown,
@@ -30,6 +30,7 @@ from backend.engine.errors import (
 from backend.engine.events import Finished, TokenLogprob
 from backend.engine.facts import EngineMetrics, EngineState, EngineStatus, ModelFacts
 from backend.engine.generation import Generation
+from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.preparing import Preparer, Work
 from backend.engine.request import GenerationRequest
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
     from backend.engine.load import Served
 
 _SAVE_SECONDS_AT_FREE = 3.0  # the host waits 5 for the answer (contract 1.6.1)
+_FAILED = "the engine cannot go on and the backend ends: send the request again in a while"
 _SAVE_SECONDS = 1.0  # for what is being written to disk when the process stops
 
 Asked = TypeVar("Asked", bound=Reader)
 Owner = TypeVar("Owner", Generation, Encoding)
+Answer = TypeVar("Answer")
 
 
 class Engine:
@@ -64,14 +67,26 @@ class Engine:
         self._loading = False
         self._stopping = False
         self._slot = asyncio.Lock()
+        self._before_load: Callable[[], None] = lambda: None
         self._failure: asyncio.Future[str] | None = None
+        self._given_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self) -> None:
-        """Start the engine thread (cheap: no heavy import). Called on the running loop."""
+    def start(self, before_load: Callable[[], None] = lambda: None) -> None:
+        """Start the engine thread (cheap: no heavy import). Called on the running loop.
+
+        before_load: called before every load.
+        """
+        self._before_load = before_load
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
+        self._given_up = self._loop.create_future()
         self._worker.start()
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """Which step runs, for whoever watches that steps end."""
+        return self._worker.gauges.heartbeat
 
     @property
     def loaded(self) -> ModelFacts | None:
@@ -105,13 +120,15 @@ class Engine:
         self._refuse_when_stopping()
         async with self._slot:
             self._refuse_when_stopping()
+            self._before_load()
             abandoned = self._abandoned = threading.Event()
-            self._loading = True
+            self._loading = self.heartbeat.patient = True
             loading = asyncio.ensure_future(self._load(request, abandoned))
             try:
                 self._served = await asyncio.shield(loading)
             except asyncio.CancelledError:
                 abandoned.set()
+                self.heartbeat.patient = False
                 # The engine thread may be past the point of no return: keep what it then holds.
                 while not loading.done():
                     with contextlib.suppress(asyncio.CancelledError):
@@ -120,7 +137,8 @@ class Engine:
                     self._served = loading.result()
                 raise
             finally:
-                self._loading = False
+                self._loading = self.heartbeat.patient = False
+            self.heartbeat.limit = self._served.step_timeout
             return self._served.facts
 
     async def free(self) -> bool:
@@ -130,8 +148,7 @@ class Engine:
             served, self._served = self._served, None
             command = Free()
             self._worker.send(command)
-            # The engine thread frees whether or not the caller stays to hear of it.
-            await asyncio.shield(asyncio.wrap_future(command.done))
+            await self._answered(command.done)
             if served is not None and served.disk is not None:
                 await asyncio.to_thread(served.disk.close, _SAVE_SECONDS_AT_FREE)
             return served is not None
@@ -214,15 +231,21 @@ class Engine:
         )
 
     async def stop(self, grace: float) -> None:
-        """Refuse new work, cancel the running, end the thread; returns within `grace` seconds."""
+        """Refuse new work, cancel the running, end the thread; returns within `grace` seconds.
+
+        After a failure this is what ends the running calls.
+        """
         self._stopping = True
         self._abandoned.set()
         self._worker.send(Stop())
         self._preparer.stop()
         self._texts.stop()
         self._files.shutdown(wait=False, cancel_futures=True)
+        failed = self._state() is EngineState.FAILED
         for ticket in list(self._generations):
-            self._finish(ticket, ShuttingDown())
+            self._finish(ticket, ShuttingDown(_FAILED) if failed else ShuttingDown())
+        if failed and self._given_up is not None and not self._given_up.done():
+            self._given_up.set_result(None)
         started = time.monotonic()
         await asyncio.to_thread(self._worker.join, grace)
         if self._served is not None and self._served.disk is not None:
@@ -230,7 +253,10 @@ class Engine:
             await asyncio.to_thread(self._served.disk.close, min(max(left, 0.0), _SAVE_SECONDS))
 
     async def failed(self) -> str:
-        """Wait until the engine cannot go on (never, in a healthy process); returns the cause."""
+        """Wait until the engine cannot go on (never, in a healthy process); returns the cause.
+
+        What runs waits until `stop`, so that whoever probes can be told first.
+        """
         assert self._failure is not None, "start() comes first"
         return await asyncio.shield(self._failure)
 
@@ -243,8 +269,21 @@ class Engine:
         epoch = next(self._epochs)
         command = Load(epoch, lambda: read(found, request, epoch, abandoned), abandoned)
         self._worker.send(command)
-        served: Served = await asyncio.wrap_future(command.done)
+        served: Served = await self._answered(command.done)
         return served
+
+    async def _answered(self, done: concurrent.futures.Future[Answer]) -> Answer:
+        """What the engine thread answers to a command, which it obeys even if the caller leaves.
+
+        Raises ShuttingDown once nothing can be expected of the thread.
+        """
+        assert self._given_up is not None, "start() comes first"
+        answer = asyncio.wrap_future(done)
+        ends: list[asyncio.Future[Any]] = [answer, self._given_up]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ShuttingDown(_FAILED)
+        return answer.result()
 
     def _require(self) -> Served:
         self._refuse_when_stopping()
@@ -255,6 +294,8 @@ class Engine:
         return self._served
 
     def _refuse_when_stopping(self) -> None:
+        if self._state() is EngineState.FAILED:
+            raise ShuttingDown(_FAILED)
         if self._stopping:
             raise ShuttingDown()
 
@@ -293,12 +334,10 @@ class Engine:
     def _fatal_threadsafe(self, cause: str) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._fail, cause)
+            self._loop.call_soon_threadsafe(self.fail, cause)
 
-    def _fail(self, cause: str) -> None:
-        for ticket in list(self._generations):
-            self._finish(ticket, EngineFailed("the engine failed; the backend is going down"))
-        self._served = None
+    def fail(self, cause: str) -> None:
+        """The engine cannot go on, whether it knows or hangs. The first cause counts."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
 

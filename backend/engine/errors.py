@@ -43,8 +43,8 @@ class ModelRejected(EngineError):
 class ShuttingDown(EngineError):
     """The process is on its way out and takes no new work."""
 
-    def __init__(self) -> None:
-        super().__init__("the backend is shutting down")
+    def __init__(self, why: str = "the backend is shutting down") -> None:
+        super().__init__(why)
 
 
 class Cancelled(EngineError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from backend.engine.heartbeat import Heartbeat
 
 
 @dataclass(slots=True)
@@ -12,6 +14,7 @@ class Gauges:
     The totals count from the start of the thread. tokens_per_second is that of the latest step.
     preemptions: sequences that lost their KV to memory and were computed again. unstored: answers
     whose KV was larger than the whole prompt cache.
+    heartbeat: which step runs.
     """
 
     tokens_generated: int = 0
@@ -23,3 +26,4 @@ class Gauges:
     feature_bytes: int = 0
     preemptions: int = 0
     unstored: int = 0
+    heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

@@ -59,7 +59,8 @@ class Served:
     """What the event loop keeps of a loaded model; no MLX object is in reach from here.
 
     capacity: requests that may be running or waiting. default_max_tokens: for requests that set
-    no limit; 0 means up to the end of the context. constraints: for models that generate text.
+    no limit; 0 means up to the end of the context. step_timeout: seconds. constraints: for models
+    that generate text.
     reader: what the model answers besides generating.
     """
 
@@ -70,6 +71,7 @@ class Served:
     disk: DiskCache | None
     capacity: int
     default_max_tokens: int
+    step_timeout: int
     weights_bytes: int
     reader: Reader | None = None
 
@@ -139,6 +141,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         return read_encoder(found, request, epoch, cancelled)
     started = time.perf_counter()
     from backend.engine import device, kv
+    from backend.engine.blas_threads import blas_threads
     from backend.engine.cache_form import use_cache_kind
     from backend.engine.chat import chat_format
     from backend.engine.constraints.compiler import ConstraintCompiler
@@ -197,7 +200,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         taken += settings.vision_cache_mib * device.MIB
     plan = device.memory_plan(here, settings, taken)
     device.apply(plan)
-    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary)
+    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
     vision = _vision(found, loaded, prompts, vocabulary)
     texts = TokenTexts(loaded.tokenizer)
     engine = EngineModel(
@@ -221,12 +224,14 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             loaded.model,
             found.checkpoint.path,
             settings,
-            dtype=loaded.dtype,
+            dtype=loaded.arithmetic,
             kv_kind=repr(found.cache_kind),
             adapter=loaded.adapter_digest,
             copy=device.host_reads_disturb(here),
         ),
         media=vision.reader if vision else None,
+        repetition_guard=settings.repetition_guard,
+        blas=blas_threads() if here.kind == "cpu" else None,
     )
     format_ = chat_format(
         loaded.chat_template,
@@ -254,7 +259,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         shown(loaded.name),
         loaded.model_type,
         here.kind,
-        loaded.dtype,
+        loaded.arithmetic,
         context_size,
         slots,
         loaded.weights_bytes // device.MIB,
@@ -281,6 +286,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             disk=engine.disk,
             capacity=slots + settings.max_queue,
             default_max_tokens=settings.max_tokens,
+            step_timeout=device.step_timeout(here, settings),
             weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
             reader=reader,
         ),

@@ -21,6 +21,8 @@ import numpy as np
 from backend.engine.request import Sampling
 from backend.engine.subset import Subset
 
+_NOTHING = -1  # stands where a window reaches behind the first token
+
 
 @dataclass(frozen=True, slots=True)
 class Past:
@@ -42,13 +44,11 @@ class BatchPenalties:
         if self._biased:
             self._bias = _bias([rows[at] for at in self._biased.places], vocabulary)
         self._repetition = _Recent(
-            [_Part(row.repetition, row.window, neutral=1) for row in rows], pasts, vocabulary
+            [_Part(row.repetition, row.window, neutral=1) for row in rows], pasts
         )
-        self._presence = _Recent(
-            [_Part(row.presence, row.presence_window) for row in rows], pasts, vocabulary
-        )
+        self._presence = _Recent([_Part(row.presence, row.presence_window) for row in rows], pasts)
         self._frequency = _Recent(
-            [_Part(row.frequency, row.frequency_window) for row in rows], pasts, vocabulary
+            [_Part(row.frequency, row.frequency_window) for row in rows], pasts
         )
         self._output = _Output(
             [_Part(row.presence, not row.presence_window) for row in rows],
@@ -67,16 +67,20 @@ class BatchPenalties:
         if self._biased:
             logits = self._biased.put(logits, self._biased.of(logits) + self._bias)
         if at := self._repetition.rows:
-            seen = self._repetition.seen(fed)
-            own = at.of(logits)
+            own, (tokens, _) = at.of(logits), self._repetition.window(fed)
+            said = mx.take_along_axis(own, tokens, axis=-1)
             by = self._repetition.strength
-            logits = at.put(logits, mx.where(seen, mx.where(own > 0, own / by, own * by), own))
+            pushed = mx.where(said > 0, said / by, said * by)
+            logits = at.put(logits, mx.put_along_axis(own, tokens, pushed, axis=-1))
         if at := self._presence.rows:
-            once = self._presence.seen(fed).astype(mx.float32)
-            logits = at.put(logits, at.of(logits) - once * self._presence.strength)
+            own, (tokens, _) = at.of(logits), self._presence.window(fed)
+            pushed = mx.take_along_axis(own, tokens, axis=-1) - self._presence.strength
+            logits = at.put(logits, mx.put_along_axis(own, tokens, pushed, axis=-1))
         if at := self._frequency.rows:
-            often = self._frequency.counts(fed)
-            logits = at.put(logits, at.of(logits) - often * self._frequency.strength)
+            own, (tokens, held) = at.of(logits), self._frequency.window(fed)
+            taken = held * self._frequency.strength
+            row = mx.arange(len(at.places))[:, None]
+            logits = at.put(logits, own.at[row, tokens].subtract(taken))
         if at := self._output.rows:
             logits = at.put(logits, at.of(logits) - self._output.taken(fed, steps))
         return logits
@@ -101,36 +105,27 @@ class _Recent:
     strength: [rows, 1] float32.
     """
 
-    def __init__(self, parts: Sequence[_Part], pasts: Sequence[Past], vocabulary: int) -> None:
+    def __init__(self, parts: Sequence[_Part], pasts: Sequence[Past]) -> None:
         self.rows = Subset([at for at, part in enumerate(parts) if part.acts], len(parts))
         if not self.rows:
             return
         chosen = [parts[at] for at in self.rows.places]
         known = [pasts[at] for at in self.rows.places]
-        self._vocabulary = vocabulary
         self.strength = mx.array([[part.strength] for part in chosen])
         windows = [min(part.reach, past.longest) for part, past in zip(chosen, known, strict=True)]
-        self._tokens = _recent(known, max(windows), vocabulary)
+        self._tokens = _recent(known, max(windows))
         self._inside = _inside(windows)
 
-    def seen(self, fed: mx.array) -> mx.array:
-        """Which tokens stand in the window, [rows, vocabulary] bool; remembers `fed`."""
-        places = self._places(fed)
-        none = mx.zeros((places.shape[0], self._vocabulary + 1), dtype=mx.bool_)
-        return mx.put_along_axis(none, places, mx.array(True), axis=-1)[:, : self._vocabulary]
+    def window(self, fed: mx.array) -> tuple[mx.array, mx.array]:
+        """The tokens of the window, [rows, longest window] int32; remembers `fed`.
 
-    def counts(self, fed: mx.array) -> mx.array:
-        """How often each token stands there, [rows, vocabulary] float32; remembers `fed`."""
-        places = self._places(fed)
-        rows = mx.arange(places.shape[0])[:, None]
-        none = mx.zeros((places.shape[0], self._vocabulary + 1))
-        return none.at[rows, places].add(1.0)[:, : self._vocabulary]
-
-    def _places(self, fed: mx.array) -> mx.array:
-        """The tokens of the window, [rows, longest window]; a column more takes the padding."""
+        And at which places there is one. The other places repeat the latest token, which takes no
+        harm from being pushed to the same logit twice.
+        """
         latest = self.rows.of(fed)[:, None].astype(mx.int32)
         self._tokens = mx.concatenate([self._tokens[:, 1:], latest], axis=1)
-        return mx.where(self._inside, self._tokens, self._vocabulary)
+        held = self._inside & (self._tokens != _NOTHING)
+        return mx.where(held, self._tokens, latest), held
 
 
 class _Output:
@@ -170,9 +165,9 @@ def _bias(rows: Sequence[Sampling], vocabulary: int) -> mx.array:
     return mx.array(bias)
 
 
-def _recent(pasts: Sequence[Past], width: int, padding: int) -> mx.array:
+def _recent(pasts: Sequence[Past], width: int) -> mx.array:
     """The latest tokens of each row, right-aligned, [rows, width] int32."""
-    recent = np.full((len(pasts), width), padding, dtype=np.int32)
+    recent = np.full((len(pasts), width), _NOTHING, dtype=np.int32)
     for row, past in zip(recent, pasts, strict=True):
         if latest := past.tokens[-width:]:
             row[-len(latest) :] = latest

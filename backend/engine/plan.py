@@ -6,10 +6,11 @@ batches by number, so it can be printed, replayed by a simulator, or sent to ano
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from backend.engine.heartbeat import counted
 from backend.engine.prefix_index import PrefixKey
 
 GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (mlx-lm 0.32.2, `KVCache.step`)
@@ -218,18 +219,20 @@ class Source:
 class Start:
     """Give a sequence its KV. tokens: its prompt and what it had generated before a preemption.
 
-    width: rows of KV that it may use at once.
+    width: rows of KV that it may use at once. snapshots: the lengths within the source at which it
+    has snapshots, the source's or taken now.
     """
 
     sequence: int
     tokens: Sequence[int]
     source: Source | None
     width: int = 1
+    snapshots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Take a sequence out. entry: the number under which to store its KV; None: drop it."""
+    """Take a sequence's KV away. entry: the number under which to store it; None: drop it."""
 
     sequence: int
     entry: int | None = None
@@ -278,28 +281,29 @@ class Refusal:
 class StepPlan:
     """One step, in the order in which the executor carries it out.
 
-    prefill: passes; the sequences of a pass are computed together. decode: numbers of batches.
+    preempt: sequences that stay and are to start again. prefill: passes; the sequences of a pass
+    are computed together. decode: how many sequences decode in each batch, by its number.
     """
 
     number: int
     evict: tuple[int, ...] = ()
-    preempt: tuple[int, ...] = ()
+    preempt: tuple[Leave, ...] = ()
     leave: tuple[Leave, ...] = ()
     refuse: tuple[Refusal, ...] = ()
     start: tuple[Start, ...] = ()
     join: tuple[Join, ...] = ()
-    decode: tuple[int, ...] = ()
+    decode: Mapping[int, int] = field(default_factory=dict)
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     score: tuple[Score, ...] = ()
 
     def __str__(self) -> str:
-        """What hangs, for the last line of a process that cannot go on."""
+        """What the step does, for the last line of a process that hangs in it."""
         doing = []
         if self.decode:
-            doing.append(f"decode of {len(self.decode)} batches")
+            doing.append(f"decode step of {counted(sum(self.decode.values()), 'sequence')}")
         if self.prefill:
             tokens = sum(part.end - part.start for group in self.prefill for part in group)
-            doing.append(f"prefill of {tokens} tokens")
+            doing.append(f"prefill of {counted(tokens, 'token')}")
         if self.score:
-            doing.append("scoring")
-        return f"step {self.number}: {' and '.join(doing) or 'bookkeeping'}"
+            doing.append(f"scoring for {counted(len(self.score), 'sequence')}")
+        return " and ".join(doing) or "start or end of a sequence"

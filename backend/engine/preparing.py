@@ -1,15 +1,18 @@
-"""The work between a request and its row: text to tokens, on the prompt threads.
+"""The work between a request and its sequence: text to tokens, on the prompt threads.
 
 Nothing here touches MLX. Each kind of request has one method that says what to do, and ends with
-a command to the engine thread; whoever has left meanwhile costs no more than the step under way.
+a command to the engine thread. Work of different cost has threads of its own, so that a short
+prompt never waits behind a slow image, grammar or file: a stage of the work ends where it asks for
+other threads. A request that was cancelled meanwhile costs no more than the stage under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from backend.engine import score_plan
 from backend.engine.commands import Cancel, Encode, Submit
@@ -17,8 +20,9 @@ from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
 from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
+from backend.engine.prefix_index import PrefixKey
 from backend.engine.prompts import require_tellable
-from backend.engine.request import ChatPrompt, GenerationRequest, TokenPrompt
+from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from backend.engine.score_plan import ScoreRequest
 from backend.engine.worker import Publication, Worker
 
@@ -27,13 +31,17 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.load import Served
 
-_THREADS = 2
+Stage = Literal["text", "long", "media", "grammar", "disk"]
+
+_THREADS: dict[Stage, int] = {"text": 2, "long": 2, "media": 2, "grammar": 2, "disk": 1}
+_LONG = 1 << 15  # characters; rendering and tokenising more takes a noticeable time
 _TOO_DEEP = (
     "the request is nested too deeply to be read: send messages, tools and template arguments with"
     " fewer levels of objects and lists in each other"
 )
 
-Work = Callable[["Served", int], None]
+# Yields the threads on which it wants to go on.
+Work = Callable[["Served", int], Iterator[Stage]]
 
 
 class Preparer:
@@ -52,20 +60,28 @@ class Preparer:
         self._worker = worker
         self._owners = owners
         self._tell = tell
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
+        self._threads = {
+            stage: ThreadPoolExecutor(count, thread_name_prefix=f"prompt-{stage}")
+            for stage, count in _THREADS.items()
+        }
 
     def start(self, work: Work, served: Served, ticket: int) -> None:
-        """Queue the work for a ticket. A failure is told to its owner."""
-        self._threads.submit(self._guarded, work, served, ticket)
+        """Queue the work for a ticket. Its owner is sent a failure."""
+        self._go_on(work(served, ticket), "text", ticket)
 
     def stop(self) -> None:
         """Begin nothing more. What runs ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def generation(self, request: GenerationRequest) -> Work:
         """Render, tokenise, compile the grammar, look on disk."""
 
-        def work(served: Served, ticket: int) -> None:
+        def work(served: Served, ticket: int) -> Iterator[Stage]:
+            if request.attachments is not None:
+                yield "media"
+            elif _characters(request.prompt) > _LONG:
+                yield "long"
             prompt = served.prompts.build(
                 request.prompt, request.attachments, counted=request.count_only
             )
@@ -75,9 +91,15 @@ class Preparer:
             bare = replace(request, attachments=None)
             if bare.prompt_logprobs is not None:
                 require_tellable(len(prompt.tokens), bare.prompt_logprobs)
-            constraint = _constraint(served, bare, prompt.tail)
+            key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
+            constraint = None
+            if bare.constraint is not None:
+                yield "grammar"
+                constraint = _constraint(served, bare, prompt.tail)
             stored = None
-            if prompt.media is None:
+            disk = served.disk if prompt.media is None else None
+            if disk is not None and disk.has_files(bare.disk.path):
+                yield "disk"
                 stored = self._find_on_disk(served, bare, prompt.tokens)
             if not isinstance(generation := self._owners.get(ticket), Generation):
                 return
@@ -94,6 +116,8 @@ class Preparer:
                     constraint,
                     stored,
                     media=prompt.media,
+                    key=key,
+                    places=prompt.places,
                 )
             )
 
@@ -102,7 +126,8 @@ class Preparer:
     def score(self, request: ScoreRequest) -> Work:
         """Tokenise the candidates, and find what all of them begin with."""
 
-        def work(served: Served, ticket: int) -> None:
+        def work(served: Served, ticket: int) -> Iterator[Stage]:
+            yield "long"
             scored = score_plan.plan(
                 request,
                 served.prompts.encode_open,
@@ -125,7 +150,8 @@ class Preparer:
     def encoding(self, read: Callable[[], list[Piece]]) -> Work:
         """Read the rows, of which there may be none."""
 
-        def work(served: Served, ticket: int) -> None:
+        def work(served: Served, ticket: int) -> Iterator[Stage]:
+            yield "long"
             if pieces := read():
                 self._worker.send(Encode(served.epoch, ticket, pieces))
             else:
@@ -133,11 +159,16 @@ class Preparer:
 
         return work
 
-    def _guarded(self, work: Work, served: Served, ticket: int) -> None:
+    def _go_on(self, work: Iterator[Stage], stage: Stage, ticket: int) -> None:
+        """Run the next stage of the work on its threads."""
+        with suppress(RuntimeError):  # they are shut down: the process is stopping
+            self._threads[stage].submit(self._guarded, work, ticket)
+
+    def _guarded(self, work: Iterator[Stage], ticket: int) -> None:
         if ticket not in self._owners:
             return
         try:
-            work(served, ticket)
+            following = next(work, None)
         except EngineError as refusal:
             self._tell([(ticket, refusal)])
         except RecursionError:  # templates and JSON follow what was sent to any depth
@@ -146,7 +177,9 @@ class Preparer:
             name = type(fault).__name__
             self._tell([(ticket, EngineFailed(f"the prompt could not be prepared ({name})"))])
         else:
-            if ticket not in self._owners:
+            if following is not None:
+                self._go_on(work, following, ticket)
+            elif ticket not in self._owners:
                 # Cancelled meanwhile: that command may have overtaken the row's.
                 self._worker.send(Cancel(ticket))
 
@@ -170,3 +203,14 @@ def _constraint(served: Served, request: GenerationRequest, tail: str) -> Constr
         answers_messages=isinstance(request.prompt, ChatPrompt),
         thinking=arguments.get("enable_thinking"),
     )
+
+
+def _characters(prompt: Prompt) -> int:
+    """About how long a prompt's text is."""
+    match prompt:
+        case RawPrompt(text):
+            return len(text)
+        case TokenPrompt():
+            return 0
+        case ChatPrompt(messages):
+            return sum(len(str(message.get("content", ""))) for message in messages)

@@ -3,9 +3,14 @@
 Each row has its own settings and its own random stream, which depends on its seed and on how many
 tokens it has generated, and on nothing else: the same request gives the same tokens alone or
 among others. The order is that of llama.cpp's sampler chain: bias and penalties, the filters
-(`backend.engine.filters`), temperature. The noise (Gumbel-max,
-https://arxiv.org/abs/1611.01144) belongs to token ids, not to ranks, so that two nearly equal
-logits which swap ranks between batch sizes do not change the draw.
+(`backend.engine.filters`), temperature.
+
+The draw is Gumbel-max (https://arxiv.org/abs/1611.01144) in two steps: a block of neighbouring
+ids by the weight of the block, then a token of it by its own weight. That gives each token its
+share, and takes one random number per block and one per place in a block instead of one per
+token of the vocabulary. The noise belongs to ids, not to ranks, so two nearly equal logits that
+swap ranks between batch sizes do not change the draw, nor does it matter which tokens were left
+out on the way.
 
 No function here is compiled with the random state as an input: an exception while such a function
 is traced breaks every later evaluation in the process (mlx 0.32.4).
@@ -14,19 +19,25 @@ is traced breaks every later evaluation in the process (mlx 0.32.4).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from backend.engine.constraints import masks
-from backend.engine.filters import BatchFilters
+from backend.engine.filters import BatchFilters, likelihood, reach
 from backend.engine.penalties import BatchPenalties, Past
+from backend.engine.ranking import in_blocks
 from backend.engine.request import Sampling
 from backend.engine.subset import Subset
 
 _NEVER = float("-inf")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_BLOCK = 256
+# Below all noise but that of a uniform number of 0, which is -inf and would hide a sole candidate.
+_LEAST_NOISE = -4.0
 
 
 def row_keys(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
@@ -75,16 +86,9 @@ class BatchSampler:
             self._penalties = BatchPenalties(rows, pasts, vocabulary)
         self._closed = closed if end_ids and any(closed) else None
         if self._closed is not None:
-            ends = np.zeros((1, vocabulary), dtype=np.bool_)
-            ends[0, list(end_ids)] = True
-            self._ends = mx.array(ends)
+            self._ends = mx.array(list(end_ids))
         self._constrained = Subset(constrained, len(rows))
-        self._drawn = Subset([at for at, row in enumerate(rows) if row.temperature > 0], len(rows))
-        drawn = [rows[at] for at in self._drawn.places]
-        self._seeds = [row.seed for row in drawn]
-        if drawn:
-            self._temperature = mx.array([[row.temperature] for row in drawn])
-            self._filters = BatchFilters(drawn)
+        self._draws = _draws(rows, vocabulary)
 
     def __call__(
         self,
@@ -105,22 +109,66 @@ class BatchSampler:
         if self._closed is not None:
             closed = [step < first for step, first in zip(steps, self._closed, strict=True)]
             if any(closed):
-                logits = mx.where(mx.array(closed)[:, None] & self._ends, _NEVER, logits)
+                ends = logits[:, self._ends]
+                logits[:, self._ends] = mx.where(mx.array(closed)[:, None], _NEVER, ends)
         if self._constrained and allowed is not None:
             own = masks.apply(self._constrained.of(logits), mx.array(allowed))
             logits = self._constrained.put(logits, own)
-        best = mx.argmax(logits, axis=-1)
-        if not self._drawn:
-            return best
-        return self._drawn.put(best, self._draw(self._drawn.of(logits), steps))
+        tokens = mx.argmax(logits, axis=-1)
+        for at, draw in self._draws:
+            tokens = at.put(tokens, draw(at.of(logits), [steps[place] for place in at.places]))
+        return tokens
 
-    def _draw(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
-        keys = row_keys(self._seeds, [steps[at] for at in self._drawn.places])
-        vocabulary = logits.shape[-1]
-        noise = mx.vmap(lambda key: mx.random.gumbel(shape=(vocabulary,), key=key))(mx.array(keys))
-        kept = self._filters(logits, mx.array(row_luck(keys)))
-        # A tiny temperature overflows to infinity; the best token is then the only choice. It is
-        # the best one of those that are kept, which XTC may have robbed of the best of all.
-        left = mx.where(kept, logits, _NEVER)
-        scaled = (left - mx.max(left, axis=-1, keepdims=True)) / self._temperature
-        return mx.argmax(mx.where(kept, scaled + noise, _NEVER), axis=-1)
+
+class _Draw:
+    """Draws for a fixed set of rows whose filters have the same reach."""
+
+    def __init__(self, rows: Sequence[Sampling], reach: int) -> None:
+        self._rows = rows
+        self._filters = BatchFilters(rows, reach)
+        self._temperature = mx.array([[row.temperature] for row in rows])
+
+    def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
+        """One token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
+        keys = row_keys([row.seed for row in self._rows], steps)
+        left = self._filters(logits, mx.array(row_luck(keys)))
+        weights = likelihood(left.logits, self._temperature)
+        if left.ids is not None:
+            weights = mx.put_along_axis(mx.zeros(logits.shape), left.ids, weights, axis=-1)
+        tokens = drawn(weights, mx.array(keys))
+        if left.complete is None:
+            return tokens
+        mx.async_eval(tokens, left.complete)
+        complete = cast(list[bool], left.complete.tolist())
+        short = Subset([at for at, enough in enumerate(complete) if not enough], len(complete))
+        if not short:
+            return tokens
+        again = _Draw([self._rows[at] for at in short.places], logits.shape[-1])
+        return short.put(tokens, again(short.of(logits), [steps[at] for at in short.places]))
+
+
+def drawn(weights: mx.array, keys: mx.array) -> mx.array:
+    """One token per row, drawn by weight, [rows] uint32.
+
+    weights: [rows, vocabulary] float32, not all 0. keys: [rows, 2] uint32.
+    """
+    blocks = in_blocks(weights, _BLOCK, 0)
+    count = blocks.shape[1]
+    noise = mx.vmap(lambda key: mx.random.gumbel(shape=(count + _BLOCK,), key=key))(keys)
+    noise = mx.maximum(noise, _LEAST_NOISE)
+    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + noise[:, :count], axis=-1)
+    inside = mx.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return block * _BLOCK + mx.argmax(mx.log(inside) + noise[:, count:], axis=-1)
+
+
+def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:
+    """The rows that draw, by what their filters look at."""
+    alike: dict[tuple[int, bool], dict[int, Sampling]] = {}
+    for at, row in enumerate(rows):
+        if row.temperature > 0:
+            own = row if row.top_k < vocabulary else replace(row, top_k=0)
+            alike.setdefault((reach(own, vocabulary), own.top_k > 0), {})[at] = own
+    return [
+        (Subset(list(group), len(rows)), _Draw(list(group.values()), own_reach))
+        for (own_reach, _), group in alike.items()
+    ]

@@ -27,7 +27,7 @@ class _Rectangle:
     """Continuations that run together; `fed` tokens of each are in the cache."""
 
     places: Sequence[int]
-    cache: kv.RowCache
+    cache: kv.BatchCache
     fed: int = 0
 
 

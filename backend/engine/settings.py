@@ -31,6 +31,13 @@ class Settings:
     stall_ms: int = number(
         250, 1, 60_000, "Longest pause, in ms, that a prefill step should cause in running streams."
     )
+    step_timeout: int | None = number(
+        None,
+        0,
+        86_400,
+        "Seconds after which a step of the engine that has not ended is taken for one that hangs,"
+        " and ends the process; 0 means never, auto is 600 on a GPU and 3600 on a CPU.",
+    )
     prompt_cache_mib: int | None = number(
         None,
         0,
@@ -66,6 +73,13 @@ class Settings:
     )
     memory_limit_mib: int | None = number(
         None, 0, _MIB, "Memory in MiB that MLX may use in all; 0 or auto suits the device."
+    )
+    repetition_guard: int = number(
+        0,
+        0,
+        100_000,
+        "Tokens that do nothing but repeat a stretch before them, after which an answer ends with"
+        " stop and the trailer `mlx-ended-by: repetition`; 0 turns the guard off.",
     )
     max_tokens: int = number(
         0,
@@ -116,6 +130,11 @@ class Settings:
         "Type of the weights in memory; auto casts to float32 on a CPU and keeps the checkpoint's"
         " own type on a GPU.",
         ("auto", "float32", "float16", "bfloat16"),
+    )
+    dequantize: bool | None = flag(
+        None,
+        "Whether quantised weights become dense ones at load where memory allows, which takes more"
+        " of it; auto means on a CPU, where dense weights are faster.",
     )
     trust_remote_code: bool = flag(
         False, "Whether Python files that come with the checkpoint may be run."

@@ -69,15 +69,18 @@ class Worker:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
+        heartbeat = self.gauges.heartbeat
         try:
             while not self._stopping:
                 self._take_commands()
                 generating = self._scheduler is not None and self._scheduler.busy
                 if self._scheduler is not None and generating:
+                    heartbeat.begin("round of generation")
                     self._scheduler.step()
                 if self._encoder is not None and self._encoder.busy:
                     self._encoder.step(running=generating)
                 if self._suspect:
+                    heartbeat.begin("check after a fault")
                     self._probe()
                 self._flush()
         except BaseException as fault:
@@ -91,12 +94,15 @@ class Worker:
 
     def _take_commands(self) -> None:
         idle = not any(rows is not None and rows.busy for rows in (self._scheduler, self._encoder))
+        if idle:
+            self.gauges.heartbeat.rest()
         while True:
             try:
                 command = self._inbox.get(block=idle)
             except queue.Empty:
                 return
             idle = False
+            self.gauges.heartbeat.begin(f"command {type(command).__name__}")
             self._handle(command)
             if self._stopping:
                 return

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any, TypeAlias
 
 import grpc
@@ -72,10 +72,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._closed = False
+        self._answered: Container[str] = ()
 
-    def close(self) -> None:
-        """Refuse all further calls: the process is on its way out."""
+    def close(self, *, but: Container[str] = ()) -> None:
+        """Refuse all further calls: the process is on its way out. but: methods still answered."""
         self._closed = True
+        self._answered = but
 
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
@@ -116,7 +118,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         raw: bytes,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
-        if self._closed:
+        if self._closed and method not in self._answered:
             raise ShuttingDown
         try:
             request = handler.request_deserializer(raw)

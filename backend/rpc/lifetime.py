@@ -2,6 +2,8 @@
 
 The host sends SIGTERM to the process group and SIGKILL 15 seconds later (contract 1.6.3), in the
 middle of whatever runs. So generations are cancelled, not awaited, and every step has its limit.
+When the engine has failed, or hangs, probes are told before the calls end, so that nobody sends
+them here again.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from backend.engine.engine import Engine
 from backend.rpc import logs
 from backend.rpc.address import Address
 from backend.rpc.server import Server
+from backend.rpc.watchdog import Watchdog
 
 _ENGINE_GRACE = 5.0
 _ENGINE_LIMIT = 6.0  # for an engine that overstays its grace
 _ANSWER_GRACE = 1.0
+_LAST_LOOK = 1.0  # in which Status and probes tell of a failure
 _ECHO = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -31,23 +35,29 @@ class EngineStopped(Exception):
 async def serve(engine: Engine, address: Address, token: str, ready: Callable[[int], None]) -> None:
     """Serve until a signal asks to end. Raises EngineStopped, AddressInUse or UsageError."""
     server = Server(engine, token)
-    engine.start()
+    watchdog = Watchdog(engine.heartbeat, engine.fail)
+    engine.start(watchdog.start_monitor)
     ready(await server.start(address))
     asked = _on_signals()
+    watching = asyncio.ensure_future(watchdog.watch())
     failure = asyncio.ensure_future(engine.failed())
     ends: list[asyncio.Future[Any]] = [asked, failure]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if not asked.done():
-        await server.refuse_new()
-        await server.stop(_ANSWER_GRACE)
-        raise EngineStopped(failure.result())
-    logs.info("stopping", signal=signal.Signals(asked.result()).name)
-    await server.refuse_new()
+    failed = not asked.done()
+    if not failed:
+        logs.info("stopping", signal=signal.Signals(asked.result()).name)
+    await server.refuse_new(failed=failed)
     try:
-        await asyncio.wait_for(engine.stop(_ENGINE_GRACE), _ENGINE_LIMIT)
+        await asyncio.wait_for(engine.stop(0 if failed else _ENGINE_GRACE), _ENGINE_LIMIT)
     except TimeoutError:
         logs.warning("stopping", engine="still busy, left behind")
+    if failed:
+        await asyncio.sleep(_LAST_LOOK)
     await server.stop(_ANSWER_GRACE)
+    if failed:
+        raise EngineStopped(failure.result())
+    watching.cancel()
+    watchdog.close()
     logs.info("stopped")
 
 

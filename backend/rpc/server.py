@@ -48,9 +48,12 @@ class Server:
         await self._server.start()
         return port
 
-    async def refuse_new(self) -> None:
-        """Answer further calls with UNAVAILABLE and probes with NOT_SERVING."""
-        self._calls.close()
+    async def refuse_new(self, *, failed: bool = False) -> None:
+        """Answer further calls with UNAVAILABLE and probes with NOT_SERVING.
+
+        failed: Status is answered still, since it has something to tell.
+        """
+        self._calls.close(but=("Status",) if failed else ())
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace: float) -> None:

@@ -157,8 +157,8 @@ class FakeExecutor:
             one.started_short = False
         for entry in plan.evict:
             del self.entries[entry]
-        for number in plan.preempt:
-            self._preempt(self.sequences[number])
+        for preempted in plan.preempt:
+            self._preempt(self.sequences[preempted.sequence], preempted.entry)
         for refusal in plan.refuse:
             assert refusal.needed > refusal.room
             self.end(refusal.sequence, "refused")
@@ -174,7 +174,10 @@ class FakeExecutor:
         self._check_memory()
         decoding = {one.batch for one in self.running if one.batch is not None}
         assert decoding <= set(plan.decode) <= decoding | {join.batch for join in plan.join}
-        assert len(plan.decode) == len(set(plan.decode))
+        for number, count in plan.decode.items():
+            members = [one for one in self.running if one.batch == number]
+            left_out = [join for join in plan.join if join.batch == number]
+            assert len(members) <= count <= len(members) + len(left_out)
         for group in plan.prefill:
             self._prefill(group)
         for number in plan.decode:
@@ -184,8 +187,10 @@ class FakeExecutor:
         self._finish_unstarted()
         return self._events
 
-    def _preempt(self, one: FakeSequence) -> None:
+    def _preempt(self, one: FakeSequence, entry: int | None) -> None:
         assert one.kv is not None
+        if entry is not None:
+            self._keep(one, entry)
         if one.pending:
             self._deliver(one)
         one.reset()
@@ -194,22 +199,20 @@ class FakeExecutor:
         one = self.sequences.pop(number)
         assert number in self.ended, "only what is over leaves"
         self.texts.append(tuple(one.content))
-        if entry is None:
-            return
+        if entry is not None:
+            self._keep(one, entry)
+
+    def _keep(self, one: FakeSequence, entry: int) -> None:
         assert entry not in self._numbers, "a number of an entry is used once"
         self._numbers.add(entry)
         if one.kv is None or self.dice.random() < self.faults.unstored:
             self._events.append(NotStored(entry))
             return
-        kept = frozenset(one.snapshots)
-        anywhere = self.limits.trims or len(one.kv) <= WINDOW
-        nbytes = self.limits.cost.of(len(one.kv))
-        nbytes += sum(map(self.limits.cost.snapshot, kept))
-        self.entries[entry] = FakeEntry(tuple(one.kv), kept, anywhere, nbytes)
+        stored = self.entries[entry] = self._entry_of(one)
         self._storing.add(entry)
-        places = None if anywhere else tuple(sorted({*kept, len(one.kv)}))
+        places = None if stored.anywhere else tuple(sorted({*stored.snapshots, len(one.kv)}))
         after = tuple(one.kv[len(one.arrived.tokens) :])
-        self._events.append(Stored(entry, len(one.kv), after, nbytes, places))
+        self._events.append(Stored(entry, len(one.kv), after, stored.nbytes, places))
 
     def _start(self, start: Start) -> None:
         one = self.sequences[start.sequence]
@@ -221,7 +224,8 @@ class FakeExecutor:
         one.kv, one.started_short = [], False
         source = start.source
         if source is not None:
-            one.kv, one.snapshots = self._from(one, source)
+            one.kv = self._from(one, start, source)
+            one.snapshots = {place for place in start.snapshots if place <= len(one.kv)}
             short = 1.0 if source.kind == "disk" else 0.3
             if self.dice.random() < short * self.faults.short_start:
                 one.kv, one.snapshots, one.started_short = [], set(), True
@@ -230,36 +234,41 @@ class FakeExecutor:
             return
         self._events.append(Started(one.number, len(one.kv)))
 
-    def _from(self, one: FakeSequence, source: Source) -> tuple[list[int], set[int]]:
+    def _from(self, one: FakeSequence, start: Start, source: Source) -> list[int]:
         length = source.length
         assert not one.arrived.fresh
         assert 0 < length < len(one.arrived.tokens), "the last token gives the logits"
-        assert one.arrived.on_disk == length or not any(
-            begin < length < end for begin, end in one.arrived.spans
-        ), "no image is cut"
-        snapshots: set[int] = set()
-        match source.kind:
-            case "disk":
-                assert one.on_disk == length, "a file serves once"
-                return one.content[:length], snapshots
-            case "entry":
-                entry = self.entries[source.number]
-                if source.move:
-                    assert source.number not in self._storing
-                    del self.entries[source.number]
-                assert entry.serves(length), "there is no snapshot"
-                kv, known = list(entry.kv), entry.snapshots
-            case "sequence":
-                other = self.sequences[source.number]
-                if other.kv is None or other.started_short:
-                    one.started_short = True  # it failed in this step: its KV is not there
-                    return [], snapshots
-                kv, known = other.kv, frozenset(other.snapshots)
-                anywhere = self.limits.trims or len(kv) <= WINDOW
-                assert anywhere or length == len(kv) or length in known, "there is no snapshot"
-        assert length <= len(kv), "so much is not there"
-        assert kv[:length] == one.content[:length], "another text"
-        return kv[:length], {place for place in known if place <= length}
+        if source.kind == "disk":
+            assert one.on_disk == length, "a file serves once"
+            assert not start.snapshots
+            return one.content[:length]
+        assert not any(begin < length < end for begin, end in one.arrived.spans), "an image is cut"
+        if source.kind == "entry":
+            assert source.number not in self._storing
+            entry = self.entries[source.number]
+            if source.move:
+                del self.entries[source.number]
+        else:
+            other = self.sequences[source.number]
+            if other.kv is None or other.started_short:
+                one.started_short = True  # it failed in this step: its KV is not there
+                return []
+            entry = self._entry_of(other)
+        assert length <= len(entry.kv), "so much is not there"
+        assert list(entry.kv[:length]) == one.content[:length], "another text"
+        for place in (length, *start.snapshots):
+            assert 0 < place <= length
+            assert place == length or place in entry.snapshots or entry.anywhere, "no snapshot"
+        assert entry.serves(length), "no snapshot"
+        return list(entry.kv[:length])
+
+    def _entry_of(self, one: FakeSequence) -> FakeEntry:
+        """What can be had from its KV."""
+        assert one.kv is not None
+        kept = frozenset(one.snapshots)
+        anywhere = self.limits.trims or len(one.kv) <= WINDOW
+        nbytes = self.limits.cost.of(len(one.kv)) + sum(map(self.limits.cost.snapshot, kept))
+        return FakeEntry(tuple(one.kv), kept, anywhere, nbytes)
 
     def _join(self, number: int, batch: int) -> None:
         one = self.sequences[number]

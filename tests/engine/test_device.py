@@ -13,12 +13,17 @@ from backend.engine.device import (
     MIB,
     Device,
     MemoryPlan,
+    WeightType,
     apply,
+    dense_room,
+    dequantizes,
     detect,
+    free_memory,
     machine_memory,
     memory_limit,
     memory_plan,
     prefill_chunk,
+    step_timeout,
     weight_type,
 )
 from backend.engine.settings import Settings
@@ -55,6 +60,41 @@ def test_weights_are_cast_on_a_cpu_only_or_when_asked(
     assert weight_type(device, wanted, environ) == expected
 
 
+@pytest.mark.parametrize(
+    ("device", "wish", "type_", "expected"),
+    [
+        (CPU, None, "float32", True),
+        (CPU, None, "float16", False),
+        (CPU, None, None, False),
+        (CPU, False, "float32", False),
+        (METAL, None, None, False),
+        (METAL, None, "float32", False),
+        (CUDA, True, None, True),
+    ],
+)
+def test_quantised_weights_become_dense_on_a_cpu_or_when_asked(
+    device: Device, wish: bool | None, type_: WeightType | None, expected: bool
+) -> None:
+    assert dequantizes(device, wish, type_) == expected
+
+
+def test_dense_weights_leave_a_quarter_of_what_is_free(tmp_path: Path) -> None:
+    assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text(
+        f"MemTotal:  {16 << 20} kB\nMemFree:  1 kB\nMemAvailable:  {8 << 20} kB\n"
+    )
+    assert dense_room(CPU, 14 * GIB, 2 * GIB, tmp_path) == 6 * GIB
+    assert dense_room(CPU, 6 * GIB, 2 * GIB, tmp_path) == 3 * GIB
+    assert dense_room(CPU, 2 * GIB, 4 * GIB, tmp_path) == 0
+    assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
+
+
+def test_a_machine_that_does_not_say_what_is_free_has_all_of_it(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) == machine_memory(tmp_path)
+    assert 0 < free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def test_the_users_memory_limit_wins() -> None:
     assert memory_limit(METAL, Settings()) == 48 * GIB
     assert memory_limit(METAL, Settings(memory_limit_mib=0)) == 48 * GIB
@@ -62,11 +102,11 @@ def test_the_users_memory_limit_wins() -> None:
 
 
 def test_memory_is_divided_by_device() -> None:
-    assert memory_plan(CPU, Settings(), 2 * GIB) == MemoryPlan(14 * GIB, 0, None, 3 * GIB)
+    assert memory_plan(CPU, Settings(), 2 * GIB) == MemoryPlan(14 * GIB, 0, None, 6 * GIB)
     assert memory_plan(METAL, Settings(), 16 * GIB) == MemoryPlan(
-        48 * GIB, 48 * GIB, 4 * GIB, 8 * GIB
+        48 * GIB, 48 * GIB, 4 * GIB, 16 * GIB
     )
-    assert memory_plan(CUDA, Settings(), 6 * GIB) == MemoryPlan(78 * GIB, 0, 8 * GIB, 18 * GIB)
+    assert memory_plan(CUDA, Settings(), 6 * GIB) == MemoryPlan(78 * GIB, 0, 8 * GIB, 36 * GIB)
 
 
 def test_wired_memory_never_exceeds_what_the_device_recommends() -> None:
@@ -78,6 +118,11 @@ def test_the_prompt_cache_obeys_its_setting() -> None:
     assert memory_plan(CPU, Settings(prompt_cache_mib=0), 0).prompt_cache == 0
     assert memory_plan(CPU, Settings(prompt_cache_mib=64), 0).prompt_cache == 64 * MIB
     assert memory_plan(CPU, Settings(), 15 * GIB).prompt_cache == 0
+
+
+def test_step_timeout_by_device_unless_set() -> None:
+    assert [step_timeout(device, Settings()) for device in (CPU, METAL, CUDA)] == [3600, 600, 600]
+    assert step_timeout(CPU, Settings(step_timeout=0)) == 0
 
 
 def test_prefill_chunk_by_device_unless_set() -> None:

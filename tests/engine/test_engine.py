@@ -18,7 +18,6 @@ import pytest
 from backend.engine.engine import Engine
 from backend.engine.errors import (
     Cancelled,
-    EngineFailed,
     InvalidRequest,
     ModelRejected,
     NotLoaded,
@@ -267,10 +266,14 @@ async def test_an_engine_that_cannot_go_on_says_so(
 
     async with _engine(model) as engine:
         monkeypatch.setattr(Scheduler, "step", broken)
-        with pytest.raises(EngineFailed):
-            await _all(engine, ENDLESS)
+        running = await begun(_all(engine, ENDLESS))
         assert "injected" in await engine.failed()
         assert engine.status().state is EngineState.FAILED
+        with pytest.raises(ShuttingDown):
+            engine.submit(ENDLESS)
+        await engine.stop(0)
+        with pytest.raises(ShuttingDown, match="send the request again"):
+            await running
 
 
 async def test_seeds_repeat_and_differ(model: Path) -> None:
@@ -329,3 +332,14 @@ async def test_texts_that_nobody_waits_for_hold_up_no_prompt(model: Path) -> Non
             text.cancel()
         await _serves(engine)
         held.set()
+
+
+async def test_slow_prompts_of_other_kinds_hold_up_no_short_one(model: Path) -> None:
+    async with _engine(model) as engine:
+        release = threading.Event()
+        pools = engine._preparer._threads
+        for stage in ("long", "media", "grammar", "disk"):
+            for _ in range(8):
+                pools[stage].submit(release.wait, 60)
+        await _serves(engine)
+        release.set()

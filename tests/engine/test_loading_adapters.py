@@ -117,9 +117,9 @@ def load(model: Path, *adapters: Adapter, device: Device = CPU, **settings: Any)
     return load_model(inspect(model, "m", chosen), chosen, device, adapters=adapters)
 
 
-def with_change(model: Path, weights: Weights, scale: float) -> Any:
+def with_change(model: Path, weights: Weights, scale: float, **settings: Any) -> Any:
     """The model with W + scale · (A B)ᵀ in place of the weights that an adapter names."""
-    loaded = load(model).model
+    loaded = load(model, **settings).model
     modules = dict(loaded.named_modules())
     for layer in {name.rpartition(".")[0] for name in weights}:
         first, second = weights[f"{layer}.lora_a"], weights[f"{layer}.lora_b"]
@@ -145,23 +145,31 @@ def same(left: Any, right: Any, within: float = 1e-4) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("base", "layers"),
+    ("base", "layers", "settings"),
     [
-        ("dense", (ATTENTION, MLP)),
-        ("dense", (EMBEDDING,)),
-        ("quantised", (ATTENTION, MLP)),
-        ("experts", (ATTENTION, EXPERTS)),
+        ("dense", (ATTENTION, MLP), {}),
+        ("dense", (EMBEDDING,), {}),
+        ("quantised", (ATTENTION, MLP), {"dequantize": False}),
+        ("quantised", (ATTENTION, MLP), {"dequantize": True}),
+        ("experts", (ATTENTION, EXPERTS), {}),
     ],
 )
 def test_an_adapter_is_a_change_of_weights(
-    base: str, layers: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
+    base: str,
+    layers: tuple[str, ...],
+    settings: dict[str, Any],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     model: Path = request.getfixturevalue(base)
     weights = random_weights(1, *layers)
     adapter = write_adapter(tmp_path / "adapter", weights)
     for scale in (1.0, 0.25):
-        loaded = load(model, *find((adapter, scale)))
-        assert same(loaded.model, with_change(model, weights, SCALE * scale))
+        loaded = load(model, *find((adapter, scale)), **settings)
+        assert same(loaded.model, with_change(model, weights, SCALE * scale, **settings))
+        assert any("scales" in layer for layer in loaded.model.modules()) == (
+            settings == {"dequantize": False}
+        )
         assert not same(loaded.model, load(model).model, within=1e-2)
 
 

@@ -96,7 +96,7 @@ class World:
         ]
         assert set.union(*states) == self.planner.sequences.keys()
         assert sum(map(len, states)) == len(self.planner.sequences)
-        preempted = set(plan.preempt)
+        preempted = {leave.sequence for leave in plan.preempt}
         assert preempted <= states[0]
         running = {one.number for one in self.executor.running} - self.executor.ended.keys()
         assert running - preempted - refused | {start.sequence for start in plan.start} == (
@@ -277,26 +277,6 @@ def test_a_sequence_that_found_less_than_planned_is_prefilled_before_it_joins() 
     plan = world.step()
     assert not plan.join
     assert [part.start for group in plan.prefill for part in group] == [0]
-    world.drain()
-
-
-def test_an_entry_that_goes_is_taken_over_by_who_starts_from_it() -> None:
-    """Two sequences start from entries that do not both fit beside them."""
-    unit = STEP * PER_TOKEN
-    world = World(limits_of(room=7 * unit, prompt_cache=4 * unit))
-    first, second = numbered(500, 1), numbered(500, 2)
-    run_until_over(world, world.arrive(first, 1))
-    run_until_over(world, world.arrive(second, 1))
-    world.step()
-    world.step()
-    assert len(world.planner.index) == 2
-    numbers = [world.arrive([*prompt[:400], 3, 3], 1) for prompt in (first, second)]
-    plan = world.step()
-    assert [start.sequence for start in plan.start] == numbers
-    taken = [start.source for start in plan.start if start.source is not None]
-    assert [source.length for source in taken] == [400, 400]
-    assert any(source.move for source in taken)
-    assert not {source.number for source in taken} & set(plan.evict)
     world.drain()
 
 

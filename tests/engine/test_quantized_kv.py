@@ -21,6 +21,7 @@ from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
+from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedRow
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.settings import Settings
@@ -123,7 +124,7 @@ def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> No
     per_head = 64 * bits // 8 + 64 // group * 8
     per_token = LAYERS * 2 * 2 * per_head
     cost = kv.cost(model)
-    assert cost == kv.CacheCost(per_token, 0)
+    assert cost == CacheCost(per_token, 0)
     plain = kv.cost(model_of(CacheKind()))
     assert plain.per_token == LAYERS * 2 * 2 * 64 * 4 > cost.per_token
     row = prefilled(model, list(range(1, 40)))

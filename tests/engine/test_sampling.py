@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine import filters
 from backend.engine.penalties import Past
 from backend.engine.request import WHOLE, Sampling
 from backend.engine.sampling import BatchSampler, row_keys, row_luck
+from tests.engine.filter_definitions import kept
 
 VOCABULARY = 40
 DRAWS = 4000
@@ -25,52 +29,10 @@ def _sample(rows: list[Sampling], steps: list[int], logits: np.ndarray | None = 
     return [int(token) for token in np.array(tokens)]
 
 
-def _shares(keep: np.ndarray) -> np.ndarray:
-    weights = np.where(keep, np.exp(LOGITS.astype(np.float64) - LOGITS.max()), 0)
-    shares: np.ndarray = weights / weights.sum()
-    return shares
-
-
-def _until(order: np.ndarray, shares: np.ndarray, most: float) -> np.ndarray:
-    """The first tokens of the order, up to the one with which their shares reach `most`."""
-    keep = np.zeros(VOCABULARY, dtype=bool)
-    total = 0.0
-    for token in order:
-        if total >= most:
-            break
-        keep[token] = True
-        total += shares[token]
-    return keep
-
-
-def _without_top_choices(keep: np.ndarray, threshold: float) -> np.ndarray:
-    likely = np.flatnonzero(_shares(keep) >= threshold)
-    if len(likely) < 2:
-        return keep
-    left = keep.copy()
-    left[likely] = False
-    left[likely[LOGITS[likely].argmin()]] = True
-    return left
-
-
 def _expected(sampling: Sampling) -> np.ndarray:
-    """llama.cpp's chain: top_k, typical_p, top_p, min_p, XTC, temperature."""
-    order = np.argsort(-LOGITS, kind="stable")
-    keep = np.zeros(VOCABULARY, dtype=bool)
-    keep[order[: sampling.top_k or VOCABULARY]] = True
-    if sampling.typical_p < 1:
-        shares = _shares(keep)
-        known = np.where(shares > 0, shares, 1)
-        entropy = -(shares * np.log(known)).sum()
-        strange = np.where(keep, np.abs(-np.log(known) - entropy), np.inf)
-        keep &= _until(np.argsort(strange, kind="stable"), shares, sampling.typical_p)
-    if sampling.top_p < 1:
-        keep &= _until([at for at in order if keep[at]], _shares(keep), sampling.top_p)  # type: ignore[arg-type]
-    best = LOGITS[keep].max()
-    keep &= np.exp(LOGITS - best) >= sampling.min_p
-    excluded = _without_top_choices(keep, sampling.xtc_threshold)
+    rest = _drawn(kept(LOGITS, replace(sampling, xtc_probability=0.0)), sampling)
     chance = sampling.xtc_probability
-    return (1 - chance) * _drawn(keep, sampling) + chance * _drawn(excluded, sampling)
+    return (1 - chance) * rest + chance * _drawn(kept(LOGITS, sampling), sampling)
 
 
 def _drawn(keep: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -103,15 +65,94 @@ def _drawn(keep: np.ndarray, sampling: Sampling) -> np.ndarray:
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
     rows = [sampling] * DRAWS
     counts = np.bincount(_sample(rows, list(range(DRAWS))), minlength=VOCABULARY)
-    expected = _expected(sampling) * DRAWS
+    expected = _expected(sampling)
     assert counts[expected == 0].sum() == 0
+    assert _chi(counts, expected) < 5
+
+
+def _chi(counts: np.ndarray, shares: np.ndarray) -> float:
+    """Deviations of the counts from the shares, in standard deviations of chi-square.
+
+    Categories of which fewer than 5 are expected count as one.
+    """
+    expected = shares * counts.sum()
     likely = expected >= 5
-    rest_seen, rest = counts[~likely].sum(), expected[~likely].sum()
-    chi = ((counts[likely] - expected[likely]) ** 2 / expected[likely]).sum()
-    chi += (rest_seen - rest) ** 2 / rest if rest > 1 else 0
-    freedom = int(likely.sum())
-    # Mean `freedom`, variance 2 * freedom: five deviations would be an accident in a million.
-    assert chi < freedom + 5 * np.sqrt(2 * freedom)
+    seen, meant = counts[likely], expected[likely]
+    if expected[~likely].sum() >= 1:
+        seen, meant = (
+            np.append(seen, counts[~likely].sum()),
+            np.append(meant, expected[~likely].sum()),
+        )
+    freedom = max(len(seen) - 1, 1)
+    return float((((seen - meant) ** 2 / meant).sum() - freedom) / np.sqrt(2 * freedom))
+
+
+def _draws(sampling: Sampling, logits: np.ndarray, count: int, first: int = 0) -> np.ndarray:
+    """So many draws from the same logits, at successive steps."""
+    rows = [sampling] * 500
+    drawn = [
+        _sample(rows, list(range(at, at + 500)), np.tile(logits, (500, 1)))
+        for at in range(first, first + count, 500)
+    ]
+    return np.array(drawn).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0, seed=1),
+        Sampling(temperature=0.5, seed=2),
+        Sampling(temperature=1.0, top_k=100, seed=3),
+        Sampling(temperature=1.0, top_p=0.5, seed=4),
+        Sampling(temperature=1.0, top_p=0.9, seed=5),
+    ],
+    ids=str,
+)
+def test_draws_from_a_large_vocabulary_follow_the_distribution(sampling: Sampling) -> None:
+    """Of 2,500 tokens in several blocks, 0.9 keeps more than top_p looks at first."""
+    logits = np.random.default_rng(6).normal(0, 1, 2500).astype(np.float32)
+    keep = kept(logits, sampling)
+    assert (keep.sum() > 1024) == (sampling.top_p in (0.9, 1.0) and not sampling.top_k)
+    weights = np.where(keep, np.exp(logits.astype(np.float64) / sampling.temperature), 0)
+    counts = np.bincount(_draws(sampling, logits, 5000), minlength=2500)
+    assert counts[weights == 0].sum() == 0
+    assert abs(_chi(counts, weights / weights.sum())) < 5
+
+
+def test_draws_do_not_depend_on_each_other() -> None:
+    """Nor those of successive steps, neither of neighbouring seeds: pairs are as likely as can be.
+
+    The four tokens are two neighbours in one block, and two of other blocks.
+    """
+    logits = np.full(1000, -np.inf, dtype=np.float32)
+    tokens = [300, 301, 700, 10]
+    logits[tokens] = 0
+    place = {token: at for at, token in enumerate(tokens)}
+    steps = [place[token] for token in _draws(Sampling(temperature=1.0, seed=8), logits, 8000)]
+    others = [place[token] for token in _draws(Sampling(temperature=1.0, seed=9), logits, 8000)]
+    even = np.full(16, 1 / 16)
+    for left, right in ((steps[::2], steps[1::2]), (steps, others)):
+        pairs = np.array(left) * 4 + np.array(right)
+        assert abs(_chi(np.bincount(pairs, minlength=16), even)) < 5
+
+
+def test_what_a_host_may_wait_for_does_not_change_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = np.random.default_rng(7).normal(0, 2, (64, 3000)).astype(np.float32)
+    logits[::2] *= 0.1
+    rows = [Sampling(temperature=1.0, top_p=0.9, seed=at) for at in range(64)]
+    waited = _sample(rows, [0] * 64, logits)
+    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: False)
+    assert _sample(rows, [0] * 64, logits) == waited
+
+
+def test_a_sole_candidate_is_drawn_whatever_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A uniform number of 0 is noise of minus infinity."""
+    monkeypatch.setattr(
+        mx.random, "gumbel", lambda shape, key: mx.full(shape, float("-inf"), dtype=mx.float32)
+    )
+    logits = np.random.default_rng(9).normal(0, 2, (1, 900)).astype(np.float32)
+    sampling = Sampling(temperature=1.0, top_k=1)
+    assert _sample([sampling], [0], logits) == [int(logits.argmax())]
 
 
 MIXED = st.builds(
@@ -131,23 +172,33 @@ MIXED = st.builds(
 )
 
 
-@given(st.lists(MIXED, min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_a_row_chooses_the_same_alone_and_in_company(rows: list[Sampling], seed: int) -> None:
-    """Also where its memory was built anew half-way, as it is when others come and go."""
+@given(
+    st.lists(MIXED, min_size=1, max_size=6),
+    st.sampled_from([VOCABULARY, 3000]),
+    st.sampled_from([0.1, 2.0, 6.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_row_chooses_the_same_alone_and_in_company(
+    rows: list[Sampling], vocabulary: int, spread: float, seed: int
+) -> None:
+    """Also where its memory was built anew half-way, as it is when others come and go.
+
+    With a small spread of logits, top_p keeps more of the large vocabulary than its first guess.
+    """
     rng = np.random.default_rng(seed)
-    histories = [rng.integers(0, VOCABULARY, 4).tolist() for _ in rows]
+    histories = [rng.integers(0, vocabulary, 4).tolist() for _ in rows]
     together: BatchSampler | None = None
     single: list[BatchSampler | None] = [None] * len(rows)
     for step in range(6):
         if together is None or step == 3:
             together = BatchSampler(
-                rows, [Past(tokens[:-1], 4, 50) for tokens in histories], VOCABULARY
+                rows, [Past(tokens[:-1], 4, 50) for tokens in histories], vocabulary
             )
-        logits = rng.normal(0, 2, (len(rows), VOCABULARY)).astype(np.float32)
+        logits = rng.normal(0, spread, (len(rows), vocabulary)).astype(np.float32)
         fed = mx.array([tokens[-1] for tokens in histories], dtype=mx.uint32)
         chosen = together(mx.array(logits), fed, [step] * len(rows)).tolist()
         for at, row in enumerate(rows):
-            alone = single[at] or BatchSampler([row], [Past(histories[at][:-1], 4, 50)], VOCABULARY)
+            alone = single[at] or BatchSampler([row], [Past(histories[at][:-1], 4, 50)], vocabulary)
             single[at] = alone
             own = alone(mx.array(logits[at : at + 1]), fed[at : at + 1], [step]).tolist()
             assert own == [chosen[at]]  # type: ignore[index]
@@ -171,8 +222,8 @@ def test_luck_is_spread_evenly() -> None:
 
 def test_greedy_takes_the_best_token_whatever_the_filters() -> None:
     best = int(LOGITS.argmax())
-    filters = {"top_k": 1, "top_p": 0.1, "min_p": 1.0, "xtc_probability": 1.0, "typical_p": 0.1}
-    for sampling in (Sampling(), Sampling(seed=9, **filters)):  # type: ignore[arg-type]
+    narrow = {"top_k": 1, "top_p": 0.1, "min_p": 1.0, "xtc_probability": 1.0, "typical_p": 0.1}
+    for sampling in (Sampling(), Sampling(seed=9, **narrow)):  # type: ignore[arg-type]
         assert _sample([sampling], [0]) == [best]
 
 
@@ -196,6 +247,13 @@ def test_the_ends_of_every_range_are_harmless() -> None:
         Sampling(temperature=1e-30, top_k=1, xtc_probability=1.0, xtc_threshold=1e-9),
     ]
     assert all(0 <= token < VOCABULARY for token in _sample(wide, list(range(len(wide)))))
+
+
+def test_tokens_that_are_out_do_not_count_as_likely() -> None:
+    """With a threshold of 0 every token is likely; XTC must leave the last one of top_k's."""
+    third = int(np.argsort(-LOGITS)[2])
+    sampling = Sampling(temperature=1.0, top_k=3, xtc_probability=1.0, xtc_threshold=0.0)
+    assert _sample([sampling] * 20, list(range(20))) == [third] * 20
 
 
 def test_the_end_of_sequence_is_closed_until_it_opens() -> None:

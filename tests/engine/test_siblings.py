@@ -70,6 +70,7 @@ def test_who_waits_for_another_goes_alone_when_that_one_leaves() -> None:
     assert rounds.tickets("prefill") == [1]
     rounds.scheduler.cancel(1)
     rounds.step()
+    rounds.step()
     assert rounds.tickets("prefill") == [2]
     rounds.drain()
     assert rounds.heard[2].finished

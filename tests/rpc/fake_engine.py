@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -17,6 +17,7 @@ from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, TextDelta, Usage
 from backend.engine.facts import EngineMetrics, EngineState, EngineStatus, ModelFacts
 from backend.engine.generation import Generation
+from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.request import GenerationRequest
 from backend.engine.token_text import ByteStream
@@ -89,6 +90,7 @@ class FakeEngine(Engine):
     """One scripted model slot. The threading events are for the test's own thread."""
 
     def __init__(self, facts: ModelFacts | None = FACTS) -> None:
+        self._heartbeat = Heartbeat.fresh()
         self.facts = facts
         self.script = Script()
         self.fault: Exception | None = None
@@ -102,7 +104,11 @@ class FakeEngine(Engine):
         self.state = EngineState.READY
         self.stopping = False
 
-    def start(self) -> None: ...
+    def start(self, before_load: Callable[[], None] = lambda: None) -> None: ...
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        return self._heartbeat
 
     @property
     def loaded(self) -> ModelFacts | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 
 from backend import __main__ as entry
 from backend.engine import engine as seam
@@ -24,7 +25,7 @@ class ScriptedEngine(FakeEngine):
         self._cause: asyncio.Future[str] | None = None
         self._stuck = False
 
-    def start(self) -> None:
+    def start(self, before_load: Callable[[], None] = lambda: None) -> None:
         self._cause = asyncio.get_running_loop().create_future()
 
     def submit(self, request: GenerationRequest) -> Generation:

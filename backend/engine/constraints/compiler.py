@@ -138,7 +138,8 @@ class ConstraintCompiler:
             raise InvalidRequest(f"the {_WHAT[spec.kind]} are nested too deeply") from None
         if len(sent) > MAX_TEXT:
             raise InvalidRequest(
-                f"the {_WHAT[spec.kind]} has {len(sent)} characters; {MAX_TEXT} are allowed"
+                f"{len(sent)} characters are too many for the {_WHAT[spec.kind]}:"
+                f" {MAX_TEXT} are allowed"
             )
         request = {
             "spec": {

@@ -48,7 +48,8 @@ class Constraint:
 
     matcher: llguidance's, at the start of the answer. known: mask of the ids that both the model
     and the tokenizer have. ends: mask of the end tokens; both are shared between rows and never
-    written. scratch_words: length of the matcher's own mask, at least that of `known`.
+    written. scratch_words: length of the matcher's own mask, at least that of `known`. allowance:
+    seconds of processor time that the grammar may still take.
     """
 
     matcher: LLMatcher
@@ -56,7 +57,7 @@ class Constraint:
     ends: np.ndarray
     scratch_words: int
     _scratch: np.ndarray = field(init=False)
-    _allowance: float = BURST_SECONDS
+    allowance: float = BURST_SECONDS
 
     def __post_init__(self) -> None:
         self._scratch = np.zeros(self.scratch_words, np.uint32)
@@ -75,7 +76,7 @@ class Constraint:
         if self.ended:
             allowed[:] = self.ends
             return
-        with self._within_allowance():
+        with self._paid():
             self.matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         self._check()
         np.bitwise_and(self._scratch[: len(allowed)], self.known, out=allowed)
@@ -90,19 +91,19 @@ class Constraint:
         """Advance by a sampled token. Raises EngineFailed if the grammar cannot take it."""
         if self.ended:
             return
-        self._allowance += TOKEN_SECONDS
-        with self._within_allowance():
+        self.allowance += TOKEN_SECONDS
+        with self._paid():
             taken = self.matcher.consume_token(token)
         if not taken:
             self._check()
             raise EngineFailed(f"the grammar does not allow the token {token}")
 
     @contextmanager
-    def _within_allowance(self) -> Iterator[None]:
+    def _paid(self) -> Iterator[None]:
         started = time.thread_time()
         yield
-        self._allowance -= time.thread_time() - started
-        if self._allowance < 0:
+        self.allowance -= time.thread_time() - started
+        if self.allowance < 0:
             raise InvalidRequest(
                 f"following the grammar takes more than {1000 * TOKEN_SECONDS:g} ms a token,"
                 f" because {_AMBIGUOUS}"

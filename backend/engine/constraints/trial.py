@@ -1,16 +1,16 @@
 """Tries each grammar in a process of its own before the backend compiles it.
 
-llguidance follows rules and references by recursion, and a chain of a thousand is a stack overflow
-that ends the process. Its limits count neither that, nor all of its time and memory: thirty
+llguidance follows rules and references by recursion, so that a chain of a thousand overflows the
+native stack and ends the process. Nor do its limits hold for all of its time and memory: thirty
 intersected patterns take minutes and gigabytes between two looks at the fuel. An analysis of the
-text would have to foresee all this for every notation, and a thread can be given a large stack but
-can neither be stopped nor survive. So a child reads the grammar, compiles it and fills the first
-mask, under the limits of `limits`. It has the same tokenizer, so the backend may then do the same,
-with more stack: that takes no longer, and it overflows at no later time, because neither filling a
-mask, nor taking a token, nor copying a matcher recurses.
+text would have to foresee all that in every notation; a thread could have a larger stack, but could
+not be stopped. So a child reads the grammar, compiles it and fills the first mask, within the
+limits of `limits`. The child has the same tokenizer, and the backend then does the same with more
+stack, so what passed takes no more there. Filling later masks, taking tokens, copying and freeing a
+matcher do not recurse.
 
-The child costs a second table of tokens in memory from the first grammar on, and an ordinary
-grammar the few milliseconds of its compilation twice. A child that a grammar ended is replaced.
+The child costs the memory of a second token table from the first grammar on, and each new grammar
+the few milliseconds of its compilation twice. A child that a grammar ended is replaced.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Trial:
         """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
+            if self._child.poll() is not None:  # ended from outside, while nothing was tried
+                self._replace()
             child = self._child
             try:
                 assert child.stdin is not None
@@ -77,13 +79,16 @@ class Trial:
             if reply:
                 return dict(json.loads(reply))
             code = child.wait()
-            self._end()
-            self._start()
+            self._replace()
         if code not in _CAUSES:
             raise EngineFailed(f"the process that tries grammars ended with the code {code}")
         raise InvalidRequest(
             f"{subject} cannot be enforced: {_CAUSES[code]}; make it smaller or simpler"
         )
+
+    def _replace(self) -> None:
+        self._end()
+        self._start()
 
     def _start(self) -> None:
         fd = self._source.fileno()

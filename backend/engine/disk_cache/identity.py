@@ -26,8 +26,9 @@ def model_digest(
 ) -> str:
     """32 hexadecimal digits for a checkpoint as it was loaded. Raises OSError, ValueError.
 
-    dtype: of the weights in memory. kv_kind: the type of the KV cache. adapter: the digest of the
-    adapters in use. also: whatever else changes the arithmetic.
+    dtype: what the weights are computed with (`LoadedModel.arithmetic`). kv_kind: the type of the
+    KV cache. adapter: the digest of the adapters in use. also: whatever else changes the
+    arithmetic.
 
     Weights are sampled in every tensor, since a merge or a fine-tune need not touch all of them
     and keeps names and sizes; reading all of a large model would cost as much as loading it.

@@ -132,7 +132,7 @@ def _load(
         "draft model %s: %s, %s, weights %d MiB",
         shown(loaded.name),
         loaded.model_type,
-        loaded.dtype,
+        loaded.arithmetic,
         loaded.weights_bytes // MIB,
     )
     return draft

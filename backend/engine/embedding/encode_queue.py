@@ -20,6 +20,7 @@ from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.gauges import Gauges
+from backend.engine.heartbeat import counted
 from backend.engine.prefill import Pace
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class EncodeQueue:
     def step(self, *, running: bool) -> None:
         """Run one batch. running: whether streams of generated text wait meanwhile."""
         rows = self._take(self._pace.tokens(running=running))
+        self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}")
         started = time.perf_counter()
         try:
             outputs = self._model.run([row.piece for row in rows])

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.engine.device import MIB, Device, memory_limit, weight_type
+from backend.engine.device import (
+    MIB,
+    Device,
+    WeightType,
+    dense_room,
+    dequantizes,
+    memory_limit,
+    weight_type,
+)
 from backend.engine.errors import Cancelled, EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.checkpoint import Checkpoint
@@ -40,6 +48,7 @@ class LoadedModel:
     """A model that is ready to compute, and what is known of it.
 
     dtype: of the floating-point weights, e.g. `bfloat16`; of the scales where they are quantised.
+    dequantized: whether they were quantised in the checkpoint, and are dense now.
     context_size: the model's own; `chat_template` is None where it has none. adapter_digest: names
     the adapters in it, for the keys of caches; "" without any.
     """
@@ -54,6 +63,12 @@ class LoadedModel:
     dtype: str
     chat_template: str | None
     adapter_digest: str = ""
+    dequantized: bool = False
+
+    @property
+    def arithmetic(self) -> str:
+        """What the weights are computed with, in words; models that differ here differ in KV."""
+        return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
 
     @property
     def model_type(self) -> str:
@@ -77,8 +92,7 @@ def load_model(
     """
     wanted = weight_type(device, weight_dtype(settings, dtype))
     try:
-        limit = memory_limit(device, settings)
-        return _load(checkpoint, settings, wanted, limit, adapters, cancel, open_model)
+        return _load(checkpoint, settings, device, wanted, adapters, cancel, open_model)
     except EngineError as error:
         refusal = error
     except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
@@ -96,8 +110,8 @@ def load_model(
 def _load(
     checkpoint: Checkpoint,
     settings: Settings,
-    wanted: str | None,
-    limit: int,
+    device: Device,
+    wanted: WeightType | None,
     adapters: Sequence[Adapter],
     cancel: threading.Event | None,
     open_model: Callable[[Path], tuple[Any, dict[str, Any]]] | None,
@@ -117,6 +131,10 @@ def _load(
         apply_adapters(model, adapters)
     if wanted:
         _cast(model, wanted)
+    limit = memory_limit(device, settings)
+    dequantized = dequantizes(device, settings.dequantize, wanted) and _make_dense(
+        model, checkpoint.name, device, limit
+    )
     size = _bytes_of(model)
     if size > limit:
         raise ModelRejected(
@@ -136,6 +154,7 @@ def _load(
         dtype=_dtype_of(model),
         chat_template=_template_of(tokenizer),
         adapter_digest=adapters_digest(adapters),
+        dequantized=dequantized,
     )
 
 
@@ -158,6 +177,31 @@ def _cast(model: Any, name: str) -> None:
         return value
 
     model.update(tree_map_with_path(cast, model.parameters()))
+
+
+def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
+    """Make quantised weights dense if memory allows; whether any were."""
+    import mlx.core as mx
+
+    from backend.engine.loading.dense import dense_growth, make_dense, quantized_layers
+
+    layers = quantized_layers(model)
+    if not layers:
+        return False
+    dtype = getattr(mx, _dtype_of(model))
+    size = _bytes_of(model) + dense_growth(layers, dtype)
+    room = dense_room(device, limit, mx.get_active_memory())
+    if size > room:
+        _log.info(
+            "model %s stays quantised: dense weights would take %d MiB, and %d MiB may be taken"
+            " for them",
+            shown(name),
+            size // MIB,
+            room // MIB,
+        )
+        return False
+    make_dense(model, layers, dtype)
+    return True
 
 
 def _evaluate(model: Any, name: str, total: int, cancel: threading.Event | None) -> None:

@@ -16,7 +16,6 @@ from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
 from backend.engine.errors import ModelRejected
-from backend.engine.vision.lone_row import as_sequence
 from backend.engine.vision.row_shift import RowShift
 
 
@@ -65,21 +64,17 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
         """Logits of [rows, tokens] ids, or of the embeddings that `features` bring for them.
 
         position_ids: [3, rows, tokens], where they do not just go on from each row's last.
-        Families put other caches into the list that they are given; so does this.
+        Qwen3.5 and the families built on it may put other caches into the list that they are given
+        (mlx-vlm 0.7.10, `qwen3_5/language.py`): those then stand in `cache`.
         """
-        rows, tokens = inputs.shape
         layers = list(cache)
         if self.shifts:
             shift = layers.pop()
             if position_ids is None:
-                position_ids = _following(layers, shift.shifts, tokens)
+                position_ids = _following(layers, shift.shifts, inputs.shape[1])
             features["position_ids"] = position_ids
-        if rows == 1:
-            with as_sequence(layers) as lent:
-                output = self.language_model(inputs, cache=lent, **features)
-        else:
-            output = self.language_model(inputs, cache=layers, **features)
-            cache[: len(layers)] = layers
+        output = self.language_model(inputs, cache=layers, **features)
+        cache[: len(layers)] = layers
         logits: mx.array = getattr(output, "logits", output)
         return logits
 

@@ -11,6 +11,7 @@ import pytest
 
 from backend.engine.commands import Submit
 from backend.engine.disk_cache.use import DiskUse
+from backend.engine.prefix_index import PrefixKey
 from backend.engine.request import GenerationRequest, RawPrompt
 from tests.engine.disk_cache.rows import KINDS, PATIENCE, disk_cache, entries_in, model_of, words
 from tests.engine.rounds import Heard, Rounds, alone, engine_model
@@ -35,7 +36,7 @@ class Process:
     def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Heard:
         """Ask as the engine does: the disk first, then a place among the rows."""
         self.tickets += 1
-        held = self.rounds.scheduler.store.memory.held(prompt)
+        held = self.rounds.scheduler.planner.index.find(PrefixKey(prompt)).length
         stored = self.disk.find(prompt, path=use.path, held=held)
         self.rounds.heard[self.tickets] = Heard()
         wanted = GenerationRequest(str(self.tickets), RawPrompt(""), disk=use)

@@ -1,0 +1,91 @@
+"""Puts dense layers in the place of quantised ones, while their weights are still lazy.
+
+What is quantised is then unpacked slice by slice as the model is evaluated, and each packed
+weight is let go as soon as its dense one is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.utils import tree_unflatten
+
+# Layers that mlx-lm and mlx-vlm each have their own copies of, under the same names. What is not
+# imported cannot be in the model.
+_COPIED = (
+    ("switch_layers", "QuantizedSwitchLinear", "SwitchLinear"),
+    ("mla", "QuantizedMultiLinear", "MultiLinear"),
+)
+
+
+def quantized_layers(model: Any) -> dict[str, Any]:
+    """The layers that can be dense, by path, those inside adapters included.
+
+    Of just these classes: a layer derived from one may compute something else.
+    """
+    kinds = _dense_kinds()
+    return {
+        path: layer
+        for path, layer in model.named_modules()
+        if type(layer) in kinds and layer.get("global_scale") is None
+    }
+
+
+def dense_growth(layers: dict[str, Any], dtype: mx.Dtype) -> int:
+    """Bytes by which the layers grow when they become dense."""
+    distinct = {id(layer): layer for layer in layers.values()}.values()
+    return sum(
+        layer.scales.size * layer.group_size * dtype.size - _packed_bytes(layer)
+        for layer in distinct
+    )
+
+
+def make_dense(model: Any, layers: dict[str, Any], dtype: mx.Dtype) -> None:
+    """Record the change. A layer that stands in several places stays one layer."""
+    kinds = _dense_kinds()
+    dense: dict[int, Any] = {}
+    for layer in layers.values():
+        if id(layer) not in dense:
+            dense[id(layer)] = _dense(layer, kinds[type(layer)], dtype)
+    model.update_modules(
+        tree_unflatten([(path, dense[id(layer)]) for path, layer in layers.items()])
+    )
+
+
+def _dense(layer: Any, kind: Any, dtype: mx.Dtype) -> Any:
+    weight = mx.dequantize(
+        layer.weight,
+        layer.scales,
+        layer.get("biases"),
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+        dtype=dtype,
+    )
+    made = kind(*[1] * weight.ndim)
+    made.weight = weight
+    if "bias" in layer:
+        made.bias = layer.bias
+    else:
+        made.pop("bias", None)
+    return made
+
+
+def _dense_kinds() -> dict[type[Any], type[Any]]:
+    """The dense class of each quantised one."""
+    kinds: dict[type[Any], type[Any]] = {QuantizedLinear: Linear, QuantizedEmbedding: Embedding}
+    for package in ("mlx_lm", "mlx_vlm"):
+        for file, quantized, dense in _COPIED:
+            if module := sys.modules.get(f"{package}.models.{file}"):
+                kinds[getattr(module, quantized)] = getattr(module, dense)
+    return kinds
+
+
+def _packed_bytes(layer: Any) -> int:
+    parts = (layer.weight, layer.scales, layer.get("biases"))
+    return sum(part.nbytes for part in parts if part is not None)

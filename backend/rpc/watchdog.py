@@ -1,0 +1,88 @@
+"""Ends a process whose engine hangs, with or without the process's help.
+
+While the event loop runs, it counts how long the engine's step has not ended; then calls can be
+answered, and the process leaves in order. A second process (`monitor`) does the rest; it starts
+with the first load, so that an answer to the first probe need not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from backend.engine.heartbeat import BYTES, TICK_SECONDS, Heartbeat, Standstill
+from backend.rpc import logs
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Watchdog:
+    """Watches one heartbeat. hangs: told the cause, once.
+
+    Made before the engine thread starts, because the heartbeat moves into shared memory.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, hangs: Callable[[str], None]) -> None:
+        self._heartbeat = heartbeat
+        self._hangs = hangs
+        self._file = _shared_file()
+        self._monitor: subprocess.Popen[bytes] | None = None
+        heartbeat.move(mmap.mmap(self._file, BYTES))
+
+    async def watch(self) -> None:
+        """Look once a tick, for ever."""
+        heartbeat, engine = self._heartbeat, Standstill()
+        told = False
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            heartbeat.tick()
+            due = heartbeat.guarded and heartbeat.running
+            looks = engine.look(heartbeat.steps, due=due)
+            if due and looks >= heartbeat.limit and not told:
+                told = True
+                self._hangs(heartbeat.complaint)
+
+    def start_monitor(self) -> None:
+        """Start the second process, if it is not there.
+
+        In a session of its own, since signals to the backend's group are none of its business.
+        """
+        if self._monitor is not None:
+            return
+        command = [sys.executable, "-S", "-m", "backend.rpc.monitor"]
+        try:
+            self._monitor = subprocess.Popen(
+                [*command, str(self._file), str(os.getpid())],
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(self._file,),
+                start_new_session=True,
+            )
+        except OSError as failure:
+            logs.warning("monitor", started=False, why=failure)
+
+    def close(self) -> None:
+        """End the monitor: there is nothing left to watch."""
+        if self._monitor is not None:
+            assert self._monitor.stdin is not None
+            self._monitor.stdin.close()
+            self._monitor.wait()
+
+
+def _shared_file() -> int:
+    """The descriptor of a file that has no name, of BYTES zeros."""
+    if sys.platform == "linux":
+        file = os.memfd_create("heartbeat")
+    else:
+        with tempfile.TemporaryFile() as unnamed:
+            file = os.dup(unnamed.fileno())
+    os.write(file, bytes(BYTES))
+    return file

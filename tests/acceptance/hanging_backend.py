@@ -1,0 +1,62 @@
+"""`python -m backend` that goes wrong after SIGUSR1, in the way that the first argument names.
+
+`released`: a decode step waits for ever, like a kernel that never ends. `held`: the same inside a
+native call that keeps the interpreter's lock. `slow`: every decode step takes half a second more.
+`slow-load`: a load takes 15 seconds more. `hung-load`: a load waits for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from backend import __main__ as entry
+from backend.engine import batch, load, worker
+
+_EVER = 100_000
+
+
+def _hold_the_lock() -> None:
+    sleep: Any = ctypes.PyDLL(None).sleep
+    sleep(_EVER)
+
+
+_WAYS: dict[str, tuple[Any, str, Callable[[], None]]] = {
+    "released": (batch.DecodeBatch, "read", lambda: time.sleep(_EVER)),
+    "held": (batch.DecodeBatch, "read", _hold_the_lock),
+    "slow": (batch.DecodeBatch, "read", lambda: time.sleep(0.5)),
+    "slow-load": (load, "read", lambda: time.sleep(15)),
+    "hung-load": (load, "read", lambda: time.sleep(_EVER)),
+}
+
+
+def main() -> int:
+    """Run the backend with the fault built in; stdout has the engine thread's id, then faults."""
+    wrong = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: wrong.set())
+    place, name, go_wrong = _WAYS[sys.argv[1]]
+    well, loop = getattr(place, name), worker.Worker._main
+
+    def faulty(*arguments: Any) -> Any:
+        if wrong.is_set():
+            print("wrong", flush=True)
+            go_wrong()
+        return well(*arguments)
+
+    def announced(self: worker.Worker) -> None:
+        print(threading.get_native_id(), flush=True)
+        loop(self)
+
+    setattr(place, name, faulty)
+    worker.Worker._main = announced  # type: ignore[method-assign]
+    return entry.main(sys.argv[2:], os.environ)
+
+
+if __name__ == "__main__":
+    os._exit(main())

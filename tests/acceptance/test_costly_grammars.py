@@ -1,0 +1,134 @@
+"""Grammars that would take the process, or everybody's time, with them."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.acceptance.backend import WAIT, Backend, chat, refusal, said
+from tests.acceptance.test_chat import TOOLS
+from wire import backend_pb2 as pb
+
+DEEP = "too deeply"
+
+
+def _chain(first: str, rule: str, last: str, length: int) -> str:
+    rules = [rule.format(this=n, next=n + 1) for n in range(length)]
+    return "\n".join([first, *rules, last.format(this=length), ""])
+
+
+def _references(length: int, *, nested: bool = False) -> str:
+    """Each of them leads to the next, as it is or as a property."""
+    shared: dict[str, Any] = {}
+    for n in range(length):
+        following = {"$ref": f"#/$defs/d{n + 1}"}
+        shared[f"d{n}"] = {"properties": {"a": following}} if nested else following
+    shared[f"d{length}"] = {"const": "end"}
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": shared}, separators=(",", ":"))
+
+
+def _lark(length: int) -> str:
+    return _chain("start: r0", "r{this}: r{next}", 'r{this}: "end"', length)
+
+
+def _gbnf(length: int) -> str:
+    return _chain("root ::= r0", 'r{this} ::= "" r{next}', 'r{this} ::= "end" root?', length)
+
+
+def _asking(grammar: str, kind: str, **fields: Any) -> pb.PredictOptions:
+    metadata = {"mlx.grammar_type": kind}
+    return pb.PredictOptions(Prompt="x", Grammar=grammar, Metadata=metadata, Tokens=8, **fields)
+
+
+def _wide(keyword: str) -> str:
+    members = [{"type": "object", "properties": {f"p{n}": {"type": "null"}}} for n in range(2000)]
+    return json.dumps({keyword: members})
+
+
+def _optional(length: int) -> str:
+    properties = {f"p{n}": {"const": 0} for n in range(length)}
+    return json.dumps({"type": "object", "properties": properties})
+
+
+def _patterns(length: int) -> str:
+    return json.dumps({"allOf": [{"type": "string", "pattern": f"a{n}"} for n in range(length)]})
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind", "beginning"),
+    [
+        (_references(1000), "json_schema", '"end"'),
+        (_references(7000), "json_schema", '"end"'),
+        (_references(1000, nested=True), "json_schema", ""),
+        (_lark(3000), "lark", "end"),
+        (_gbnf(200), "gbnf", "end"),
+        (_optional(1000), "json_schema", "{"),
+    ],
+)
+def test_a_large_grammar_is_followed(
+    served: Backend, grammar: str, kind: str, beginning: str
+) -> None:
+    assert said(served, _asking(grammar, kind)).startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind", "why"),
+    [
+        (_references(4800, nested=True), "json_schema", DEEP),
+        (_lark(18_000), "lark", DEEP),
+        (_chain("start: R0", "R{this}: R{next}", 'R{this}: "end"', 18_000), "lark", DEEP),
+        (_gbnf(9000), "gbnf", "in too many ways"),
+        ('root ::= "a"' + "*" * 100_000, "gbnf", DEEP),
+        (_wide("allOf"), "json_schema", "too large"),
+        (_wide("anyOf"), "json_schema", "in too many ways"),
+        (_patterns(30), "json_schema", "takes more than"),
+        ("start: A\nA: " + " & ".join(f"/(?s:.*)a{n}(?s:.*)/" for n in range(30)), "lark", "takes"),
+        (_optional(3000), "json_schema", "in too many ways"),
+    ],
+)
+def test_a_grammar_that_costs_too_much_is_refused_alone(
+    served: Backend, grammar: str, kind: str, why: str
+) -> None:
+    counting = chat("Count to 30.")
+    alone = said(served, counting)
+    with ThreadPoolExecutor(1) as other:
+        beside = other.submit(said, served, counting)
+        assert why in refusal(served, _asking(grammar, kind))
+        assert beside.result() == alone
+    assert said(served, _asking('root ::= "a" | "b"', "gbnf")) in ("a", "b")
+
+
+def test_arguments_nested_deeply_are_refused_in_a_sentence(served: Backend) -> None:
+    arguments = '{"a":' * 900 + "1" + "}" * 900
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        pb.Message(role="user", content="x"),
+        pb.Message(role="assistant", tool_calls=json.dumps([call])),
+        pb.Message(role="tool", content="y", tool_call_id="1"),
+    ]
+    request = pb.PredictOptions(Messages=messages, UseTokenizerTemplate=True, Tools=TOOLS)
+    assert "nested too deeply" in refusal(served, request)
+
+
+def test_the_process_that_tries_grammars_ends_with_the_model(bare: Backend) -> None:
+    bare.load()
+    before = bare.process().children()
+    assert said(bare, _asking('root ::= "a"', "gbnf")) == "a"
+    (trial,) = set(bare.process().children()) - set(before)
+    bare.stub.Free(pb.HealthMessage(), timeout=WAIT)
+    trial.wait(WAIT)
+    assert bare.stub.Health(pb.HealthMessage(), timeout=WAIT)
+
+
+def test_a_call_that_is_left_early_does_not_keep_others_waiting(served: Backend) -> None:
+    costly = _asking(_patterns(30), "json_schema")
+    leaving = [served.stub.Predict.future(costly, timeout=WAIT) for _ in range(2)]
+    for call in leaving:
+        call.cancel()
+    assert said(served, _asking('root ::= "c"', "gbnf")) == "c"
+    with pytest.raises(grpc.FutureCancelledError):
+        leaving[0].result()

@@ -1,0 +1,194 @@
+"""A process cannot hang: what takes too long ends it, and what merely waits does not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from backend.rpc.interceptors import SERVICE
+from backend.rpc.monitor import GRACE
+from tests.acceptance.backend import TINY_TEXT, chat
+from tests.rpc.client import failure_of
+from tests.rpc.process import Process
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+WAIT = 60.0
+LIMIT = 3
+PAST_BOTH = LIMIT + GRACE + 3  # seconds that are too many for the process and its monitor
+ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
+NOTHING = pb.HealthMessage()
+PTRACE_ATTACH, PTRACE_DETACH, WAIT_FOR_THREADS = 16, 17, 0x40000000
+
+
+class Faulty:
+    """A backend with a fault that waits to happen, and a model."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        port = process.port()
+        self.engine_thread = int(self.says())
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self.stub = BackendStub(self.channel)
+        self.load()
+
+    def load(self, timeout: float = WAIT) -> None:
+        options = ["parallel:2", f"step_timeout:{LIMIT}"]
+        request = pb.ModelOptions(
+            Model="tiny", ModelFile=str(TINY_TEXT), ContextSize=100_000, Options=options
+        )
+        self.stub.LoadModel(request, timeout=timeout)
+
+    def says(self) -> str:
+        """The next line on stdout."""
+        assert self.process.child.stdout is not None
+        return self.process.child.stdout.readline().strip()
+
+    def go_wrong(self) -> None:
+        self.process.signal(signal.SIGUSR1)
+
+    def stream(self) -> Any:
+        """A running stream."""
+        stream = self.stub.PredictStream(ENDLESS, timeout=WAIT)
+        next(stream)
+        return stream
+
+    def states(self) -> set[int]:
+        """All states that Status tells until it fails."""
+        told = set()
+        try:
+            while True:
+                told.add(self.stub.Status(NOTHING).state)
+        except grpc.RpcError:
+            return told
+
+    def ended(self) -> tuple[int, str]:
+        """The exit code, and the last line on stderr."""
+        return self.process.wait(), self.process.lines[-1]
+
+
+@contextmanager
+def faulty(way: str) -> Iterator[Faulty]:
+    process = Process(way, "--addr=127.0.0.1:0", module="tests.acceptance.hanging_backend")
+    try:
+        backend = Faulty(process)
+        yield backend
+        backend.channel.close()
+    finally:
+        process.close()
+
+
+def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
+    with faulty("released") as backend:
+        health: Any = health_pb2_grpc.HealthStub(backend.channel)
+        served = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=WAIT)
+        assert next(served).status == health_pb2.HealthCheckResponse.SERVING
+        running = [backend.stream() for _ in range(2)]
+        waiting = backend.stub.PredictStream(ENDLESS, timeout=WAIT)
+        backend.stub.Health(NOTHING)  # behind it on the wire, so that one has arrived
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(backend.states)
+            backend.go_wrong()
+            failures = [failure_of(partial(iter, stream)) for stream in (*running, waiting)]
+            probe = failure_of(lambda: backend.stub.Health(NOTHING))
+            assert pb.StatusResponse.ERROR in told.result()
+        assert {failure.code for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
+        assert all("send the request again" in failure.sentence for failure in failures)
+        assert probe.code is grpc.StatusCode.UNAVAILABLE
+        assert next(served).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        code, line = backend.ended()
+        assert code == 1
+        step = "decode step of 2 sequences"
+        cause = f"the engine hangs: {step} has not ended within {LIMIT} s"
+        assert line == f'level=error event=exit cause="{cause}"'
+
+
+def test_whoever_waits_for_a_command_is_told_as_well() -> None:
+    with faulty("released") as backend:
+        stream = backend.stream()
+        backend.go_wrong()
+        assert backend.says() == "wrong"
+        freed = failure_of(lambda: backend.stub.Free(NOTHING, timeout=WAIT))
+        assert freed.code is grpc.StatusCode.UNAVAILABLE
+        assert "send the request again" in freed.sentence
+        assert failure_of(lambda: stream).code is grpc.StatusCode.UNAVAILABLE
+        assert backend.ended()[0] == 1
+
+
+def test_a_step_that_hangs_with_the_interpreters_lock_ends_the_process() -> None:
+    with faulty("held") as backend:
+        stream = backend.stream()
+        backend.go_wrong()
+        assert failure_of(lambda: stream).code is grpc.StatusCode.UNAVAILABLE
+        code, line = backend.ended()
+        assert code == -signal.SIGKILL
+        assert "the engine hangs: decode step of 1 sequence has not ended" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux stops one thread of a process")
+def test_an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> None:
+    with faulty("slow") as backend:
+        stream = backend.stream()
+        ptrace: Any = ctypes.CDLL(None, use_errno=True).ptrace
+        if ptrace(PTRACE_ATTACH, backend.engine_thread, 0, 0):
+            pytest.skip(f"no thread may be stopped here: {os.strerror(ctypes.get_errno())}")
+        os.waitpid(backend.engine_thread, WAIT_FOR_THREADS)
+        assert failure_of(lambda: stream).code is grpc.StatusCode.UNAVAILABLE
+        os.waitpid(backend.engine_thread, WAIT_FOR_THREADS)  # its end is told to us first
+        code, line = backend.ended()
+        assert code in (1, -signal.SIGKILL)  # it may have held the interpreter's lock, or not
+        assert "the engine hangs: " in line
+
+
+def test_a_load_that_nobody_waits_for_any_more_may_not_hang() -> None:
+    with faulty("hung-load") as backend:
+        backend.go_wrong()
+        failure = failure_of(lambda: backend.load(timeout=LIMIT))
+        assert failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        code, line = backend.ended()
+        assert code == 1
+        assert f"command Load has not ended within {LIMIT} s" in line
+
+
+def test_a_load_that_somebody_waits_for_may_take_its_time() -> None:
+    with faulty("slow-load") as backend:
+        backend.go_wrong()
+        backend.load()
+        next(backend.stream())
+
+
+def test_an_idle_process_is_left_alone() -> None:
+    with faulty("released") as backend:
+        time.sleep(PAST_BOTH)  # its subject is time that passes
+        next(backend.stream())
+
+
+def test_a_slow_engine_is_left_alone() -> None:
+    with faulty("slow") as backend:
+        stream = backend.stream()
+        backend.go_wrong()
+        for _ in range(2 * PAST_BOTH):
+            next(stream)
+
+
+def test_a_process_that_is_stopped_and_goes_on_is_left_alone() -> None:
+    with faulty("slow") as backend:
+        stream = backend.stream()
+        backend.process.signal(signal.SIGSTOP)
+        time.sleep(PAST_BOTH)
+        backend.process.signal(signal.SIGCONT)
+        backend.go_wrong()
+        for _ in range(2 * PAST_BOTH):
+            next(stream)

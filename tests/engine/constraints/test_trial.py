@@ -1,0 +1,177 @@
+"""Grammars of any shape and size: each is compiled, or refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import normalizers
+
+from backend.engine.constraints.compiler import ConstraintCompiler
+from backend.engine.constraints.constraint import words
+from backend.engine.constraints.spec import ConstraintSpec, Kind
+from backend.engine.errors import InvalidRequest
+from common.chat_format import ChatFormat
+from common.gbnf import GbnfError, gbnf_to_lark
+from tests.common.grammar_walks import byte_tokenizer
+from tests.engine.constraints.walks import allowed_ids, compiler_for
+
+BYTES = byte_tokenizer()
+COMPILER = compiler_for(BYTES, ChatFormat.named("hermes"))
+Schema = dict[str, Any]
+
+WRAPPINGS: list[Callable[[Schema], Schema]] = [
+    lambda inner: {"properties": {"a": inner}},
+    lambda inner: {"type": "array", "items": inner},
+    lambda inner: {"type": "array", "prefixItems": [inner, inner]},
+    lambda inner: {"anyOf": [inner, {"type": "null"}]},
+    lambda inner: {"oneOf": [{"type": "array", "items": inner}, {"const": 1}]},
+    lambda inner: {"allOf": [inner, inner]},
+    lambda inner: {"type": "object", "additionalProperties": inner},
+    lambda inner: inner,
+]
+ENDS: list[Schema] = [{"const": 1}, {"type": "string", "pattern": "^a+$"}, {"enum": ["b", 2]}, {}]
+LINKS: list[tuple[Kind, str, str, str]] = [
+    ("lark", "start: r0", "r{0}: r{1}", 'r{0}: "a"'),
+    ("lark", "start: r0", 'r{0}: "(" r{1} ")" | "b"', 'r{0}: "a"'),
+    ("lark", "start: R0", 'R{0}: "x" R{1}', "R{0}: /a+/"),
+    ("lark", "start: R0", "R{0}: R{1} & /a{{1,9}}/", "R{0}: /a+/"),
+    ("gbnf", "root ::= r0", "r{0} ::= r{1}", 'r{0} ::= "a"'),
+    ("gbnf", "root ::= r0", 'r{0} ::= "(" r{1} ")"', "r{0} ::= root?"),
+    ("gbnf", "root ::= r0", "r{0} ::= r{1}? | [a-z] r{1}*", 'r{0} ::= "a"'),
+]
+
+
+@st.composite
+def _chained_schemas(draw: st.DrawFn) -> ConstraintSpec:
+    length = draw(st.integers(1, 4000))
+    ways = draw(st.lists(st.sampled_from(WRAPPINGS), min_size=1, max_size=3))
+    shared = {
+        f"d{n}": ways[n % len(ways)]({"$ref": f"#/$defs/d{n + 1}"}) for n in range(length)
+    } | {f"d{length}": draw(st.sampled_from(ENDS))}
+    schema = {"$ref": "#/$defs/d0", "$defs": shared}
+    if draw(st.booleans()):
+        return ConstraintSpec("json_schema", json.dumps(schema))
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}, **schema}}
+    return ConstraintSpec("calls", tools=({"type": "function", "function": function},))
+
+
+@st.composite
+def _nested_schemas(draw: st.DrawFn) -> ConstraintSpec:
+    schema = draw(st.sampled_from(ENDS))
+    for way in draw(st.lists(st.sampled_from(WRAPPINGS[:5]), max_size=80)):
+        schema = way(schema)
+    return ConstraintSpec("json_schema", json.dumps(schema)[:200_000])
+
+
+@st.composite
+def _wide_schemas(draw: st.DrawFn) -> ConstraintSpec:
+    way = draw(st.sampled_from(["anyOf", "oneOf", "allOf", "prefixItems"]))
+    make = draw(st.sampled_from(WRAPPINGS[:3]))
+    ends = [*ENDS, {"type": "string", "minLength": 3}, {"type": "string", "pattern": "a"}]
+    end = draw(st.sampled_from(ends))
+    members = [make(end) for _ in range(draw(st.integers(1, 3000)))]
+    return ConstraintSpec("json_schema", json.dumps({way: members}))
+
+
+@st.composite
+def _chained_rules(draw: st.DrawFn) -> ConstraintSpec:
+    kind, first, link, last = draw(st.sampled_from(LINKS))
+    length = draw(st.integers(1, 12_000))
+    rules = [link.format(n, n + 1) for n in range(length)]
+    return ConstraintSpec(kind, "\n".join([first, *rules, last.format(length), ""]))
+
+
+@given(_chained_schemas() | _nested_schemas() | _wide_schemas() | _chained_rules())
+@settings(max_examples=30, deadline=None)
+def test_any_grammar_compiles_or_is_refused(spec: ConstraintSpec) -> None:
+    with suppress(InvalidRequest):
+        constraint = COMPILER.compile(spec)
+        for _ in range(5):
+            if constraint.ended:
+                break
+            constraint.accept(allowed_ids(constraint, BYTES.size)[0])
+
+
+def test_a_gbnf_grammar_that_is_too_deep_is_refused_as_gbnf() -> None:
+    with pytest.raises(GbnfError, match="too deeply"):
+        gbnf_to_lark('root ::= "a"' + "*" * 5000)
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children()
+
+
+def test_a_trial_that_was_ended_is_begun_again() -> None:
+    before = set(_children())
+    compiler = compiler_for(BYTES, ChatFormat.named("plain"))
+    compiler.compile(ConstraintSpec("regex", "a"))
+    (child,) = set(_children()) - before
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    constraint = compiler.compile(ConstraintSpec("regex", "b"))
+    assert allowed_ids(constraint, BYTES.size) == [ord("b")]
+    (child,) = set(_children()) - before
+    del compiler
+    child.wait(60)
+
+
+def test_a_grammar_that_was_compiled_is_not_tried_again() -> None:
+    before = set(_children())
+    compiler = compiler_for(BYTES, ChatFormat.named("plain"))
+    compiler.compile(ConstraintSpec("gbnf", 'root ::= "a"'))
+    (child,) = set(_children()) - before
+    child.suspend()
+    try:
+        constraint = compiler.compile(ConstraintSpec("gbnf", 'root ::= "a"'))
+    finally:
+        child.resume()
+    assert allowed_ids(constraint, BYTES.size) == [ord("a")]
+
+
+def test_a_row_pays_for_its_masks() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "[a-z]*"))
+    mask = np.zeros(words(BYTES.size), np.uint32)
+    constraint.fill(mask)
+    constraint.allowance = 0.0
+    with pytest.raises(InvalidRequest, match="10 ms a token"):
+        constraint.fill(mask)
+
+
+NORMALIZERS = {
+    "NFC": normalizers.NFC(),
+    "NFKC": normalizers.NFKC(),
+    "lower case": normalizers.Lowercase(),
+    "several": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+}
+
+
+def _normalising(name: str) -> tuple[ConstraintCompiler, int]:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = NORMALIZERS[name]
+    return compiler_for(tokenizer, ChatFormat.named("plain")), tokenizer.size
+
+
+NORMALISING = {name: _normalising(name) for name in NORMALIZERS}
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8))
+@settings(max_examples=15, deadline=None)
+def test_letters_are_written_as_the_grammar_has_them(name: str, text: str) -> None:
+    compiler, size = NORMALISING[name]
+    for wanted in ("e\u0301A" + text, text):
+        quoted = wanted.replace("\\", "\\\\").replace('"', '\\"')
+        constraint = compiler.compile(ConstraintSpec("gbnf", f'root ::= "{quoted}"'))
+        for byte in wanted.encode():
+            assert allowed_ids(constraint, size) == [byte]
+            constraint.accept(byte)

@@ -1,0 +1,57 @@
+"""What is counted as a standstill, and what a heartbeat tells of the step that runs."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine.heartbeat import BYTES, Heartbeat, Standstill, counted
+
+LOOKS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40)
+
+
+@given(LOOKS)
+def test_the_count_is_that_of_the_latest_looks_that_saw_no_progress(
+    looks: list[tuple[int, bool]],
+) -> None:
+    standstill = Standstill()
+    for at, (number, due) in enumerate(looks):
+        same = 0
+        while at - same > 0 and looks[at - same][1] and looks[at - same - 1][0] == number:
+            same += 1
+        assert standstill.look(number, due=due) == same
+
+
+@given(st.lists(st.text(max_size=700), min_size=1, max_size=5))
+def test_another_process_reads_what_was_written_last(steps: list[str]) -> None:
+    heartbeat, memory = Heartbeat.fresh(), mmap.mmap(-1, BYTES)
+    heartbeat.limit = 7
+    heartbeat.move(memory)
+    other = Heartbeat(memory)
+    for count, step in enumerate(steps, 1):
+        heartbeat.begin(step)
+        assert (other.steps, other.running, other.limit) == (count, True, 7)
+        told = other.step.removesuffix("\ufffd")
+        assert step.partition("\0")[0].startswith(told)
+        assert told or not step or step[0] == "\0"
+    heartbeat.rest()
+    assert (other.steps, other.running) == (len(steps), False)
+
+
+@pytest.mark.parametrize(
+    ("limit", "patient", "guarded"), [(5, False, True), (5, True, False), (0, False, False)]
+)
+def test_a_load_and_a_limit_of_nothing_are_not_guarded(
+    limit: int, patient: bool, guarded: bool
+) -> None:
+    heartbeat = Heartbeat.fresh()
+    assert heartbeat.guarded
+    heartbeat.limit, heartbeat.patient = limit, patient
+    assert heartbeat.guarded is guarded
+
+
+def test_counts_are_spelled() -> None:
+    assert [counted(1, "token"), counted(2, "token")] == ["1 token", "2 tokens"]
