@@ -131,6 +131,7 @@ class Planner:
         self._batches = 0
         self._other = 0
         self._owed_to_decode = 0.0  # seconds
+        self._scored = False  # in the latest step that had time for prefill
 
     @property
     def busy(self) -> bool:
@@ -597,16 +598,19 @@ class Planner:
         if self._owed_to_decode > 0:
             return [], []
         budget = self.pace.tokens(running=running)
-        order = sorted(
-            (one for one in self.of("prefill") if one.filled < one.target or one.arrived.scores),
-            key=lambda one: (self._urgency(one, now), one.number),
-        )
+        filling = self.of("prefill")
+        able = [one for one in filling if one.filled < one.target]
+        if not (able and self._scored):  # Nobody knows how long scoring takes: they take turns.
+            able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
+        order = sorted(able, key=lambda one: (self._urgency(one, now), one.number))
+        self._scored = False
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         while order and budget > 0:
             one = order.pop(0)
             if one.filled >= one.target:
                 scores.append(Score(one.number, budget))
+                self._scored = True
                 return passes, scores
             group = self._together(self._chunk(one, budget), order, budget)
             together = {part.sequence for part in group}

@@ -388,3 +388,15 @@ def test_a_steady_stream_of_short_prompts_starves_no_long_one(room: int) -> None
         assert world.now - arrived < 60
     assert salt > 20
     world.drain()
+
+
+def test_prompts_and_scoring_take_turns() -> None:
+    world = World(limits_of())
+    scoring = world.arrive(numbered(50, 1), 50, joins=False, scores=True, score_steps=300)
+    run_until(world, lambda: world.executor.sequences[scoring].scores_left < 290)
+    short = world.arrive(numbered(90, 2), 1)
+    for _ in range(12):
+        world.step()
+    assert short in world.executor.ended
+    assert world.executor.sequences[scoring].scores_left < 287
+    world.drain()
