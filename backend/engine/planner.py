@@ -58,6 +58,7 @@ class SequenceState:
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
+    on_disk: tokens that a file gives when the sequence first starts.
     batch: which one it decodes in.
     """
 
@@ -69,6 +70,7 @@ class SequenceState:
     generated: list[int] = field(default_factory=list)
     places: set[int] = field(default_factory=set)
     snapshots: set[int] = field(default_factory=set)
+    on_disk: int = 0
     batch: int = 0
     preempted_in: int = -1
     match: Match | None = None
@@ -95,8 +97,8 @@ class SequenceState:
     @property
     def charged(self) -> int:
         """Tokens that the memory is charged for."""
-        left = self.arrived.limit - len(self.generated)
-        return self.total + max(min(left, AHEAD), 0)
+        left = max(self.arrived.limit - len(self.generated), 0)
+        return self.total + (left if self.arrived.scores else min(left, AHEAD))
 
     @property
     def wanted_snapshots(self) -> int:
@@ -135,6 +137,7 @@ class Planner:
         self._batches = 0
         self._other = 0
         self._owed_to_decode = 0.0  # seconds
+        self._scored = False  # in the latest step that had time for prefill
 
     @property
     def busy(self) -> bool:
@@ -159,13 +162,13 @@ class Planner:
             self._learn(event, now)
         self._steps += 1
         self._copied.clear()
-        leave, self._leaving = self._leaving, []
         preempt, refuse = self._make_room()
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
         decode = {number: len(members) for number, members in sorted(self._members().items())}
         prefill, score = self._prefill(now, running=bool(decode))
+        leave, self._leaving = self._leaving, []
         evict, self._evicting = self._evicting, []
         return StepPlan(
             number=self._steps,
@@ -192,7 +195,9 @@ class Planner:
                 if one := self.sequences.get(number):
                     one.generated += tokens
             case Arrived():
-                self.sequences[event.sequence] = SequenceState(event, now, event.width)
+                self.sequences[event.sequence] = SequenceState(
+                    event, now, event.width, on_disk=event.on_disk
+                )
             case Started(number, reused):
                 if one := self.sequences.get(number):
                     self._started(one, reused)
@@ -222,9 +227,14 @@ class Planner:
                 self.forget_entries()
 
     def _started(self, one: SequenceState, reused: int) -> None:
-        """The executor may have found less than was planned: a file that is gone, for example."""
+        """The executor may have found less than was planned: a file that is gone, for example.
+
+        It then left out what the same plan had for the sequence, so that is planned again.
+        """
         one.filled = reused
         one.snapshots = {place for place in one.snapshots if place <= reused}
+        if one.state == "decode" and reused < one.target:
+            one.state = "prefill"
 
     def _ended(self, one: SequenceState, *, failed: bool) -> None:
         self._admitted.pop(one.number, None)
@@ -338,7 +348,10 @@ class Planner:
 
     def _crowded(self, left: int) -> bool:
         """Whether what this plan copies has to go before so many bytes are left."""
-        return sum(map(self.index.size, self._copied)) > max(left, 0)
+        return self._copied_bytes() > max(left, 0)
+
+    def _copied_bytes(self) -> int:
+        return sum(map(self.index.size, self._copied))
 
     def _shrink(self, room: int, *pinned: int) -> None:
         most = max(min(room, self.limits.prompt_cache), 0)
@@ -371,6 +384,7 @@ class Planner:
             if len(starts) + expecting >= slots:
                 break
             # Memory comes first because it is asked quickly: in a long queue, most do not fit.
+            one.width = one.arrived.width
             needed = used + self._charge(one)
             if needed > self._room and one.width <= 2 and self._admitted:
                 if now - one.since > _PATIENCE:
@@ -418,7 +432,7 @@ class Planner:
 
     def _source(self, one: SequenceState) -> Source | None:
         """The longest prefix that is computed already, wherever it is."""
-        if one.arrived.fresh or not (self.limits.prompt_cache or one.arrived.on_disk):
+        if one.arrived.fresh or not (self.limits.prompt_cache or one.on_disk):
             return None
         best: Source | None = None
         match = self._match(one)
@@ -432,14 +446,16 @@ class Planner:
             length = self._served_by(one, other)
             if length > (best.length if best else 0):
                 best = Source("sequence", other.number, length)
-        if one.arrived.on_disk > (best.length if best else 0):
-            best = Source("disk", 0, one.arrived.on_disk)
+        if one.on_disk > (best.length if best else 0):
+            best = Source("disk", 0, one.on_disk)
         return best if best is not None and best.length > 0 else None
 
     def _only_user(self, one: SequenceState, entry: int) -> bool:
-        """Whether the entry may be moved: what continues it serves as much, and nobody else
-        waits for it."""
-        return self.index.places(entry) is None and not any(
+        """Whether the entry may be moved: what continues it is stored and serves as much, and
+        nobody else waits for it."""
+        if not one.arrived.keep or self.index.places(entry) is not None:
+            return False
+        return not any(
             other is not one and self._match(other).entry == entry for other in self.of("waiting")
         )
 
@@ -456,7 +472,7 @@ class Planner:
         filled = other.filled if other.state == "prefill" else other.prompt - 1
         shared = min(self._shared(one, other), filled)
         if self.limits.trims:
-            return shared
+            return one.uncut(shared)
         return max((place for place in other.snapshots if place <= shared), default=0)
 
     def _expects(self, one: SequenceState, source: Source | None) -> bool:
@@ -513,7 +529,7 @@ class Planner:
                 self.index.touch(source.number)
         if not self.limits.trims:
             self._choose_snapshots(one, source, left)
-        one.state = "prefill"
+        one.state, one.on_disk = "prefill", 0
         self._admitted[one.number] = one
         tokens = (*one.arrived.tokens, *one.generated)
         return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
@@ -577,6 +593,8 @@ class Planner:
                 one.batch = self._batch_for(one)
                 one.state = "decode"
                 joins.append(Join(one.number, one.batch))
+        if joins:
+            self._shrink(self._room - self._used())
         return joins
 
     def _batch_for(self, one: SequenceState) -> int:
@@ -585,16 +603,20 @@ class Planner:
         A batch is a rectangle: every sequence takes as much memory as the longest.
         """
         cost = self.limits.cost
+        left = self._room - self._used() - self._copied_bytes() + cost.of(one.charged)
         padding: dict[int, float] = {}
-        for number, members in self._members().items():
+        batches = self._members()
+        for number, members in batches.items():
             lengths = [member.charged for member in (*members, one)]
             whole = len(lengths) * cost.of(max(lengths))
+            if whole - len(members) * cost.of(max(lengths[:-1])) > left:
+                continue  # The padding would cost somebody its place.
             wasted = 1 - sum(map(cost.of, lengths)) / max(whole, 1)
             uneven = max(lengths) - min(lengths)
             padding[number] = 0.0 if uneven <= _UNEVEN else wasted
         if padding:
             best = min(padding, key=lambda number: (padding[number], number))
-            if padding[best] <= _WASTE or len(padding) >= _MOST_BATCHES:
+            if padding[best] <= _WASTE or len(batches) >= _MOST_BATCHES:
                 return best
         self._batches += 1
         return self._batches
@@ -608,16 +630,19 @@ class Planner:
         if self._owed_to_decode > 0:
             return [], []
         budget = self.pace.tokens(running=running)
-        order = sorted(
-            (one for one in self.of("prefill") if one.filled < one.target or one.arrived.scores),
-            key=lambda one: (self._urgency(one, now), one.number),
-        )
+        filling = self.of("prefill")
+        able = [one for one in filling if one.filled < one.target]
+        if not (able and self._scored):  # Nobody knows how long scoring takes: they take turns.
+            able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
+        order = sorted(able, key=lambda one: (self._urgency(one, now), one.number))
+        self._scored = False
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         while order and budget > 0:
             one = order.pop(0)
             if one.filled >= one.target:
                 scores.append(Score(one.number, budget))
+                self._scored = True
                 return passes, scores
             group = self._together(self._chunk(one, budget), order, budget)
             together = {part.sequence for part in group}
