@@ -519,6 +519,7 @@ class Planner:
         else:
             self._shrink(left)
         one.filled = source.length if source else 0
+        known = self._places_in(source)
         if source is not None and source.kind == "entry":
             if source.move:
                 self._copied.discard(source.number)
@@ -528,14 +529,18 @@ class Planner:
                 self._copied.add(source.number)
                 self.index.touch(source.number)
         if not self.limits.trims:
-            self._choose_snapshots(one, source, left)
+            self._choose_snapshots(one, known, left)
         one.state, one.on_disk = "prefill", 0
         self._admitted[one.number] = one
         tokens = (*one.arrived.tokens, *one.generated)
         return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
 
-    def _choose_snapshots(self, one: SequenceState, source: Source | None, left: int) -> None:
+    def _choose_snapshots(
+        self, one: SequenceState, known: Collection[int] | None, left: int
+    ) -> None:
         """Which snapshots are taken, and which come along with the prefix.
+
+        known: the lengths at which its source can be cut; None: at any.
 
         No more than fit in the bytes that are left, than a bounded part of the prompt cache, and
         than weigh as much as the KV of the prompt, beside a few.
@@ -548,11 +553,11 @@ class Planner:
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
         spare = max(left - sum(map(self.index.size, self._copied)), 0) // size
         most = min(fair, share, spare, _MOST_SNAPSHOTS)
-        one.places, one.snapshots = self._places(one, source, most)
+        one.places, one.snapshots = self._places(one, known, most)
         self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
 
     def _places(
-        self, one: SequenceState, source: Source | None, most: int
+        self, one: SequenceState, known: Collection[int] | None, most: int
     ) -> tuple[set[int], set[int]]:
         """Where to take snapshots, and which to keep of those that come along with the source.
 
@@ -561,28 +566,24 @@ class Planner:
         """
         if not self.limits.prompt_cache or not one.arrived.keep:
             return set(), set()
-        length = source.length if source else 0
-        last = one.prompt - 1
+        length, last = one.filled, one.prompt - 1
         wanted = [*one.arrived.places[:1], last, self._match(one).shared, *one.arrived.places[1:]]
         interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
         wanted += range(interval, last - interval // 2, interval)
         wanted = [one.uncut(place) for place in wanted if _LEAST_STORED <= place <= last]
         wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
         ahead = list(dict.fromkeys(at for at in wanted if at > length))[:most]
-        behind = self._inherited(source, wanted)
+        # A window that has not turned over yet can still be cut back anywhere.
+        behind = {at for at in (wanted if known is None else known) if at <= length}
         return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
 
-    def _inherited(self, source: Source | None, wanted: Collection[int]) -> set[int]:
-        """The lengths within a source at which there are snapshots, or can be where it starts."""
+    def _places_in(self, source: Source | None) -> Collection[int] | None:
+        """The lengths at which a source has snapshots; None: it can be cut back to any."""
         if source is None or source.kind == "disk":
-            return set()
+            return ()
         if source.kind == "sequence":
-            places: Collection[int] = self.sequences[source.number].snapshots
-        else:
-            known = self.index.places(source.number)
-            # A window that has not turned over yet can still be cut back anywhere.
-            places = wanted if known is None else known
-        return {place for place in places if place <= source.length}
+            return self.sequences[source.number].snapshots
+        return self.index.places(source.number)
 
     # Prefill and decode.
 
