@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -37,8 +37,10 @@ from backend.engine.plan import (
 )
 from backend.engine.request import GenerationRequest
 from backend.engine.scoring import Scoring
-from backend.engine.vision.plan import MediaPlan
-from backend.engine.vision.prefill import MediaPrefill
+
+if TYPE_CHECKING:
+    from backend.engine.vision.plan import MediaPlan
+    from backend.engine.vision.prefill import MediaPrefill
 
 
 @dataclass(eq=False, slots=True)
