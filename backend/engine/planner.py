@@ -134,6 +134,7 @@ class Planner:
         self._batches = 0
         self._other = 0
         self._owed_to_decode = 0.0  # seconds
+        self._shortest_next = False  # where a step is too small for two prompts
 
     @property
     def busy(self) -> bool:
@@ -594,6 +595,16 @@ class Planner:
             (one for one in self.of("prefill") if one.filled < one.target or one.arrived.scores),
             key=lambda one: (self._urgency(one, now), one.number),
         )
+        share = budget
+        shortest = min(order, key=lambda one: one.target - one.filled, default=None)
+        if shortest is not None and shortest is not order[0]:
+            # A long prompt that has waited for its turn leaves half to whoever needs least, or
+            # every newcomer would wait until it is done.
+            order.remove(shortest)
+            share = budget // 2
+            self._shortest_next = not self._shortest_next
+            first = share < SMALLEST_STEP and self._shortest_next
+            order.insert(0 if first else 1, shortest)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         while order and budget > 0:
@@ -601,7 +612,8 @@ class Planner:
             if one.filled >= one.target:
                 scores.append(Score(one.number, budget))
                 return passes, scores
-            group = [self._chunk(one, budget)]
+            group = [self._chunk(one, max(share, SMALLEST_STEP))]
+            share = budget
             widest = group[0].end - group[0].start
             if not one.arrived.alone:
                 for other in list(order):
