@@ -291,6 +291,14 @@ class Planner:
             for one in self._admitted.values()
         )
 
+    def _storing_bytes(self) -> int:
+        """Bytes that are about to be entries. They make nobody yield: entries yield to them."""
+        cost = self.limits.cost
+        return sum(
+            cost.of(filled) + len(one.snapshots) * cost.snapshot(one.prompt)
+            for one, filled in self._storing.values()
+        )
+
     def _members(self) -> dict[int, list[SequenceState]]:
         members: dict[int, list[SequenceState]] = {}
         for one in self.of("decode"):
@@ -313,7 +321,7 @@ class Planner:
             self._back_to_waiting(one)
             self.preemptions += 1
             preempted.append(one.number)
-        self._shrink(self._room - used)
+        self._shrink(self._room - used - self._storing_bytes())
         return preempted, refused
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
@@ -350,7 +358,8 @@ class Planner:
         slots = self.limits.slots - len(self._admitted)
         if slots <= 0:
             return starts, refused
-        used = self._used()
+        storing = self._storing_bytes()
+        used = self._used() + storing
         waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         for one in sorted(waiting, key=lambda one: (urgent[one.number], one.number)):
@@ -358,7 +367,7 @@ class Planner:
                 break
             # Memory comes first because it is asked quickly: in a long queue, most do not fit.
             needed = used + self._charge(one)
-            if needed > self._room and one.width <= 2 and self._admitted:
+            if needed > self._room and one.width <= 2 and (self._admitted or storing):
                 if now - one.since > _PATIENCE:
                     break
                 continue
@@ -370,7 +379,7 @@ class Planner:
                 one.width = 1 + (one.width - 1) // 2
                 needed = used + self._charge(one)
             if needed > self._room:
-                if not self._admitted:
+                if not (self._admitted or storing):
                     refused.append(self._refuse(one, needed))
                 elif now - one.since > _PATIENCE:
                     break
@@ -378,7 +387,7 @@ class Planner:
             if self._crowded(self._room - needed):
                 break
             starts.append(self._start(one, source, self._room - needed))
-            used = self._used()
+            used = self._used() + storing
         return starts, refused
 
     def _urgency(self, one: SequenceState, now: float) -> float:
