@@ -57,7 +57,7 @@ class SequenceState:
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
-    batch: which one it decodes in.
+    batch: which one it decodes in. prompt: its tokens.
     """
 
     arrived: Arrived
@@ -72,14 +72,14 @@ class SequenceState:
     preempted_in: int = -1
     match: Match | None = None
     shared: dict[int, int] = field(default_factory=dict)
+    prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.arrived.tokens)
 
     @property
     def number(self) -> int:
         return self.arrived.sequence
-
-    @property
-    def prompt(self) -> int:
-        return len(self.arrived.tokens)
 
     @property
     def total(self) -> int:
@@ -94,8 +94,10 @@ class SequenceState:
     @property
     def charged(self) -> int:
         """Tokens that the memory is charged for."""
-        left = self.arrived.limit - len(self.generated)
-        return self.total + max(min(left, AHEAD), 0)
+        generated = len(self.generated)
+        left = self.arrived.limit - generated
+        ahead = AHEAD if left > AHEAD else max(left, 0)
+        return self.prompt + generated + ahead
 
     @property
     def wanted_snapshots(self) -> int:
@@ -360,6 +362,8 @@ class Planner:
             return starts, refused
         storing = self._storing_bytes()
         used = self._used() + storing
+        if self._admitted and used + 2 * self.limits.cost.of(1) > self._room:
+            return starts, refused  # not even the shortest fits, with the copy while it joins
         waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         for one in sorted(waiting, key=lambda one: (urgent[one.number], one.number)):
@@ -397,8 +401,8 @@ class Planner:
         it has waited for twice its own time, nothing newer overtakes it.
         """
         rate = max(self.pace.tokens_per_second or _MIN_RATE, _MIN_RATE) / 2
-        left = one.target - (one.filled if one.state == "prefill" else self._match(one).length)
-        return max(left, 0) - rate * (now - one.since)
+        known = one.filled if one.state == "prefill" else self._match(one).length
+        return max(one.target - known, 0) - rate * (now - one.since)
 
     def _charge(self, one: SequenceState) -> int:
         """Bytes for one more sequence: its own, the padding it may cause, a copy while it joins."""
