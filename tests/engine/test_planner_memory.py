@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from backend.engine.plan import Arrived, CacheCost, Limits
 from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
