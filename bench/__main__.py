@@ -20,14 +20,15 @@ from bench import (
     vision,
 )
 from bench.process import ROOT
-from bench.report import Figure
+from bench.report import Figure, Table
+from bench.simulation import measure as simulation
 from demo.default_model import ensure
 
 TINY = ROOT / "tests" / "models" / "tiny_text"
 TINY_VISION = ROOT / "tests" / "models" / "tiny_vision"
 TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 
-Measurement = Callable[[], Iterator[Figure]]
+Measurement = Callable[[], Iterator[Figure | Table]]
 
 
 def measurements() -> dict[str, Measurement]:
@@ -48,6 +49,7 @@ def measurements() -> dict[str, Measurement]:
         "overhead": lambda: throughput.host_overhead(TINY),
         "parsing": lambda: parsing.measure(TINY),
         "growth": growth.measure,
+        "simulation": simulation.measure,
     }
     if (ROOT / "venv" / "lib" / "openblas").is_dir():
         chosen["cpu-install"] = lambda: throughput.cpu_install(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -18,6 +19,25 @@ class Figure:
         mark = {True: "met", False: "MISSED", None: ""}[self.met]
         goal = f"goal {self.goal}" if self.goal else ""
         return f"{self.name:<58} {self.value:>28}  {goal:<18} {mark}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Figures side by side, without goals: a title, the names of the columns, and the rows."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    met: bool | None = None
+
+    def __str__(self) -> str:
+        cells = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in cells
+        ]
+        return "\n".join(["", self.title, *lines])
 
 
 def at_most(name: str, value: float, bound: float, detail: str = "") -> Figure:

@@ -58,8 +58,8 @@ class SequenceState:
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
-    on_disk: tokens that a file gives when the sequence first starts.
-    batch: which one it decodes in.
+    on_disk: tokens that a file gives when the sequence first starts. batch: which one it decodes
+    in. prompt: its tokens.
     """
 
     arrived: Arrived
@@ -75,14 +75,14 @@ class SequenceState:
     preempted_in: int = -1
     match: Match | None = None
     shared: dict[int, int] = field(default_factory=dict)
+    prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.arrived.tokens)
 
     @property
     def number(self) -> int:
         return self.arrived.sequence
-
-    @property
-    def prompt(self) -> int:
-        return len(self.arrived.tokens)
 
     @property
     def total(self) -> int:
@@ -97,8 +97,10 @@ class SequenceState:
     @property
     def charged(self) -> int:
         """Tokens that the memory is charged for."""
-        left = max(self.arrived.limit - len(self.generated), 0)
-        return self.total + (left if self.arrived.scores else min(left, AHEAD))
+        generated = len(self.generated)
+        left = max(self.arrived.limit - generated, 0)
+        ahead = AHEAD if left > AHEAD and not self.arrived.scores else left
+        return self.prompt + generated + ahead
 
     @property
     def wanted_snapshots(self) -> int:
@@ -138,6 +140,7 @@ class Planner:
         self._other = 0
         self._owed_to_decode = 0.0  # seconds
         self._scored = False  # in the latest step that had time for prefill
+        self._shortest_next = False  # where a step is too small for two prompts
 
     @property
     def busy(self) -> bool:
@@ -305,6 +308,14 @@ class Planner:
             for one in self._admitted.values()
         )
 
+    def _storing_bytes(self) -> int:
+        """Bytes that are about to be entries. They make nobody yield: entries yield to them."""
+        cost = self.limits.cost
+        return sum(
+            cost.of(filled) + len(one.snapshots) * cost.snapshot(one.prompt)
+            for one, filled in self._storing.values()
+        )
+
     def _members(self) -> dict[int, list[SequenceState]]:
         members: dict[int, list[SequenceState]] = {}
         for one in self.of("decode"):
@@ -331,7 +342,7 @@ class Planner:
             self._back_to_waiting(one)
             self.preemptions += 1
         preempted: list[Leave] = []
-        left = self._room - used
+        left = self._room - used - self._storing_bytes()
         for one, filled in reversed(computed):
             size = self.limits.cost.of(filled)
             entry = self._entry_for(one, filled) if filled and size <= left else None
@@ -377,7 +388,10 @@ class Planner:
         slots = self.limits.slots - len(self._admitted)
         if slots <= 0:
             return starts, refused
-        used = self._used()
+        storing = self._storing_bytes()
+        used = self._used() + storing
+        if self._admitted and used + 2 * self.limits.cost.of(1) > self._room:
+            return starts, refused  # not even the shortest fits, with the copy while it joins
         waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         for one in sorted(waiting, key=lambda one: (urgent[one.number], one.number)):
@@ -386,7 +400,7 @@ class Planner:
             # Memory comes first because it is asked quickly: in a long queue, most do not fit.
             one.width = one.arrived.width
             needed = used + self._charge(one)
-            if needed > self._room and one.width <= 2 and self._admitted:
+            if needed > self._room and one.width <= 2 and (self._admitted or storing):
                 if now - one.since > _PATIENCE:
                     break
                 continue
@@ -398,7 +412,7 @@ class Planner:
                 one.width = 1 + (one.width - 1) // 2
                 needed = used + self._charge(one)
             if needed > self._room:
-                if not self._admitted:
+                if not (self._admitted or storing):
                     refused.append(self._refuse(one, needed))
                 elif now - one.since > _PATIENCE:
                     break
@@ -406,7 +420,7 @@ class Planner:
             if self._crowded(self._room - needed):
                 break
             starts.append(self._start(one, source, self._room - needed))
-            used = self._used()
+            used = self._used() + storing
         return starts, refused
 
     def _urgency(self, one: SequenceState, now: float) -> float:
@@ -416,8 +430,8 @@ class Planner:
         it has waited for twice its own time, nothing newer overtakes it.
         """
         rate = max(self.pace.tokens_per_second or _MIN_RATE, _MIN_RATE) / 2
-        left = one.target - (one.filled if one.state == "prefill" else self._match(one).length)
-        return max(left, 0) - rate * (now - one.since)
+        known = one.filled if one.state == "prefill" else self._match(one).length
+        return max(one.target - known, 0) - rate * (now - one.since)
 
     def _charge(self, one: SequenceState) -> int:
         """Bytes for one more sequence: its own, the padding it may cause, a copy while it joins."""
@@ -637,6 +651,16 @@ class Planner:
             able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
         order = sorted(able, key=lambda one: (self._urgency(one, now), one.number))
         self._scored = False
+        share = budget
+        shortest = min(order, key=lambda one: one.target - one.filled, default=None)
+        if shortest is not None and shortest is not order[0]:
+            # A long prompt that has waited for its turn leaves half to whoever needs least, or
+            # every newcomer would wait until it is done.
+            order.remove(shortest)
+            share = budget // 2
+            self._shortest_next = not self._shortest_next
+            first = share < SMALLEST_STEP and self._shortest_next
+            order.insert(0 if first else 1, shortest)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         while order and budget > 0:
@@ -645,7 +669,9 @@ class Planner:
                 scores.append(Score(one.number, budget))
                 self._scored = True
                 return passes, scores
-            group = self._together(self._chunk(one, budget), order, budget)
+            first_chunk = self._chunk(one, max(share, SMALLEST_STEP))
+            share = budget
+            group = self._together(first_chunk, order, budget)
             together = {part.sequence for part in group}
             order = [other for other in order if other.number not in together]
             passes.append(tuple(group))

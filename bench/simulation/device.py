@@ -1,0 +1,346 @@
+"""Stands in for the executor: carries plans out by counting, and checks every one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from backend.engine.plan import (
+    DecodeTimed,
+    Generated,
+    Join,
+    Leave,
+    Limits,
+    PlannerEvent,
+    Prefill,
+    Prefilled,
+    PrefillTimed,
+    Source,
+    Start,
+    Started,
+    StepPlan,
+    Stored,
+)
+from backend.engine.prefix_index import PrefixKey
+from bench.simulation.setup import Setup
+
+Snapshots = dict[int, int]  # by place in the prompt: which snapshot
+
+
+class BrokenPlanError(AssertionError):
+    """A plan that names what is not there, or does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan(StepPlan):
+    """A plan that also stores what a sequence has while it goes on.
+
+    keep: the sequences and the numbers of the entries. The planner stores only what leaves.
+    """
+
+    keep: tuple[Leave, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class DeviceSequence:
+    """A sequence as the device has it. batch: 0 until it decodes; filled: -1 without KV."""
+
+    number: int
+    key: PrefixKey
+    answer: Sequence[int]
+    produced: int = 0
+    filled: int = -1
+    batch: int = 0
+    snapshots: Snapshots = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return len(self.key) + self.produced
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: PrefixKey
+    nbytes: int  # beside the snapshots
+    snapshots: Snapshots
+
+
+@dataclass(slots=True)
+class Ran:
+    """What a step did. tokens_after, seconds: from its begin to its tokens, and to its end.
+
+    reused: by the sequences that started.
+    """
+
+    events: list[PlannerEvent] = field(default_factory=list)
+    tokens: list[DeviceSequence] = field(default_factory=list)
+    reused: list[tuple[int, int]] = field(default_factory=list)
+    tokens_after: float = 0.0
+    seconds: float = 0.0
+    computed: int = 0
+    quiet: bool = False
+
+
+class SimulatedDevice:
+    """Sequences, batches and entries by number.
+
+    bounded: whether the policy promises to stay within the memory. peak: most bytes of KV at the
+    end of a step.
+    """
+
+    def __init__(self, setup: Setup, limits: Limits, *, bounded: bool) -> None:
+        self._setup = setup
+        self._limits = limits
+        self._bounded = bounded
+        self._entries: dict[int, _Entry] = {}
+        self._entry_bytes = 0
+        self._latest_entry = 0
+        self._batches: dict[int, list[DeviceSequence]] = {}
+        self._prefilling: dict[int, DeviceSequence] = {}
+        self._snapshots: Counter[int] = Counter()
+        self._latest_snapshot = 0
+        self._timed = False
+        self.sequences: dict[int, DeviceSequence] = {}
+        self.peak = 0
+
+    def add(self, sequence: DeviceSequence) -> None:
+        self.sequences[sequence.number] = sequence
+
+    @property
+    def running(self) -> int:
+        return len(self._prefilling) + sum(map(len, self._batches.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV of sequences and entries, snapshots included."""
+        cost = self._limits.cost
+        rows = sum(cost.of(one.filled) for one in self._prefilling.values())
+        for members in self._batches.values():
+            rows += len(members) * cost.of(max(one.total for one in members))
+        return rows + self._entry_bytes + len(self._snapshots) * cost.snapshot(1 << 40)
+
+    def run(self, plan: StepPlan) -> Ran:
+        """One step. Raises BrokenPlanError."""
+        ran = Ran(quiet=_quiet(plan) and not self._prefilling)
+        copied = 0
+        for number in plan.evict:
+            self._drop_entry(number)
+        for leave in plan.preempt:
+            one = self._with_kv(leave.sequence)
+            if leave.entry is not None:
+                copied += self._store(one, leave.entry, ran)
+            self._take_out(one)
+        copied += self._leave(plan.leave, ran)
+        for start in plan.start:
+            copied += self._start(start, ran)
+        copied += self._join(plan.join)
+        _check(set(plan.decode) == set(self._batches), "a batch is left out, or is not there")
+        seconds = self._setup.copy_seconds(copied)
+        seconds += self._decode(1, ran)
+        ran.tokens_after = seconds
+        for group in plan.prefill:
+            seconds += self._prefill(group, ran)
+        if isinstance(plan, ServerPlan):
+            for keep in plan.keep:
+                one = self._with_kv(keep.sequence)
+                seconds += self._setup.copy_seconds(self._store(one, keep.entry or 0, ran))
+        ran.seconds = seconds
+        self._weigh()
+        return ran
+
+    def decode_on(self, steps: int) -> Ran:
+        """Further decode steps that the same plan would be repeated for."""
+        ran = Ran(quiet=True)
+        ran.tokens_after = ran.seconds = self._decode(steps, ran)
+        self._weigh()
+        return ran
+
+    def shortest_left(self) -> int:
+        """Tokens until the next sequence ends."""
+        return min(
+            len(one.answer) - one.produced for batch in self._batches.values() for one in batch
+        )
+
+    # Sequences.
+
+    def _with_kv(self, number: int) -> DeviceSequence:
+        one = self.sequences.get(number)
+        _check(one is not None and one.filled >= 0, f"sequence {number} has no KV")
+        assert one is not None
+        return one
+
+    def _take_out(self, one: DeviceSequence) -> None:
+        if one.batch:
+            members = self._batches[one.batch]
+            members.remove(one)
+            if not members:
+                del self._batches[one.batch]
+        self._prefilling.pop(one.number, None)
+        self._release(one.snapshots)
+        one.batch, one.filled, one.snapshots = 0, -1, {}
+
+    def _leave(self, leaves: Sequence[Leave], ran: Ran) -> int:
+        cost, copied = self._limits.cost, 0
+        for leave in leaves:
+            one = self.sequences.pop(leave.sequence, None)
+            _check(one is not None, f"sequence {leave.sequence} leaves twice")
+            assert one is not None
+            if leave.entry is not None:
+                self._store(one, leave.entry, ran)
+                copied += cost.of(one.total) if one.batch else 0
+            batch = one.batch
+            if one.filled >= 0:
+                self._take_out(one)
+            if batch in self._batches:
+                copied += cost.of(one.total) * len(self._batches[batch])
+        return copied
+
+    def _start(self, start: Start, ran: Ran) -> int:
+        """Returns bytes that are copied."""
+        one = self.sequences.get(start.sequence)
+        _check(one is not None, f"sequence {start.sequence} is not known")
+        assert one is not None
+        _check(one.filled < 0, f"sequence {one.number} is started twice")
+        _check(len(start.tokens) == one.total, f"sequence {one.number} lost tokens")
+        source, copied = start.source, 0
+        one.filled = 0
+        if source is not None:
+            _check(0 < source.length < one.total, "a prefix is empty, or all of the tokens")
+            kept = dict(self._source(one, source))
+            if source.length in start.snapshots and source.length not in kept:
+                self._latest_snapshot += 1  # taken where the copy ends
+                kept[source.length] = self._latest_snapshot
+            _check(set(start.snapshots) <= kept.keys(), "a snapshot is missing")
+            one.snapshots = {at: kept[at] for at in start.snapshots}
+            self._snapshots.update(one.snapshots.values())
+            one.filled = source.length
+            if source.move:
+                self._drop_entry(source.number)
+            else:
+                copied = self._limits.cost.of(source.length)
+        self._prefilling[one.number] = one
+        ran.events.append(Started(one.number, one.filled))
+        ran.reused.append((one.number, one.filled))
+        return copied
+
+    def _source(self, one: DeviceSequence, source: Source) -> Snapshots:
+        if source.kind == "entry":
+            entry = self._entries.get(source.number)
+            _check(entry is not None, f"entry {source.number} is gone")
+            assert entry is not None
+            whole, shared, kept = len(entry.key), entry.key, entry.snapshots
+        else:
+            _check(source.kind == "sequence", "nothing is on disk here")
+            other = self._with_kv(source.number)
+            whole = other.total - 1 if other.batch else other.filled
+            shared, kept = other.key, other.snapshots
+        length = source.length
+        _check(length <= whole, "a source is shorter than it should be")
+        _check(one.key.shared(shared) >= min(length, len(one.key), len(shared)), "other tokens")
+        exact = length in kept or (source.kind == "entry" and length == whole)
+        _check(self._limits.trims or exact, f"no snapshot at {length}")
+        return kept
+
+    def _join(self, joins: Sequence[Join]) -> int:
+        """Returns bytes that are copied: the batches that change are built anew."""
+        changed = set()
+        for join in joins:
+            one = self._with_kv(join.sequence)
+            _check(one.batch == 0 and one.filled == one.total - 1, "joined before its prefill")
+            del self._prefilling[one.number]
+            one.batch = join.batch
+            self._batches.setdefault(join.batch, []).append(one)
+            changed.add(join.batch)
+        cost = self._limits.cost
+        return sum(
+            len(members) * cost.of(max(one.total for one in members))
+            for members in (self._batches[number] for number in changed)
+        )
+
+    # Computing.
+
+    def _decode(self, steps: int, ran: Ran) -> float:
+        seconds = 0.0
+        for members in self._batches.values():
+            longest = max(one.total for one in members)
+            seconds += steps * self._setup.decode_seconds(len(members), longest)
+            for one in members:
+                until = one.produced + steps
+                ran.events.append(Generated(one.number, tuple(one.answer[one.produced : until])))
+                one.produced = until
+                ran.tokens.append(one)
+        if seconds:
+            ran.events.append(DecodeTimed(seconds))
+        return seconds
+
+    def _prefill(self, group: Sequence[Prefill], ran: Ran) -> float:
+        _check(len(group) == 1 or self._limits.together, "sequences cannot share a pass")
+        _check(len({part.sequence for part in group}) == len(group), "twice in one pass")
+        for part in group:
+            one = self._with_kv(part.sequence)
+            _check(one.batch == 0, "prefilled while it decodes")
+            _check(part.start == one.filled, "prefill leaves a gap, or goes back")
+            _check(part.start < part.end < one.total, "prefill is empty, or too long")
+            one.filled = part.end
+            if part.snapshot:
+                self._latest_snapshot += 1
+                one.snapshots[part.end] = self._latest_snapshot
+                self._snapshots[self._latest_snapshot] += 1
+            ran.events.append(Prefilled(part.sequence, part.end, part.snapshot))
+        width = max(part.end - part.start for part in group)
+        ran.computed += width * len(group)
+        seconds = self._setup.prefill_seconds(len(group), width, max(part.start for part in group))
+        ran.events.append(PrefillTimed(width * len(group), seconds))
+        return seconds
+
+    # Entries.
+
+    def _store(self, one: DeviceSequence, number: int, ran: Ran) -> int:
+        """Returns its bytes."""
+        _check(one.filled >= 0, "stored without KV")
+        _check(number > self._latest_entry, f"entry {number} is not new")
+        self._latest_entry = number
+        length = one.total if one.batch else one.filled
+        after = tuple(one.answer[: max(length - len(one.key), 0)])
+        key = one.key.extended(after) if after else one.key.prefix(length)
+        cost = self._limits.cost
+        entry = _Entry(key, cost.of(length), dict(one.snapshots))
+        self._entries[number] = entry
+        self._entry_bytes += entry.nbytes
+        self._snapshots.update(entry.snapshots.values())
+        places = None if self._limits.trims else tuple(sorted({*entry.snapshots, length}))
+        nbytes = entry.nbytes + len(entry.snapshots) * cost.snapshot(length)
+        ran.events.append(Stored(number, length, after, nbytes, places))
+        return entry.nbytes
+
+    def _drop_entry(self, number: int) -> None:
+        entry = self._entries.pop(number, None)
+        _check(entry is not None, f"entry {number} is not there")
+        assert entry is not None
+        self._entry_bytes -= entry.nbytes
+        self._release(entry.snapshots)
+
+    def _release(self, snapshots: Snapshots) -> None:
+        for mark in snapshots.values():
+            self._snapshots[mark] -= 1
+            if not self._snapshots[mark]:
+                del self._snapshots[mark]
+
+    def _weigh(self) -> None:
+        nbytes, room, running = self.nbytes, self._limits.room, self.running
+        self.peak = max(self.peak, nbytes)
+        if self._bounded:
+            _check(nbytes <= room, f"{nbytes} bytes of KV where {room} fit")
+            _check(running <= self._limits.slots, f"{running} sequences in too few slots")
+
+
+def _quiet(plan: StepPlan) -> bool:
+    """Whether the plan does nothing but decode."""
+    acts = (plan.evict, plan.preempt, plan.leave, plan.refuse, plan.start, plan.join, plan.prefill)
+    return bool(plan.decode) and not any(acts) and not plan.score
+
+
+def _check(condition: bool, problem: str) -> None:
+    if not condition:
+        raise BrokenPlanError(problem)

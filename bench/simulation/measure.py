@@ -1,0 +1,90 @@
+"""`make bench BENCH=simulation`: the planner beside the policy before it and mlx_lm.server's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+from backend.engine.plan import Limits
+from backend.engine.planner import Planner
+from bench.report import Figure, Table, at_least, at_most, fact
+from bench.simulation.former import Former
+from bench.simulation.outcome import HEADER, Outcome, outcome
+from bench.simulation.replay import Policy, Replay
+from bench.simulation.server import Server
+from bench.simulation.setup import Setup, setups
+from bench.simulation.step_cost import planner_step
+from bench.simulation.traffic import conversations
+
+SEED = 1
+SEQUENCES = 256
+MOST_STEP = 1000.0  # microseconds
+MOST_SECONDS = 120.0
+
+
+class Present(Planner):
+    """The planner, which stays within the memory and the slots."""
+
+    bounded = True
+
+
+POLICIES: dict[str, Callable[[Limits], Policy]] = {
+    "planner": Present,
+    "before": Former,
+    "mlx_lm": Server,
+}
+
+
+def measure() -> Iterator[Figure | Table]:
+    began = time.perf_counter()
+    for lacking in ("nobody waits", "slots", "memory"):
+        waiting = 0 if lacking == "nobody waits" else SEQUENCES
+        seconds = planner_step(SEQUENCES, waiting, memory=lacking == "memory")
+        name = f"planner step, {SEQUENCES} decode"
+        if waiting:
+            yield fact(f"{name}, {waiting} wait for {lacking}, us", seconds * 1e6)
+        else:
+            yield at_most(f"{name}, us", seconds * 1e6, MOST_STEP)
+    every = setups()
+    jobs = [(at, name) for at in range(len(every)) for name in POLICIES]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(jobs)), mp_context=context) as pool:
+        outcomes = dict(zip(jobs, pool.map(_run, *zip(*jobs, strict=True)), strict=True))
+    for at, setup in enumerate(every):
+        yield from _report(setup, {name: outcomes[at, name] for name in POLICIES})
+    used = sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+    wall = f"{time.perf_counter() - began:.0f} s in all, other programs included"
+    yield at_most("simulation, seconds of two cores", used / 2, MOST_SECONDS, wall)
+
+
+def replay(setup: Setup, policy: str, requests: int, seed: int = SEED) -> Outcome:
+    """Raises BrokenPlanError."""
+    load = conversations(seed, requests, setup.load)
+    return outcome(setup, Replay(setup, POLICIES[policy](setup.limits), load).run())
+
+
+def _run(at: int, policy: str) -> Outcome:
+    setup = setups()[at]
+    return replay(setup, policy, setup.requests)
+
+
+def _report(setup: Setup, outcomes: dict[str, Outcome]) -> Iterator[Figure | Table]:
+    room = setup.limits.room
+    title = (
+        f"{setup.name}: {setup.requests} requests, {setup.load} per second, {setup.slots} slots,"
+        f" {room / 1e9:.0f} GB for KV; good: first token within {setup.first_token:.0f} s, then"
+        f" {setup.gap * 1e3:.0f} ms a token"
+    )
+    yield Table(title, HEADER, [(name, *one.row) for name, one in outcomes.items()])
+    ours = outcomes["planner"]
+    for name in ("before", "mlx_lm"):
+        ratio = ours.good / max(outcomes[name].good, 1)
+        yield at_least(f"{setup.machine.name}: good answers, planner / {name}", ratio, 1.0)
+    yield at_most(f"{setup.machine.name}: refused", ours.ends["refused"], 0)

@@ -1,0 +1,114 @@
+"""What a policy made of a load, in one row."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.simulation.replay import Replayed, Request
+from bench.simulation.setup import Setup
+from bench.simulation.traffic import Kind
+
+HEADER = (
+    "policy",
+    "TTFT p50",
+    "p95",
+    "p99",
+    "gap p99",
+    "good/min",
+    "good",
+    "answered",
+    "left",
+    "refused",
+    "preempted",
+    "reuse",
+    "slower p99: chat",
+    "agent",
+    "burst",
+    "Jain",
+    "overtaken",
+    "KV peak",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """first_token: quantiles of the seconds to it, by percent. gap: 99th percentile of the seconds
+    between two tokens. good: answers within the setup's bounds. reuse: share of the prompts' tokens
+    that needed no computing. slowdown: 99th percentile by kind of how many times longer an answer
+    took than with nobody beside it. fairness: Jain's index of the inverse slowdowns, from 0 to 1.
+    peak: most bytes of KV, as a share of the room for it.
+    """
+
+    first_token: dict[int, float]
+    gap: float
+    good: int
+    requests: int
+    minutes: float
+    ends: dict[str, int]
+    preemptions: int
+    reuse: float
+    slowdown: dict[Kind, float]
+    fairness: float
+    overtaken: int
+    peak: float
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """As `HEADER` says, but for the policy."""
+        return (
+            *(f"{self.first_token[share]:.2f} s" for share in (50, 95, 99)),
+            f"{self.gap * 1e3:.0f} ms",
+            f"{self.good / self.minutes:.1f}",
+            f"{self.good / self.requests:.1%}",
+            *(str(self.ends[end]) for end in ("answered", "left", "refused")),
+            str(self.preemptions),
+            f"{self.reuse:.1%}",
+            *(f"{self.slowdown[kind]:.1f}" for kind in ("chat", "agent", "burst")),
+            f"{self.fairness:.2f}",
+            str(self.overtaken),
+            f"{self.peak:.0%}",
+        )
+
+
+def outcome(setup: Setup, replayed: Replayed) -> Outcome:
+    requests = replayed.requests
+    answered = [one for one in requests if one.end == "answered"]
+    waits = [one.first - one.arrived for one in requests if one.first is not None]
+    slowdown = {id(one): (one.ended - one.arrived) / one.alone for one in answered}
+    kinds: tuple[Kind, ...] = ("chat", "agent", "burst")
+    speeds = 1 / np.array(list(slowdown.values()) or [1.0])
+    return Outcome(
+        first_token={share: _percentile(waits, share) for share in (50, 95, 99)},
+        gap=_percentile(replayed.gaps, 99),
+        good=sum(_good(setup, one) for one in answered),
+        requests=len(requests),
+        minutes=replayed.seconds / 60,
+        ends={
+            end: sum(one.end == end for one in requests) for end in ("answered", "left", "refused")
+        },
+        preemptions=replayed.preemptions,
+        reuse=sum(one.reused or 0 for one in requests) / sum(one.prompt for one in requests),
+        slowdown={
+            kind: _percentile([slowdown[id(one)] for one in answered if one.kind == kind], 99)
+            for kind in kinds
+        },
+        fairness=float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum())),
+        overtaken=max(one.overtaken for one in requests),
+        peak=replayed.peak / setup.limits.room,
+    )
+
+
+def _good(setup: Setup, one: Request) -> bool:
+    """Whether the first token and, on average, the others came in time."""
+    if one.first is None or one.first - one.arrived > setup.first_token:
+        return False
+    return one.latest - one.first <= setup.gap * max(one.answer - 1, 1)
+
+
+def _percentile(values: Sequence[float] | array[float], share: int) -> float:
+    """NaN where there are none."""
+    return float(np.percentile(np.asarray(values), share)) if len(values) else float("nan")

@@ -1,0 +1,160 @@
+"""The simulated machine with its model: how many bytes things take, and how many seconds."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backend.engine.device import Device, Kind, memory_plan, prefill_chunk
+from backend.engine.plan import CacheCost, Limits
+from backend.engine.settings import Settings
+
+_FILE = Path(__file__).with_name("setups.toml")
+_KV_BYTES = 2  # of one value
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A device. Units and sources are in `setups.toml`."""
+
+    name: str
+    kind: Kind
+    bandwidth: float
+    flops: float
+    memory: float
+    usable: float
+    bandwidth_share: float
+    flops_share: float
+    launch: float
+
+    @property
+    def device(self) -> Device:
+        memory = int(self.memory)
+        return Device(self.kind, self.name, memory, int(memory * self.usable))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A language model. Units and sources are in `setups.toml`."""
+
+    name: str
+    parameters: float
+    active: float
+    bits: float
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    state: float = 0.0
+    experts: int = 0
+    experts_used: int = 0
+    expert_share: float = 0.0
+
+    @property
+    def weights(self) -> float:
+        """Bytes."""
+        return self.parameters * self.bits / 8
+
+    @property
+    def cost(self) -> CacheCost:
+        per_token = 2 * self.layers * self.kv_heads * self.head_size * _KV_BYTES
+        return CacheCost(per_token, int(self.state))
+
+    def touched(self, tokens: int) -> float:
+        """Bytes of weights that a pass over so many tokens reads.
+
+        Tokens choose their experts independently, so a few of them miss some.
+        """
+        if not self.experts:
+            return self.weights
+        missed = (1 - self.experts_used / self.experts) ** tokens
+        return self.weights * (1 - self.expert_share * missed)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model on a machine under a load. load: requests per second; requests: how many.
+
+    first_token, gap: seconds within which an answer is good.
+    """
+
+    machine: Machine
+    model: Model
+    slots: int
+    load: float
+    requests: int
+    first_token: float
+    gap: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.machine.name}, {self.model.name}"
+
+    @property
+    def limits(self) -> Limits:
+        """Those that the backend would choose on this machine, but for the slots."""
+        device, settings, weights = self.machine.device, Settings(), int(self.model.weights)
+        plan = memory_plan(device, settings, weights)
+        return Limits(
+            cost=self.model.cost,
+            slots=self.slots,
+            room=plan.limit - weights,
+            prompt_cache=plan.prompt_cache,
+            max_entries=settings.max_cache_entries,
+            prefill_chunk=prefill_chunk(device, settings),
+            stall_ms=settings.stall_ms,
+            trims=not self.model.state,
+        )
+
+    def decode_seconds(self, rows: int, longest: int) -> float:
+        """A decode step of one batch: a rectangle as long as its longest sequence."""
+        cost = self.model.cost
+        read = self.model.touched(rows) + rows * (longest * cost.per_token + 2 * cost.fixed)
+        return self._seconds(read, rows * self._flops(longest))
+
+    def prefill_seconds(self, rows: int, width: int, start: int) -> float:
+        """A prefill pass of `width` tokens of each row behind `start` tokens that are there."""
+        cost = self.model.cost
+        tokens = rows * width
+        read = self.model.touched(tokens) + rows * (start * cost.per_token + 2 * cost.fixed)
+        return self._seconds(read, tokens * self._flops(start + width // 2))
+
+    def copy_seconds(self, nbytes: int) -> float:
+        """Reading bytes and writing them elsewhere."""
+        return 2 * nbytes / self._bandwidth
+
+    def alone_seconds(self, start: int, prompt: int, answer: int) -> float:
+        """A request with nobody beside it, whose first `start` tokens need no computing."""
+        chunk = prefill_chunk(self.machine.device, Settings())
+        prefill = sum(
+            self.prefill_seconds(1, min(chunk, prompt - at), at)
+            for at in range(start, prompt, chunk)
+        )
+        return prefill + answer * self.decode_seconds(1, prompt + answer // 2)
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.machine.bandwidth * self.machine.bandwidth_share
+
+    def _seconds(self, read: float, flops: float) -> float:
+        reached = self.machine.flops * self.machine.flops_share
+        return max(read / self._bandwidth, flops / reached) + self.machine.launch
+
+    def _flops(self, context: int) -> float:
+        """Of one token: a multiplication and an addition per weight, and per value of KV."""
+        model = self.model
+        attention = 4 * model.layers * model.heads * model.head_size * context
+        return 2 * model.active + attention
+
+
+def setups() -> list[Setup]:
+    """All that the file holds, in its order."""
+    told: dict[str, Any] = tomllib.loads(_FILE.read_text())
+    machines = {key: Machine(**values) for key, values in told["machines"].items()}
+    models = {key: Model(**values) for key, values in told["models"].items()}
+    return [
+        Setup(**values | {"machine": machines[values["machine"]], "model": models[values["model"]]})
+        for values in told["setups"]
+    ]

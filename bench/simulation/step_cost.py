@@ -1,0 +1,86 @@
+"""What the planner itself costs in a step, in seconds of this machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from backend.engine.plan import (
+    Arrived,
+    CacheCost,
+    DecodeTimed,
+    Generated,
+    Limits,
+    PlannerEvent,
+    Prefilled,
+    PrefillTimed,
+    Started,
+)
+from backend.engine.planner import Planner
+from backend.engine.prefix_index import PrefixKey
+
+_STEPS = 100
+_SPARE = 1 << 26  # bytes that are left, and too few for anybody
+_ANSWER = 512  # tokens, which all are charged for at once: what is charged stays the same
+_STEP_SECONDS = 0.03
+_GIB = 1 << 30
+
+
+def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
+    """Median processor seconds of a plan while so many sequences decode and so many wait.
+
+    memory: whether they wait for memory, and not for a slot.
+    """
+    limits = Limits(
+        cost=CacheCost(98_304, 0),
+        slots=2 * decoding if memory else decoding,
+        room=1 << 50,
+        prompt_cache=8 * _GIB,
+        max_entries=0,
+        prefill_chunk=1 << 20,
+        stall_ms=250,
+    )
+    planner = Planner(limits)
+    drawn = np.random.default_rng(0)
+    now = 0.0
+    planner.plan(now, [_arrival(drawn, number) for number in range(decoding)])
+    while len(planner.of("decode")) < decoding:
+        now += _STEP_SECONDS
+        plan = planner.plan(now, _results(planner))
+        events: list[PlannerEvent] = [Started(start.sequence, 0) for start in plan.start]
+        for group in plan.prefill:
+            events += [Prefilled(part.sequence, part.end) for part in group]
+            events.append(PrefillTimed(sum(part.end - part.start for part in group), 1e-6))
+        planner.plan(now, events)
+    if memory:
+        planner.limits = replace(limits, room=_charged(planner) + _SPARE)
+    planner.plan(now, [_arrival(drawn, decoding + number) for number in range(waiting)])
+    seconds = []
+    for _ in range(_STEPS):
+        now += _STEP_SECONDS
+        news = _results(planner)
+        began = time.thread_time()
+        planner.plan(now, news)
+        seconds.append(time.thread_time() - began)
+    return statistics.median(seconds)
+
+
+def _charged(planner: Planner) -> int:
+    """Bytes that the sequences take in their batches."""
+    batches: dict[int, list[int]] = {}
+    for one in planner.of("decode"):
+        batches.setdefault(one.batch, []).append(one.charged)
+    return sum(len(some) * planner.limits.cost.of(max(some)) for some in batches.values())
+
+
+def _arrival(drawn: np.random.Generator, number: int) -> Arrived:
+    tokens = drawn.integers(1, 150_000, int(drawn.integers(300, 1200)))
+    return Arrived(number, PrefixKey(tokens), (0,) * len(tokens), _ANSWER)
+
+
+def _results(planner: Planner) -> list[PlannerEvent]:
+    events: list[PlannerEvent] = [Generated(one.number, (7,)) for one in planner.of("decode")]
+    return [*events, DecodeTimed(_STEP_SECONDS)]

@@ -1,0 +1,80 @@
+"""The real planner against the cost model of `bench.simulation`, every step checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from backend.engine.plan import PlannerEvent, StepPlan
+from bench.simulation.device import BrokenPlanError
+from bench.simulation.measure import POLICIES, Present, replay
+from bench.simulation.replay import Replay
+from bench.simulation.setup import Setup, setups
+from bench.simulation.traffic import conversations
+
+SETUPS = setups()
+
+
+def tight(setup: Setup, tokens: int) -> Setup:
+    """The same with memory for so many tokens of KV, and twice the load."""
+    kv = setup.model.cost.of(tokens)
+    memory = (setup.model.weights + kv) / setup.machine.usable
+    return replace(
+        setup, machine=replace(setup.machine, memory=memory), load=2 * setup.load, slots=8
+    )
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=lambda one: one.model.name)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_every_plan_holds(setup: Setup, policy: str) -> None:
+    made = replay(setup, policy, requests=150)
+    assert sum(made.ends.values()) == 150
+    assert made.ends["refused"] == 0
+    assert made.ends["answered"] > 100
+    assert made.reuse > 0.3
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=lambda one: one.model.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_with_little_memory_nobody_waits_for_ever(setup: Setup, seed: int) -> None:
+    made = replay(tight(setup, 24_000), "planner", requests=80, seed=seed)
+    assert sum(made.ends.values()) == 80
+    assert made.ends["answered"] > 20
+    assert made.peak <= 1.0
+
+
+def test_the_same_seed_gives_the_same_outcome() -> None:
+    setup = SETUPS[0]
+    assert replay(setup, "planner", 60, seed=5) == replay(setup, "planner", 60, seed=5)
+    assert replay(setup, "planner", 60, seed=5) != replay(setup, "planner", 60, seed=6)
+
+
+class Careless(Present):
+    """Changes one thing about the plans."""
+
+    change = ""
+
+    def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
+        plan = super().plan(now, events)
+        if self.change == "prefill" and plan.prefill:
+            (part, *rest), *groups = plan.prefill
+            longer = replace(part, start=part.start + 1)
+            return replace(plan, prefill=((longer, *rest), *groups))
+        if self.change == "evict" and self._steps == 50:
+            return replace(plan, evict=(*plan.evict, 999))
+        if self.change == "start":
+            return replace(plan, start=())
+        if self.change == "decode" and plan.decode:
+            return replace(plan, decode={})
+        return plan
+
+
+@pytest.mark.parametrize("change", ["prefill", "evict", "start", "decode"])
+def test_a_broken_plan_is_found(change: str) -> None:
+    setup = SETUPS[0]
+    policy = Careless(setup.limits)
+    policy.change = change
+    with pytest.raises(BrokenPlanError):
+        Replay(setup, policy, conversations(1, 30, setup.load)).run()
