@@ -35,7 +35,7 @@ demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat
 
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
-	@$(PYTHON_ENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff check .

@@ -38,7 +38,7 @@ def measurements() -> dict[str, Measurement]:
     model = ensure()
     chosen: dict[str, Measurement] = {
         "startup": startup.measure,
-        "prefix": lambda: prefix.measure(model),
+        "prefix": lambda: prefix.measure(model, TINY),
         "latency": lambda: latency.measure(model),
         "peers": lambda: peers.measure(model),
         "blas": lambda: peers.blas(model),

@@ -1,18 +1,41 @@
-"""Time to the first token of a 1,480-token prompt, cold and with its prefix in memory."""
+"""What the prefix cache saves: time to the first token, and prompt tokens of an agent's turns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+from bench import recorded
 from bench.process import backend, stream, words
-from bench.report import Figure, at_least
+from bench.report import Figure, at_least, at_most
+from common.messages import template_messages
+from tests.engine.loading_models import write_model
+from tests.engine.random_models import CONFIGS
 from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
 
 TOKENS = 1480
+TURNS = 20
+MOST_READ = 1.15  # prompt tokens read for each that is new
+KINDS = {"attention": "full", "hybrid": "hybrid", "sliding window": "window"}
 
 
-def measure(model: Path) -> Iterator[Figure]:
+def measure(model: Path, tokenizer: Path) -> Iterator[Figure]:
+    """model: answers a long prompt twice. tokenizer: folder whose tokenizer and template the small
+    models of `KINDS` get."""
+    yield _first_token(model)
+    for name, kind in KINDS.items():
+        with TemporaryDirectory() as folder:
+            written = _written(Path(folder) / kind, kind, tokenizer)
+            with backend(written, ContextSize=1 << 15) as stub:
+                yield _turns(stub, name, written)
+
+
+def _first_token(model: Path) -> Figure:
     with backend(model) as stub:
         stream(stub, "Warm up.", 8)
         count = TOKENS // 4
@@ -23,9 +46,76 @@ def measure(model: Path) -> Iterator[Figure]:
         warm = stream(stub, prompt, 4)
     if cold.prompt_tokens != warm.prompt_tokens:
         raise RuntimeError(f"prompt_tokens differ: {cold.prompt_tokens}, {warm.prompt_tokens}")
-    yield at_least(
+    return at_least(
         f"cold / warm time to first token, {cold.prompt_tokens} tokens",
         cold.first / warm.first,
         20,
         f"{cold.first:.2f} / {warm.first:.2f} s",
     )
+
+
+def _written(folder: Path, kind: str, tokenizer: Path) -> Path:
+    """A small model with random weights that reads and writes as another one does."""
+    theirs = json.loads((tokenizer / "config.json").read_text())
+    shared = {name: theirs[name] for name in ("vocab_size", "eos_token_id")}
+    config: dict[str, Any] = {**CONFIGS[kind], **shared, "max_position_embeddings": 1 << 15}
+    write_model(folder, **config)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / name, folder)
+    return folder
+
+
+def _turns(stub: backend_pb2_grpc.BackendStub, name: str, folder: Path) -> Figure:
+    """The turn that reads most for what is new in it.
+
+    New is what stands behind the longest beginning that the prompt shares with any before it. The
+    recorded answer takes the place of what the model says.
+    """
+    from mlx_lm.tokenizer_utils import load
+
+    tokenizer: Any = load(folder)
+    earlier: list[Sequence[int]] = []
+    turns: list[tuple[int, int]] = []
+    for messages in recorded.prompts(seed=1, turns=TURNS):
+        prompt = tokenizer.apply_chat_template(
+            list(template_messages(messages)),
+            tools=json.loads(recorded.TOOLS),
+            add_generation_prompt=True,
+        )
+        known = max((_shared(prompt, one) for one in earlier), default=0)
+        read = _read(stub, messages, len(prompt))
+        turns.append((read, len(prompt) - min(known, len(prompt) - 1)))
+        earlier.append(prompt)
+    following = turns[1:]
+    read, new = (sum(column) for column in zip(*following, strict=True))
+    worst = max(read / new for read, new in following)
+    return at_most(
+        f"prompt tokens read / new, worst turn, {name}",
+        worst,
+        MOST_READ,
+        f"{read} / {new} in {len(following)} turns",
+    )
+
+
+def _read(stub: backend_pb2_grpc.BackendStub, messages: Sequence[pb.Message], tokens: int) -> int:
+    """How many tokens of a prompt are computed. tokens: that it should have."""
+    request = pb.PredictOptions(
+        Messages=messages,
+        Tools=recorded.TOOLS,
+        UseTokenizerTemplate=True,
+        Tokens=4,
+        IgnoreEOS=True,
+    )
+    call = stub.PredictStream(request)
+    (*_, last) = call
+    if last.prompt_tokens != tokens:
+        raise RuntimeError(
+            f"the prompt has {tokens} tokens, the backend counts {last.prompt_tokens}"
+        )
+    trailers = dict(call.trailing_metadata())
+    return tokens - int(trailers["mlx-cached-tokens"])
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -50,8 +50,6 @@ if [ -e "$openblas/libopenblas.so.0" ]; then
             export MLX_BACKEND_LD_LIBRARY_PATH_BEFORE="${LD_LIBRARY_PATH:-}"
             export LD_PRELOAD="libopenblas.so.0${LD_PRELOAD:+:$LD_PRELOAD}"
             export LD_LIBRARY_PATH="$openblas${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-            # More threads fight with MLX's own for the same cores.
-            export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
             ;;
     esac
 fi

@@ -151,6 +151,11 @@ class DecodeBatch:
         assert self._cache is not None
         return self._cache.extract(self.sequences.index(one))
 
+    def take(self, one: ExecutorSequence) -> kv.RowCache:
+        """The KV of a sequence that is about to leave: the cache itself where it is alone."""
+        assert self._cache is not None
+        return self._cache.layers if len(self.sequences) == 1 else self.extract(one)
+
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
         """Drop sequences; a token of theirs that was not read is dropped too."""
         gone = set(map(id, leaving))

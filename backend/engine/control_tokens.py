@@ -39,12 +39,15 @@ class ControlTokens:
 
     added: its added tokens by id, with `content` and `special` (tokenizers.AddedToken). Special
     ones are control tokens, and others that look like markup; words and runs of spaces that a
-    vocabulary keeps in the same list are not.
+    vocabulary keeps in the same list are not. ids: those of the control strings.
     """
 
     def __init__(self, added: Mapping[int, Any]) -> None:
         self.tokens: dict[str, Any] = {
             str(token.content): token for token in added.values() if _controls(token)
+        }
+        self.ids = {
+            str(added[number].content): number for number in added if _controls(added[number])
         }
         starts = (f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in self.tokens)
         self._starts = re.compile("|".join(starts)) if self.tokens else None

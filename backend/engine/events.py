@@ -68,7 +68,7 @@ class Finished:
     stop_sequence: the stop string that ended the text, '' where something else did.
     logprobs: one entry per counted token where the request asked for them, else None.
     prompt_logprobs: likewise for the prompt. scores: of a Score, per candidate in its order, the
-    candidate's tokens.
+    candidate's tokens. repeated: whether the guard against endless repetition ended it.
     """
 
     reason: FinishReason
@@ -77,6 +77,7 @@ class Finished:
     stop_sequence: str = ""
     prompt_logprobs: PromptLogprobs | None = None
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()
+    repeated: bool = False
 
 
 Event = TextDelta | Finished

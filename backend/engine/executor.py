@@ -30,7 +30,6 @@ from backend.engine.plan import (
     Prefilled,
     PrefillTimed,
     Score,
-    Source,
     Start,
     Started,
     StepPlan,
@@ -161,8 +160,8 @@ class Executor:
         self._launched_at = self._clock()
         for entry in plan.evict:
             self._entries.pop(entry, None)
-        for number in plan.preempt:
-            self._preempt(self.sequences[number])
+        for preempted in plan.preempt:
+            self._preempt(self.sequences[preempted.sequence], preempted.entry)
         self._leave(plan.leave)
         events: list[PlannerEvent] = []
         for start in plan.start:
@@ -189,7 +188,7 @@ class Executor:
         if one.scoring is not None:
             one.scoring.restart(width=start.width - 1)
         try:
-            reused = self._fill(one, start.source)
+            reused = self._fill(one, start)
             if self._model.media is not None:
                 assert one.cache is not None
                 one.media_prefill = self._model.media.begin(one.media, one.prompt, one.cache)
@@ -202,8 +201,9 @@ class Executor:
             kv.evaluate(one.cache)
             self._save(one, one.history, kv.clone(one.cache))
 
-    def _fill(self, one: ExecutorSequence, source: Source | None) -> int:
+    def _fill(self, one: ExecutorSequence, start: Start) -> int:
         """Give the sequence its KV; returns how many tokens are in it."""
+        source = start.source
         one.snapshots = {}
         stored, one.stored = one.stored, None
         if source is not None and source.kind == "disk" and self._model.disk is not None:
@@ -216,7 +216,7 @@ class Executor:
             if source.move:
                 del self._entries[source.number]
             one.cache = entry.cache if source.move else kv.clone(entry.cache)
-            return self._rewind(one, len(entry.tokens), source.length, entry.snapshots)
+            return self._rewind(one, len(entry.tokens), start, entry.snapshots)
         elif source is not None and source.kind == "sequence":
             other = self.sequences[source.number]
             if other.batch is not None:
@@ -224,7 +224,7 @@ class Executor:
             elif other.cache is not None:
                 one.cache = kv.clone(other.cache)
             if one.cache is not None:
-                return self._rewind(one, len(other.history), source.length, other.snapshots)
+                return self._rewind(one, len(other.history), start, other.snapshots)
         one.cache = kv.new_row(self._model.model)
         return 0
 
@@ -232,16 +232,22 @@ class Executor:
         self,
         one: ExecutorSequence,
         length: int,
-        wanted: int,
+        start: Start,
         snapshots: dict[int, kv.Snapshot],
     ) -> int:
-        """Cut a cache of `length` tokens back to `wanted`; returns how many are in it then."""
+        """Cut a cache of `length` tokens back to the source's; returns how many are in it then."""
         assert one.cache is not None
-        if kv.rewind(one.cache, length - wanted, snapshots.get(wanted)):
-            one.snapshots = {at: kept for at, kept in snapshots.items() if at <= wanted}
-            return wanted
-        one.cache = kv.new_row(self._model.model)
-        return 0
+        assert start.source is not None
+        wanted = start.source.length
+        if not kv.rewind(one.cache, length - wanted, snapshots.get(wanted)):
+            one.cache = kv.new_row(self._model.model)
+            return 0
+        for at in start.snapshots:
+            if at in snapshots:
+                one.snapshots[at] = snapshots[at]
+            elif kv.rewind(shorter := kv.clone(one.cache), wanted - at, None):
+                one.snapshots[at] = kv.snapshot(shorter)
+        return wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
         batch = self._batches.get(number)
@@ -258,8 +264,6 @@ class Executor:
         for one in joining:
             self.prompt_tokens += not one.delivered  # the prompt's last token, which decode feeds
             one.batch, one.cache, one.media_prefill = batch, None, None
-            if one.media is not None:
-                one.media.release()
 
     def _decode(self, batch: DecodeBatch) -> None:
         try:
@@ -382,6 +386,9 @@ class Executor:
         events: list[PlannerEvent] = []
         if self._decode_seconds:
             events.append(DecodeTimed(self._decode_seconds))
+            if self._model.blas is not None:
+                width = sum(len(batch.sequences) for batch in self._launched_batches)
+                self._model.blas.measured(width, self._decode_seconds)
             self._decode_seconds = 0.0
         waiting, self._passes = self._passes, self._launched
         self._launched = []
@@ -406,7 +413,13 @@ class Executor:
                     launched.logits, launched.following, alternatives
                 )
         except Exception as fault:
-            self._failed(launched.sequences, "prefill", fault)
+            # Sequences that joined a batch meanwhile have brought what failed into all of it.
+            for batch in {id(one.batch): one.batch for one in launched.sequences}.values():
+                if batch is not None:
+                    self._break(batch, fault)
+            self._failed(
+                (one for one in launched.sequences if one.cache is not None), "prefill", fault
+            )
             return
         ready = self._clock()
         began = max(self._ready_at, launched.at)
@@ -458,10 +471,12 @@ class Executor:
     def _keep(self, one: ExecutorSequence, number: int | None) -> None:
         """Make an entry of what a leaving sequence has."""
         try:
-            cache = one.cache if one.batch is None else one.batch.extract(one)
-            assert cache is not None
-            entry = _Entry(kv.owned(cache), one.history, len(one.prompt), one.snapshots)
-            mx.async_eval([layer.state for layer in entry.cache])
+            if one.batch is not None:
+                cache = one.batch.take(one)
+            else:
+                assert one.cache is not None
+                cache = kv.owned(one.cache)
+            entry = _Entry(cache, one.history, len(one.prompt), one.snapshots)
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache", fault))
             if number is not None:
@@ -495,9 +510,11 @@ class Executor:
             after = tuple(entry.tokens[entry.prompt :])
             events.append(Stored(number, length, after, entry.nbytes, places))
 
-    def _preempt(self, one: ExecutorSequence) -> None:
-        """Drop the KV of a sequence; its tokens stay, and it is computed again later."""
+    def _preempt(self, one: ExecutorSequence, entry: int | None) -> None:
+        """Store or drop the KV of a sequence; its tokens stay, and it starts again later."""
         batch = one.batch
+        if entry is not None:
+            self._keep(one, entry)
         if batch is not None:
             try:
                 self._early += batch.give_up(one)

@@ -141,6 +141,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         return read_encoder(found, request, epoch, cancelled)
     started = time.perf_counter()
     from backend.engine import device, kv
+    from backend.engine.blas_threads import blas_threads
     from backend.engine.cache_form import use_cache_kind
     from backend.engine.chat import chat_format
     from backend.engine.constraints.compiler import ConstraintCompiler
@@ -199,7 +200,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         taken += settings.vision_cache_mib * device.MIB
     plan = device.memory_plan(here, settings, taken)
     device.apply(plan)
-    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary)
+    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
     vision = _vision(found, loaded, prompts, vocabulary)
     texts = TokenTexts(loaded.tokenizer)
     engine = EngineModel(
@@ -229,6 +230,8 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
             copy=device.host_reads_disturb(here),
         ),
         media=vision.reader if vision else None,
+        repetition_guard=settings.repetition_guard,
+        blas=blas_threads() if here.kind == "cpu" else None,
     )
     format_ = chat_format(
         loaded.chat_template,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backend.engine.blas_threads import BlasThreads
 from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.drafting.loading import Drafting
 from backend.engine.plan import CacheCost
@@ -26,7 +27,8 @@ class EngineModel:
     memory_limit: bytes that MLX may use in all; weights_bytes of them
     are taken by the model itself. drafting: how it guesses
     ahead while one row decodes. disk: prompt caches that survive the process. media: what reads
-    images and sounds, where the model takes any.
+    images and sounds, where the model takes any. blas: the threads of matrix products on a CPU.
+    repetition_guard: tokens of repetition after which an answer ends; 0: never.
     """
 
     model: Any
@@ -47,3 +49,5 @@ class EngineModel:
     trims: bool = True
     together: bool = True
     media: MediaReader | None = None
+    blas: BlasThreads | None = None
+    repetition_guard: int = 0

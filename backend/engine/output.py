@@ -16,6 +16,7 @@ from backend.engine.events import (
     Usage,
 )
 from backend.engine.executor import ExecutorSequence
+from backend.engine.repetition import RepetitionGuard
 from backend.engine.token_text import TextStream
 from common.stop_strings import StopMatcher
 
@@ -24,12 +25,14 @@ from common.stop_strings import StopMatcher
 class Output:
     """The answer of one sequence. ended: why it is over; None while it is not.
 
-    reused: prompt tokens whose KV was computed earlier.
+    guard: ends an answer that only repeats itself. reused: prompt tokens whose KV was computed
+    earlier.
     """
 
     sequence: ExecutorSequence
     text: TextStream
     stop: StopMatcher
+    guard: RepetitionGuard | None = None
     clock: Callable[[], float] = time.perf_counter
     reused: int = 0
     generated: list[int] = field(default_factory=list)
@@ -84,13 +87,16 @@ class Output:
         if constraint is not None and constraint.ended:
             shown += self.stop.feed(self.text.finish()) + self.stop.finish()
             return self._end("stop", shown)
+        if self.guard is not None and self.guard.repeats(token):
+            shown += self.stop.feed(self.text.finish()) + self.stop.finish()
+            return self._end("stop", shown, repeated=True)
         if len(self.generated) >= self.sequence.limit:
             shown += self.stop.feed(self.text.finish())
             reason: FinishReason = "stop" if self.stop.stopped else "length"
             return self._end(reason, shown + self.stop.finish())
         return (self._delta(shown, self.usage()),) if shown else ()
 
-    def _end(self, reason: FinishReason, shown: str) -> Sequence[Event]:
+    def _end(self, reason: FinishReason, shown: str, *, repeated: bool = False) -> Sequence[Event]:
         self.ended = reason
         usage = self.usage()
         request, scoring = self.sequence.request, self.sequence.scoring
@@ -101,6 +107,7 @@ class Output:
             self.stop.found,
             self._of_prompt(),
             () if scoring is None else scoring.results(),
+            repeated,
         )
         return (self._delta(shown, usage), last) if shown else (last,)
 

@@ -219,18 +219,20 @@ class Source:
 class Start:
     """Give a sequence its KV. tokens: its prompt and what it had generated before a preemption.
 
-    width: rows of KV that it may use at once.
+    width: rows of KV that it may use at once. snapshots: the lengths within the source at which it
+    has snapshots, the source's or taken now.
     """
 
     sequence: int
     tokens: Sequence[int]
     source: Source | None
     width: int = 1
+    snapshots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Take a sequence out. entry: the number under which to store its KV; None: drop it."""
+    """Take a sequence's KV away. entry: the number under which to store it; None: drop it."""
 
     sequence: int
     entry: int | None = None
@@ -279,13 +281,13 @@ class Refusal:
 class StepPlan:
     """One step, in the order in which the executor carries it out.
 
-    prefill: passes; the sequences of a pass are computed together. decode: how many sequences
-    decode in each batch, by its number.
+    preempt: sequences that stay and are to start again. prefill: passes; the sequences of a pass
+    are computed together. decode: how many sequences decode in each batch, by its number.
     """
 
     number: int
     evict: tuple[int, ...] = ()
-    preempt: tuple[int, ...] = ()
+    preempt: tuple[Leave, ...] = ()
     leave: tuple[Leave, ...] = ()
     refuse: tuple[Refusal, ...] = ()
     start: tuple[Start, ...] = ()

@@ -7,7 +7,7 @@ every step. The executor (`backend.engine.executor`) carries the plans out and d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backend.engine.plan import (
@@ -44,7 +44,9 @@ _UNEVEN = 1024  # tokens by which the sequences of a batch may differ, whatever 
 _WASTE = 0.25  # of a batch's bytes that may be padding
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
+_FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
 _SNAPSHOT_INTERVAL = 128
+_NEAR = 8  # tokens; of two snapshots so near to each other, the shorter serves for both
 _SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
 _LEAST_STORED = 16  # tokens; fewer are computed as fast as they are found
 _MIN_RATE = 50.0  # tokens per second that ageing assumes until a prefill pass was timed
@@ -56,7 +58,8 @@ class SequenceState:
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
-    batch: which one it decodes in. order: place in the order of admission.
+    on_disk: tokens that a file gives when the sequence first starts.
+    batch: which one it decodes in.
     """
 
     arrived: Arrived
@@ -67,11 +70,10 @@ class SequenceState:
     generated: list[int] = field(default_factory=list)
     places: set[int] = field(default_factory=set)
     snapshots: set[int] = field(default_factory=set)
+    on_disk: int = 0
     batch: int = 0
-    order: int = 0
     preempted_in: int = -1
     match: Match | None = None
-    match_version: int = -1
     shared: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -95,8 +97,13 @@ class SequenceState:
     @property
     def charged(self) -> int:
         """Tokens that the memory is charged for."""
-        left = self.arrived.limit - len(self.generated)
-        return self.total + max(min(left, AHEAD), 0)
+        left = max(self.arrived.limit - len(self.generated), 0)
+        return self.total + (left if self.arrived.scores else min(left, AHEAD))
+
+    @property
+    def wanted_snapshots(self) -> int:
+        """How many are still to be taken."""
+        return sum(place > self.filled for place in self.places - self.snapshots)
 
     def uncut(self, length: int) -> int:
         """The longest prefix of at most `length` tokens that cuts through no image or sound."""
@@ -118,18 +125,19 @@ class Planner:
         self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
         self.index = PrefixIndex(limits.prompt_cache, limits.max_entries)
         self.sequences: dict[int, SequenceState] = {}
+        self._admitted: dict[int, SequenceState] = {}  # in the order of admission
         self.unstored = 0
         self.preemptions = 0
         self._leaving: list[Leave] = []
         self._storing: dict[int, tuple[SequenceState, int]] = {}
         self._evicting: list[int] = []
+        self._copied: set[int] = set()  # entries that the plan at hand copies, so they stay
         self._entries = 0
-        self._orders = 0
         self._steps = 0
-        self._version = 0
         self._batches = 0
         self._other = 0
         self._owed_to_decode = 0.0  # seconds
+        self._scored = False  # in the latest step that had time for prefill
 
     @property
     def busy(self) -> bool:
@@ -137,15 +145,13 @@ class Planner:
 
     def of(self, state: str) -> list[SequenceState]:
         """The sequences in a state: `waiting` by arrival, the others by admission."""
-        chosen = [one for one in self.sequences.values() if one.state == state]
-        return chosen if state == "waiting" else sorted(chosen, key=lambda one: one.order)
+        among = self.sequences if state == "waiting" else self._admitted
+        return [one for one in among.values() if one.state == state]
 
     @property
     def admitted(self) -> list[SequenceState]:
-        return sorted(
-            (one for one in self.sequences.values() if one.state != "waiting"),
-            key=lambda one: one.order,
-        )
+        """By admission."""
+        return list(self._admitted.values())
 
     def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
         """Learn from what happened since the last plan, and decide the next step.
@@ -155,13 +161,14 @@ class Planner:
         for event in events:
             self._learn(event, now)
         self._steps += 1
-        leave, self._leaving = self._leaving, []
+        self._copied.clear()
         preempt, refuse = self._make_room()
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
         decode = {number: len(members) for number, members in sorted(self._members().items())}
         prefill, score = self._prefill(now, running=bool(decode))
+        leave, self._leaving = self._leaving, []
         evict, self._evicting = self._evicting, []
         return StepPlan(
             number=self._steps,
@@ -178,15 +185,19 @@ class Planner:
 
     def forget_entries(self) -> None:
         """Evict every stored entry in the next step."""
-        self._evicting += self.index.clear()
-        self._version += 1
+        self._evict(self.index.clear())
 
     # What it learns.
 
     def _learn(self, event: PlannerEvent, now: float) -> None:
         match event:
+            case Generated(number, tokens):
+                if one := self.sequences.get(number):
+                    one.generated += tokens
             case Arrived():
-                self.sequences[event.sequence] = SequenceState(event, now, event.width)
+                self.sequences[event.sequence] = SequenceState(
+                    event, now, event.width, on_disk=event.on_disk
+                )
             case Started(number, reused):
                 if one := self.sequences.get(number):
                     self._started(one, reused)
@@ -195,9 +206,6 @@ class Planner:
                     one.filled = filled
                     if snapshot:
                         one.snapshots.add(filled)
-            case Generated(number, tokens):
-                if one := self.sequences.get(number):
-                    one.generated += tokens
             case Ended(number, failed):
                 if one := self.sequences.pop(number, None):
                     self._ended(one, failed=failed)
@@ -219,18 +227,29 @@ class Planner:
                 self.forget_entries()
 
     def _started(self, one: SequenceState, reused: int) -> None:
-        """The executor may have found less than was planned: a file that is gone, for example."""
+        """The executor may have found less than was planned: a file that is gone, for example.
+
+        It then left out what the same plan had for the sequence, so that is planned again.
+        """
         one.filled = reused
         one.snapshots = {place for place in one.snapshots if place <= reused}
+        if one.state == "decode" and reused < one.target:
+            one.state = "prefill"
 
     def _ended(self, one: SequenceState, *, failed: bool) -> None:
-        entry = None
-        filled = one.total if one.state == "decode" else one.filled
-        if one.state != "waiting" and not failed and one.arrived.keep and filled >= _LEAST_STORED:
-            entry = self._entry_for(one, filled)
+        self._admitted.pop(one.number, None)
+        filled = 0 if failed else self._storable(one)
+        entry = self._entry_for(one, filled) if filled else None
         for other in self.sequences.values():
             other.shared.pop(one.number, None)
         self._leaving.append(Leave(one.number, entry))
+
+    def _storable(self, one: SequenceState) -> int:
+        """How many tokens an entry of what a sequence has computed would hold; 0: not worth it."""
+        if one.state == "waiting" or not one.arrived.keep:
+            return 0
+        filled = one.total if one.state == "decode" else one.filled
+        return filled if filled >= _LEAST_STORED else 0
 
     def _entry_for(self, one: SequenceState, filled: int) -> int | None:
         """A number for what the sequence has in its KV, if that is worth storing."""
@@ -256,12 +275,16 @@ class Planner:
             self.unstored += 1
             self._evicting.append(event.entry)
             return
-        self._evicting += self.index.add(event.entry, key, event.nbytes, places=event.places)
-        self._version += 1
+        self._evict(self.index.add(event.entry, key, event.nbytes, places=event.places))
+        for other in self.of("waiting"):
+            if other.match is not None and other.arrived.key.shared(key) > other.match.length:
+                other.match = None
 
     def _back_to_waiting(self, one: SequenceState) -> None:
         one.state, one.filled, one.preempted_in = "waiting", 0, self._steps
+        self._admitted.pop(one.number, None)
         one.snapshots.clear()
+        one.match = None
 
     # Memory.
 
@@ -271,7 +294,16 @@ class Planner:
         used = sum(one.width * cost.of(one.charged) for one in self.of("prefill"))
         for members in self._members().values():
             used += sum(one.width for one in members) * cost.of(max(m.charged for m in members))
-        return used
+        return used + self._snapshot_bytes()
+
+    def _snapshot_bytes(self) -> int:
+        """Bytes of the snapshots that the admitted sequences have, or are to get."""
+        if self.limits.trims:
+            return 0
+        return sum(
+            (len(one.snapshots) + one.wanted_snapshots) * self.limits.cost.snapshot(one.prompt)
+            for one in self._admitted.values()
+        )
 
     def _members(self) -> dict[int, list[SequenceState]]:
         members: dict[int, list[SequenceState]] = {}
@@ -283,31 +315,58 @@ class Planner:
     def _room(self) -> int:
         return self.limits.room - self._other
 
-    def _make_room(self) -> tuple[list[int], list[Refusal]]:
-        """Preempt the newest until the others fit; evict stored entries that they need."""
-        preempted: list[int] = []
+    def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
+        """Preempt the newest until the others fit; evict stored entries that they need.
+
+        What the preempted have computed is stored where there is room for it beside the others.
+        """
+        computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
         while (used := self._used()) > self._room and (admitted := self.admitted):
-            if len(admitted) == 1:
+            if len(admitted) == 1 and used - self._snapshot_bytes() > self._room:
                 refused.append(self._refuse(admitted[0], used))
                 continue
             one = admitted[-1]
+            computed.append((one, self._storable(one)))
             self._back_to_waiting(one)
             self.preemptions += 1
-            preempted.append(one.number)
-        self._shrink(self._room - used)
+        preempted: list[Leave] = []
+        left = self._room - used
+        for one, filled in reversed(computed):
+            size = self.limits.cost.of(filled)
+            entry = self._entry_for(one, filled) if filled and size <= left else None
+            left -= size if entry is not None else 0
+            preempted.append(Leave(one.number, entry))
+        self._shrink(left)
         return preempted, refused
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
         del self.sequences[one.number]
+        self._admitted.pop(one.number, None)
         self._leaving.append(Leave(one.number))
         return Refusal(one.number, needed, self._room, one.total)
 
-    def _shrink(self, room: int, pinned: Sequence[int] = ()) -> None:
+    def _crowded(self, left: int) -> bool:
+        """Whether what this plan copies has to go before so many bytes are left."""
+        return self._copied_bytes() > max(left, 0)
+
+    def _copied_bytes(self) -> int:
+        return sum(map(self.index.size, self._copied))
+
+    def _shrink(self, room: int, *pinned: int) -> None:
         most = max(min(room, self.limits.prompt_cache), 0)
         if self.index.nbytes > most:
-            self._evicting += self.index.shrink(most, pinned)
-            self._version += 1
+            self._evict(self.index.shrink(most, {*pinned, *self._copied}))
+
+    def _evict(self, entries: Collection[int]) -> None:
+        self._evicting += entries
+        self._unmatch(entries)
+
+    def _unmatch(self, entries: Collection[int]) -> None:
+        """Look anew for what these entries would have served; other matches stay the best."""
+        for one in self.of("waiting") if entries else ():
+            if one.match is not None and one.match.entry in entries:
+                one.match = None
 
     # Admission.
 
@@ -315,28 +374,39 @@ class Planner:
         starts: list[Start] = []
         refused: list[Refusal] = []
         expecting = 0  # sequences that wait for a prefix in prefill and keep a slot
-        slots = self.limits.slots - len(self.admitted)
+        slots = self.limits.slots - len(self._admitted)
+        if slots <= 0:
+            return starts, refused
+        used = self._used()
         waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         for one in sorted(waiting, key=lambda one: (urgent[one.number], one.number)):
             if len(starts) + expecting >= slots:
                 break
+            # Memory comes first because it is asked quickly: in a long queue, most do not fit.
+            one.width = one.arrived.width
+            needed = used + self._charge(one)
+            if needed > self._room and one.width <= 2 and self._admitted:
+                if now - one.since > _PATIENCE:
+                    break
+                continue
             source = self._source(one)
             if self._expects(one, source):
                 expecting += 1
                 continue
-            used = self._used()
-            needed = used + self._charge(one)
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2
                 needed = used + self._charge(one)
             if needed > self._room:
-                if not self.admitted:
+                if not self._admitted:
                     refused.append(self._refuse(one, needed))
                 elif now - one.since > _PATIENCE:
                     break
                 continue
+            if self._crowded(self._room - needed):
+                break
             starts.append(self._start(one, source, self._room - needed))
+            used = self._used()
         return starts, refused
 
     def _urgency(self, one: SequenceState, now: float) -> float:
@@ -352,17 +422,17 @@ class Planner:
     def _charge(self, one: SequenceState) -> int:
         """Bytes for one more sequence: its own, the padding it may cause, a copy while it joins."""
         cost = self.limits.cost
-        copied = cost.of(one.total) if self.admitted else 0
+        copied = cost.of(one.total) if self._admitted else 0
         return one.width * cost.of(one.charged) + copied
 
     def _match(self, one: SequenceState) -> Match:
-        if one.match is None or one.match_version != self._version:
-            one.match, one.match_version = self.index.find(one.arrived.key), self._version
+        if one.match is None:
+            one.match = self.index.find(one.arrived.key)
         return one.match
 
     def _source(self, one: SequenceState) -> Source | None:
         """The longest prefix that is computed already, wherever it is."""
-        if one.arrived.fresh or not (self.limits.prompt_cache or one.arrived.on_disk):
+        if one.arrived.fresh or not (self.limits.prompt_cache or one.on_disk):
             return None
         best: Source | None = None
         match = self._match(one)
@@ -372,18 +442,20 @@ class Planner:
                 whole = length == self.index.length(match.entry)
                 move = whole and self._only_user(one, match.entry)
                 best = Source("entry", match.entry, length, move)
-        for other in self.admitted if self.limits.prompt_cache else ():
+        for other in self._admitted.values() if self.limits.prompt_cache else ():
             length = self._served_by(one, other)
             if length > (best.length if best else 0):
                 best = Source("sequence", other.number, length)
-        if one.arrived.on_disk > (best.length if best else 0):
-            best = Source("disk", 0, one.arrived.on_disk)
+        if one.on_disk > (best.length if best else 0):
+            best = Source("disk", 0, one.on_disk)
         return best if best is not None and best.length > 0 else None
 
     def _only_user(self, one: SequenceState, entry: int) -> bool:
-        """Whether the entry may be moved: what continues it serves as much, and nobody else
-        waits for it."""
-        return self.index.places(entry) is None and not any(
+        """Whether the entry may be moved: what continues it is stored and serves as much, and
+        nobody else waits for it."""
+        if not one.arrived.keep or self.index.places(entry) is not None:
+            return False
+        return not any(
             other is not one and self._match(other).entry == entry for other in self.of("waiting")
         )
 
@@ -400,7 +472,7 @@ class Planner:
         filled = other.filled if other.state == "prefill" else other.prompt - 1
         shared = min(self._shared(one, other), filled)
         if self.limits.trims:
-            return shared
+            return one.uncut(shared)
         return max((place for place in other.snapshots if place <= shared), default=0)
 
     def _expects(self, one: SequenceState, source: Source | None) -> bool:
@@ -436,58 +508,81 @@ class Planner:
     def _start(self, one: SequenceState, source: Source | None, left: int) -> Start:
         """Admit a sequence. left: bytes beside all that is admitted then."""
         if source is not None and source.kind == "entry":
-            self._shrink(left, (source.number,))
+            self._shrink(left, source.number)
             if self.index.nbytes > max(left, 0) and not source.move:
                 # The entry and its copy do not fit side by side.
                 if self.index.places(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
-                    self._evicting += self.index.shrink(0)
-                    self._version += 1
+                    self._shrink(0)
                     source = None
         else:
             self._shrink(left)
-        one.places = self._places(one)
-        one.snapshots = self._inherited(source)
+        one.filled = source.length if source else 0
         if source is not None and source.kind == "entry":
             if source.move:
+                self._copied.discard(source.number)
                 self.index.remove(source.number)
-                self._version += 1
+                self._unmatch((source.number,))
             else:
+                self._copied.add(source.number)
                 self.index.touch(source.number)
-        self._orders += 1
-        one.order, one.state = self._orders, "prefill"
-        one.filled = source.length if source else 0
-        return Start(one.number, (*one.arrived.tokens, *one.generated), source, one.width)
+        if not self.limits.trims:
+            self._choose_snapshots(one, source, left)
+        one.state, one.on_disk = "prefill", 0
+        self._admitted[one.number] = one
+        tokens = (*one.arrived.tokens, *one.generated)
+        return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
 
-    def _inherited(self, source: Source | None) -> set[int]:
-        """The snapshots that come along with a prefix."""
-        if source is None or self.limits.trims:
-            return set()
-        if source.kind == "entry":
-            places: Iterable[int] = self.index.places(source.number) or ()
-        elif source.kind == "sequence":
-            places = self.sequences[source.number].snapshots
-        else:
-            places = ()
-        return {place for place in places if place <= source.length}
+    def _choose_snapshots(self, one: SequenceState, source: Source | None, left: int) -> None:
+        """Which snapshots are taken, and which come along with the prefix.
 
-    def _places(self, one: SequenceState) -> set[int]:
-        """Where snapshots are wanted, for a model whose caches cannot all be cut back.
-
-        Where later prompts are known or likely to part from this one, where earlier ones did, and
-        at even intervals; as many as take a bounded part of the prompt cache.
+        No more than fit in the bytes that are left, than a bounded part of the prompt cache, and
+        than weigh as much as the KV of the prompt, beside a few.
         """
-        if self.limits.trims or not self.limits.prompt_cache or not one.arrived.keep:
-            return set()
-        size = max(self.limits.cost.snapshot(one.prompt), 1)
-        most = min(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, _MOST_SNAPSHOTS)
+        cost = self.limits.cost
+        size = max(cost.snapshot(one.prompt), 1)
+        fair = one.prompt * cost.per_token // size + _FEW_SNAPSHOTS
+        if not cost.per_token:
+            fair = _MOST_SNAPSHOTS  # state alone: there is nothing else that could be kept
+        share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
+        spare = max(left - sum(map(self.index.size, self._copied)), 0) // size
+        most = min(fair, share, spare, _MOST_SNAPSHOTS)
+        one.places, one.snapshots = self._places(one, source, most)
+        self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
+
+    def _places(
+        self, one: SequenceState, source: Source | None, most: int
+    ) -> tuple[set[int], set[int]]:
+        """Where to take snapshots, and which to keep of those that come along with the source.
+
+        Only for a model whose caches cannot all be cut back: where later prompts are likely to
+        part from this one, where earlier ones did, and at even intervals.
+        """
+        if not self.limits.prompt_cache or not one.arrived.keep:
+            return set(), set()
+        length = source.length if source else 0
         last = one.prompt - 1
-        wanted = [last, *one.arrived.places, self._match(one).shared]
+        wanted = [*one.arrived.places[:1], last, self._match(one).shared, *one.arrived.places[1:]]
         interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
         wanted += range(interval, last - interval // 2, interval)
-        places = {one.uncut(place) for place in wanted if 0 < place <= last}
-        return places if most else {last}
+        wanted = [one.uncut(place) for place in wanted if _LEAST_STORED <= place <= last]
+        wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
+        ahead = list(dict.fromkeys(at for at in wanted if at > length))[:most]
+        behind = self._inherited(source, wanted)
+        return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
+
+    def _inherited(self, source: Source | None, wanted: Collection[int]) -> set[int]:
+        """The lengths within a source at which there are snapshots, or can be where it starts."""
+        if source is None or source.kind == "disk":
+            return set()
+        if source.kind == "sequence":
+            places: Collection[int] = self.sequences[source.number].snapshots
+        else:
+            known = self.index.places(source.number)
+            # A window that has not turned over yet can still be cut back anywhere.
+            places = wanted if known is None else known
+        return {place for place in places if place <= source.length}
 
     # Prefill and decode.
 
@@ -498,6 +593,8 @@ class Planner:
                 one.batch = self._batch_for(one)
                 one.state = "decode"
                 joins.append(Join(one.number, one.batch))
+        if joins:
+            self._shrink(self._room - self._used())
         return joins
 
     def _batch_for(self, one: SequenceState) -> int:
@@ -506,16 +603,20 @@ class Planner:
         A batch is a rectangle: every sequence takes as much memory as the longest.
         """
         cost = self.limits.cost
+        left = self._room - self._used() - self._copied_bytes() + cost.of(one.charged)
         padding: dict[int, float] = {}
-        for number, members in self._members().items():
+        batches = self._members()
+        for number, members in batches.items():
             lengths = [member.charged for member in (*members, one)]
             whole = len(lengths) * cost.of(max(lengths))
+            if whole - len(members) * cost.of(max(lengths[:-1])) > left:
+                continue  # The padding would cost somebody its place.
             wasted = 1 - sum(map(cost.of, lengths)) / max(whole, 1)
             uneven = max(lengths) - min(lengths)
             padding[number] = 0.0 if uneven <= _UNEVEN else wasted
         if padding:
             best = min(padding, key=lambda number: (padding[number], number))
-            if padding[best] <= _WASTE or len(padding) >= _MOST_BATCHES:
+            if padding[best] <= _WASTE or len(batches) >= _MOST_BATCHES:
                 return best
         self._batches += 1
         return self._batches
@@ -529,28 +630,47 @@ class Planner:
         if self._owed_to_decode > 0:
             return [], []
         budget = self.pace.tokens(running=running)
-        order = sorted(
-            (one for one in self.of("prefill") if one.filled < one.target or one.arrived.scores),
-            key=lambda one: (self._urgency(one, now), one.number),
-        )
+        filling = self.of("prefill")
+        able = [one for one in filling if one.filled < one.target]
+        if not (able and self._scored):  # Nobody knows how long scoring takes: they take turns.
+            able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
+        order = sorted(able, key=lambda one: (self._urgency(one, now), one.number))
+        self._scored = False
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         while order and budget > 0:
             one = order.pop(0)
             if one.filled >= one.target:
                 scores.append(Score(one.number, budget))
+                self._scored = True
                 return passes, scores
-            group = [self._chunk(one, budget)]
-            widest = group[0].end - group[0].start
-            if not one.arrived.alone:
-                for other in list(order):
-                    part = self._beside(other, widest, (len(group) + 1) * widest <= budget)
-                    if part is not None:
-                        group.append(part)
-                        order.remove(other)
+            group = self._together(self._chunk(one, budget), order, budget)
+            together = {part.sequence for part in group}
+            order = [other for other in order if other.number not in together]
             passes.append(tuple(group))
-            budget -= max(widest * len(group), SMALLEST_STEP)
+            budget -= max(_padded(group), SMALLEST_STEP)
         return passes, scores
+
+    def _together(
+        self, first: Prefill, others: Sequence[SequenceState], budget: int
+    ) -> list[Prefill]:
+        """A stretch, with those of other prompts that share its pass at little padding.
+
+        All take as long as the longest, so none may be more than twice as long as another.
+        """
+        group = [first]
+        if not self.limits.together or self.sequences[first.sequence].arrived.alone:
+            return group
+        parts = [
+            self._chunk(other, budget)
+            for other in others
+            if not other.arrived.alone and other.filled < other.target
+        ]
+        for part in sorted(parts, key=_size):
+            sizes = [_size(part), *map(_size, group)]
+            if max(sizes) <= 2 * min(sizes) and (len(group) + 1) * max(sizes) <= budget:
+                group.append(part)
+        return group
 
     def _chunk(self, one: SequenceState, budget: int) -> Prefill:
         """The next stretch of a prompt. It ends where a snapshot is wanted."""
@@ -562,11 +682,29 @@ class Planner:
         end = min([end, *(place for place in one.places if place > one.filled)])
         return Prefill(one.number, one.filled, end, snapshot=end in one.places)
 
-    def _beside(self, other: SequenceState, widest: int, fits: bool) -> Prefill | None:
-        """The rest of another prompt, if it is short enough to share a pass of that width."""
-        if not fits or other.arrived.alone or not self.limits.together:
-            return None
-        if not 0 < other.target - other.filled <= widest:
-            return None
-        part = self._chunk(other, widest)
-        return part if 2 * (part.end - part.start) >= widest else None
+
+def _size(part: Prefill) -> int:
+    return part.end - part.start
+
+
+def _padded(group: Sequence[Prefill]) -> int:
+    """Tokens that a pass computes, padding included."""
+    return len(group) * max(map(_size, group))
+
+
+def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
+    """At most `most` of the places: those in `kept`, and others the denser the nearer to the end.
+
+    Conversations are edited near their end, so a place costs the more the farther its neighbours
+    are and the nearer it is to `end`.
+    """
+    left = sorted(places)
+
+    def loss(at: int) -> tuple[bool, float]:
+        before = left[at - 1] if at else 0
+        after = left[at + 1] if at + 1 < len(left) else end
+        return left[at] in kept, (left[at] - before) * (after - left[at]) / (end - left[at] + 1)
+
+    while len(left) > most:
+        del left[min(range(len(left)), key=loss)]
+    return set(left)

@@ -23,6 +23,7 @@ Tokens = NDArray[np.int32]
 
 # Tokens in a block. Smaller ones cost more digests a key, larger ones more tokens a comparison.
 BLOCK = 256
+_FEW = 16  # tokens; they are computed as fast as they are found
 
 
 class PrefixKey:
@@ -141,6 +142,10 @@ class PrefixIndex:
         """How many tokens an entry has. Raises KeyError for an id that is not stored."""
         return len(self._entries[entry].whole.key)
 
+    def size(self, entry: int) -> int:
+        """The bytes of an entry. Raises KeyError as `length` does."""
+        return self._entries[entry].nbytes
+
     def places(self, entry: int) -> tuple[int, ...] | None:
         """The lengths at which an entry serves; None: any. Raises KeyError as `length` does."""
         marks = self._entries[entry].marks
@@ -173,9 +178,10 @@ class PrefixIndex:
         """Store a sequence of at most `max_bytes`; returns the ids that go, never the new one.
 
         places: where it can be cut besides its end; None: anywhere. It replaces the entries that
-        serve nothing that it does not serve. An end that another conversation has passed counts
-        for nothing once every place before it is covered. Then the least recently used go until
-        the bounds hold. Raises ValueError for an id that is stored.
+        serve little that it does not serve: a whole entry is too much for a few tokens. An end that
+        another conversation has passed counts for nothing once every place before it is covered.
+        Then the least recently used go until the bounds hold. Raises ValueError for an id that is
+        stored.
         """
         if entry in self._entries:
             raise ValueError(f"entry {entry} is stored already")
@@ -198,17 +204,16 @@ class PrefixIndex:
     def _replaced(self, key: PrefixKey, places: Collection[int] | None) -> list[int]:
         known = {*places, len(key)} if places is not None else None
         if known is None:
-            prefixes = [mark.id for mark in _prefixes(*self._trimmable.closest(key))]
+            replaced = [mark.id for mark in _prefixes(*self._trimmable.closest(key))]
         else:
-            prefixes = []
+            replaced = []
         for old in {mark.id for mark in _prefixes(*self._marks.closest(key))}:
             marks = self._entries[old].marks or ()
             shared = self._entries[old].whole.key.shared(key)
             lengths = [len(mark.key) for mark in marks]
-            served = lengths[:-1] or lengths
-            if all(at <= shared and (known is None or at in known) for at in served):
-                prefixes.append(old)
-        return prefixes
+            if all(_covers(key, known, shared, at) for at in lengths[:-1] or lengths):
+                replaced.append(old)
+        return replaced
 
     def remove(self, entry: int) -> None:
         """Forget an entry. Raises KeyError for an id that is not stored."""
@@ -299,6 +304,18 @@ class _Order:
         for later in self._entries[place:]:
             if later.parent is mark:
                 later.parent = mark.parent
+
+
+def _covers(key: PrefixKey, places: Collection[int] | None, shared: int, at: int) -> bool:
+    """Whether an entry serves a place of another, with which it shares so many tokens, or nearly.
+
+    places: of the entry with that key; None: any. Nearly: no more than half of what comes before
+    the place, or after it, has to be computed again.
+    """
+    most = min(at, shared)
+    if places is not None:
+        most = max((place for place in places if place <= most), default=0)
+    return at - most <= max(_FEW, min(at, len(key) - at) // 2)
 
 
 def _prefixes(closest: _Mark | None, shared: int) -> Iterator[_Mark]:

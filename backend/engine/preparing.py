@@ -97,7 +97,8 @@ class Preparer:
                 yield "grammar"
                 constraint = _constraint(served, bare, prompt.tail)
             stored = None
-            if served.disk is not None and prompt.media is None:
+            disk = served.disk if prompt.media is None else None
+            if disk is not None and disk.has_files(bare.disk.path):
                 yield "disk"
                 stored = self._find_on_disk(served, bare, prompt.tokens)
             if not isinstance(generation := self._owners.get(ticket), Generation):
@@ -116,6 +117,7 @@ class Preparer:
                     stored,
                     media=prompt.media,
                     key=key,
+                    places=prompt.places,
                 )
             )
 

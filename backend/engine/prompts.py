@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ from jinja2 import TemplateError
 
 from backend.engine.control_tokens import ControlTokens
 from backend.engine.errors import InvalidRequest
+from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
-from backend.engine.vision.plan import MediaItem, MediaPlan, spliced
+from backend.engine.vision.plan import MediaItem, MediaPlan, grown, spliced
 from common.tool_text import in_words, speaks_of_calls
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 class BuiltPrompt:
     """A prompt in tokens, and the end of its text: it tells whether reasoning has begun.
 
-    media: the images and sounds among the tokens, where there are any.
+    media: the images and sounds among the tokens, where there are any. places: lengths that later
+    prompts are likely to share, the likeliest first, where the model has to know of them.
     """
 
     tokens: list[int]
     tail: str
     media: MediaPlan | None = None
+    places: tuple[int, ...] = ()
 
 
 def require_tellable(tokens: int, alternatives: int) -> None:
@@ -91,11 +94,15 @@ class PromptBuilder:
     """Turns prompts into token ids for one loaded model.
 
     tokenizer: mlx-lm's TokenizerWrapper. context_size: tokens of prompt and output together.
-    model_vocabulary: ids that the model has; a tokenizer may know more. media: what puts images
-    and sounds into prompts, where the model takes any (`take_media`).
+    model_vocabulary: ids that the model has; a tokenizer may know more. trims: whether the model's
+    caches can be cut back to any length; for others, prompts are built with their `places`. media:
+    what puts images and sounds into prompts, where the model takes any (`take_media`).
     """
 
-    def __init__(self, tokenizer: Any, context_size: int, model_vocabulary: int) -> None:
+    def __init__(
+        self, tokenizer: Any, context_size: int, model_vocabulary: int, *, trims: bool = True
+    ) -> None:
+        self._trims = trims
         self._media: MediaPrompts | None = None
         self._support: ToolSupport | None = None
         self._model_vocabulary = model_vocabulary
@@ -139,6 +146,7 @@ class PromptBuilder:
         """
         most = self._context_size * (_COUNTED_CONTEXTS if counted else 1)
         items: list[MediaItem] = []
+        places: tuple[int, ...] = ()
         seen = _TAIL
         if attachments is not None:
             assert self._media is not None, "whoever takes the request knows the model"
@@ -160,7 +168,8 @@ class PromptBuilder:
                 given = attachments or Attachments()
                 messages, items = self._media.attach(messages, given, items)
             # Media are placed by the indices of the messages as they came.
-            marked = self.render(self._in_words(replace(prompt, messages=messages)))
+            attached = replace(prompt, messages=messages)
+            marked = self.render(self._in_words(attached))
             if prompt.continues:
                 marked = _up_to_the_end(marked)
                 seen += len(str(prompt.messages[-1]["content"]))
@@ -172,9 +181,14 @@ class PromptBuilder:
                 tokens = self._encode(text, special=False)
             else:
                 tokens = self._quoted.tokenize(marked, quoted.mark)
+            if not (self._trims or counted):
+                cuts = self._cuts(attached, marked, items)
+                places = TokenPlaces(marked, tokens, self._control.ids, self.tokenize).of(cuts)
         media = None
         if items and self._media is not None:
-            tokens, spans = spliced(tokens, self._media.places(tokens, items), items)
+            markers = self._media.places(tokens, items)
+            places = tuple(grown(place, markers, items) for place in places)
+            tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
         if not tokens:
             raise InvalidRequest("the prompt is empty: it has no token")
@@ -183,7 +197,21 @@ class PromptBuilder:
         self._require_known(tokens)
         if media is not None and media.spans[-1].stop == len(tokens):
             raise InvalidRequest("the prompt ends with an image or a sound: write text after it")
-        return BuiltPrompt(tokens, text[-seen:], media)
+        return BuiltPrompt(tokens, text[-seen:], media, places)
+
+    def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
+        """How much of a rendered prompt each way to go on shares with it, in characters."""
+        lists = self._media is not None and self._media.lists
+        for messages in continuations(prompt.messages, lists=lists):
+            try:
+                # None of them is about to be answered, so none has the end that opens an answer.
+                goes_on = replace(prompt, messages=messages, continues=True)
+                other = self.render(self._in_words(goes_on))
+            except InvalidRequest:
+                continue
+            if items and self._media is not None:
+                other = self._media.surrounded(other, items)
+            yield shared_text(text, other.replace(_END, ""))
 
     def render(self, prompt: ChatPrompt) -> str:
         """The chat template's text for these messages. Raises InvalidRequest."""

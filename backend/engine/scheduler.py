@@ -6,6 +6,7 @@ tokens of the step before, then wait for what holds up no token.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -32,8 +33,11 @@ from backend.engine.plan import (
 )
 from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
+from backend.engine.repetition import RepetitionGuard
 from backend.engine.scoring import Scoring
 from common.stop_strings import StopMatcher
+
+_log = logging.getLogger(__name__)
 
 Publish = Callable[[int, Event | EngineError], None]
 Report = Callable[[str, BaseException], None]
@@ -103,7 +107,9 @@ class Scheduler:
             stored=command.stored,
         )
         text = self._model.new_text(request.prompt.continues)
-        self._outputs[command.ticket] = Output(sequence, text, StopMatcher(request.stop))
+        limit = self._model.repetition_guard
+        guard = RepetitionGuard(limit) if limit else None
+        self._outputs[command.ticket] = Output(sequence, text, StopMatcher(request.stop), guard)
         self.executor.add(sequence)
         generates = not (request.prompt_only or (constraint is not None and constraint.ended))
         joins = generates and scoring is None
@@ -133,6 +139,9 @@ class Scheduler:
 
     def cancel_all(self, error: EngineError) -> None:
         """End every sequence with an error and forget every stored prefix."""
+        if self._model.disk is not None and any(isinstance(e, Ended) for e in self._events):
+            # Answers that have just ended reach the disk as they leave, in the next step.
+            self.step()
         for ticket in self._outputs:
             self._publish(ticket, error)
         self._outputs.clear()
@@ -293,6 +302,13 @@ class Scheduler:
         gauges.prefix_bytes = self.executor.entry_bytes
         gauges.feature_bytes = self._model.media.features.nbytes if self._model.media else 0
         gauges.preemptions = self.planner.preemptions
+        if self.planner.unstored > gauges.unstored:
+            _log.warning(
+                "the KV of %d answers was larger than the whole prompt cache (%d MiB) and is not"
+                " stored: their next turns are computed from the beginning; raise prompt_cache_mib",
+                self.planner.unstored,
+                self._model.prompt_cache_bytes // _MIB,
+            )
         gauges.unstored = self.planner.unstored
         if not self.busy:
             gauges.tokens_per_second = 0.0

@@ -74,6 +74,13 @@ class Settings:
     memory_limit_mib: int | None = number(
         None, 0, _MIB, "Memory in MiB that MLX may use in all; 0 or auto suits the device."
     )
+    repetition_guard: int = number(
+        0,
+        0,
+        100_000,
+        "Tokens that do nothing but repeat a stretch before them, after which an answer ends with"
+        " stop and the trailer `mlx-ended-by: repetition`; 0 turns the guard off.",
+    )
     max_tokens: int = number(
         0,
         0,

@@ -13,6 +13,7 @@ FINISH_REASON = "mlx-finish-reason"
 CACHED_TOKENS = "mlx-cached-tokens"
 REASONING_TOKENS = "mlx-reasoning-tokens"
 STOP_SEQUENCE = "mlx-stop-sequence-bin"
+ENDED_BY = "mlx-ended-by"
 
 
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
@@ -24,4 +25,6 @@ def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], .
     ]
     if end.stop_sequence:
         trailers.append((STOP_SEQUENCE, end.stop_sequence.encode()))
+    if end.repeated:
+        trailers.append((ENDED_BY, "repetition"))
     return tuple(trailers)

@@ -83,8 +83,11 @@ class Rounds:
         self.heard[ticket] = Heard()
         sampling = request.pop("sampling", Sampling())
         constraint = request.pop("grammar", None)
+        places = request.pop("places", ())
         wanted = GenerationRequest(str(ticket), RawPrompt(""), sampling, **request)
-        self.scheduler.submit(Submit(1, ticket, wanted, list(prompt), limit, constraint))
+        self.scheduler.submit(
+            Submit(1, ticket, wanted, list(prompt), limit, constraint, places=places)
+        )
 
     def score(self, ticket: int, plan: ScorePlan) -> None:
         self.heard[ticket] = Heard()

@@ -97,6 +97,10 @@ class DiskCache:
         """Bytes of KV that wait to be written; any thread."""
         return self._queue.nbytes
 
+    def has_files(self, path: Path | None) -> bool:
+        """Whether there is anything to look into for a request; path: the request's own file."""
+        return self._folder is not None or path is not None
+
     def find(
         self, prompt: Sequence[int], *, path: Path | None = None, held: int = 0
     ) -> StoredPrefix | None:

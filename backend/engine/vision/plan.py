@@ -68,10 +68,6 @@ class MediaPlan:
             key[span.start : span.stop] = span.item.key
         self.key: tuple[int, ...] = tuple(key)
 
-    def release(self) -> None:
-        """Let go of what the encoder takes: the prompt has been read."""
-        self.spans = ()
-
     def before(self, length: int) -> int:
         """The longest prefix of at most `length` tokens that ends within no item."""
         for span in self.spans:
@@ -96,3 +92,11 @@ def spliced(
         prompt += item.tokens
         done = stop
     return [*prompt, *tokens[done:]], spans
+
+
+def grown(length: int, places: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
+    """The length of a prompt's beginning once the items before its end are `spliced` into it."""
+    before = zip(places, items, strict=True)
+    return length + sum(
+        len(item.tokens) - (stop - start) for (start, stop), item in before if stop <= length
+    )

@@ -1,0 +1,98 @@
+"""Which lengths of a chat prompt later prompts are likely to share, in tokens.
+
+A cache that cannot be cut back serves only at lengths where a snapshot of it was taken, so those
+have to be known before the prompt is read. Chat templates do not just append: the end that opens an
+answer goes, reasoning goes once the next question is asked, tools move. Nothing but the template
+knows, so the ways in which conversations go on are rendered, and what the prompt has in common with
+each of them is a cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+
+# Not in any text that travels, so that no prompt goes on with it by chance.
+_OTHER_TEXT = "\ufdee"
+_LONGEST_STRETCH = 1 << 16  # characters that are tokenised again to find a cut in them
+
+
+def continuations(
+    messages: tuple[Message, ...], *, lists: bool = False
+) -> Iterator[tuple[Message, ...]]:
+    """Conversations that share a beginning with this one, the likeliest first.
+
+    The next question; more of the same turn, as in an agent's loop; another conversation with the
+    same system prompt and tools; this one with its last message edited. lists: every content is a
+    list of parts.
+    """
+    content: Any = [{"type": "text", "text": _OTHER_TEXT}] if lists else _OTHER_TEXT
+    question = {"role": "user", "content": content}
+    answer = {"role": "assistant", "content": content}
+    last = messages[-1] if messages else question
+    answered = messages if last.get("role") == "assistant" else (*messages, answer)
+    yield (*answered, question)
+    yield answered
+    yield (*itertools.takewhile(_instructs, messages), question)
+    yield (*messages[:-1], {**last, "content": content})
+
+
+def _instructs(message: Message) -> bool:
+    return message.get("role") in ("system", "developer")
+
+
+def shared_text(text: str, other: str) -> int:
+    """How many characters both begin with."""
+    shorter = min(len(text), len(other))
+    return bisect_left(range(shorter), True, key=lambda at: text[: at + 1] != other[: at + 1])
+
+
+class TokenPlaces:
+    """Maps cuts in a rendered prompt to lengths of its tokens, without tokenising it again.
+
+    Tokenizers cut a text at its control tokens first, so whatever follows one changes no token
+    before it. They are paired with their ids in the order in which they stand.
+
+    control: the ids of the control strings. encode: tokenises a piece of text.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        tokens: Sequence[int],
+        control: Mapping[str, int],
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        self._text, self._tokens, self._encode = text, tokens, encode
+        known = {token: string for string, token in control.items()}
+        at = [place for place, token in enumerate(tokens) if token in known]
+        strings = sorted({known[tokens[place]] for place in at}, key=len, reverse=True)
+        found = list(re.finditer("|".join(map(re.escape, strings)), text)) if strings else []
+        # Where they differ, the tokenizer reads control strings in a way of its own.
+        self._paired = [control[one[0]] for one in found] == [tokens[place] for place in at]
+        self._ends = [0, *(one.end() for one in found)]
+        self._lengths = [0, *(place + 1 for place in at)]
+
+    def of(self, cuts: Iterable[int]) -> tuple[int, ...]:
+        """The lengths that hold no token of the text behind each cut; in their order, once each."""
+        if not self._paired:
+            return ()
+        return tuple(dict.fromkeys(length for cut in cuts if (length := self._length(cut))))
+
+    def _length(self, cut: int) -> int:
+        nearest = bisect_left(self._ends, cut + 1) - 1
+        length, between = self._lengths[nearest], self._text[self._ends[nearest] : cut]
+        if len(between) > _LONGEST_STRETCH:
+            return length
+        pieces = self._encode(between)
+        following = self._tokens[length : length + len(pieces)]
+        same = bisect_left(
+            range(len(following)), True, key=lambda at: following[: at + 1] != pieces[: at + 1]
+        )
+        # What comes after the cut may merge with the last one.
+        return length + max(min(same, len(pieces) - 1), 0)

@@ -1,0 +1,383 @@
+"""Follows plans with plain lists of tokens in place of KV, and checks every word of them.
+
+KV is stood for by the tokens that it was computed from, so a plan that starts a sequence from the
+wrong place shows as tokens that are not the sequence's own.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from backend.engine.plan import (
+    Arrived,
+    DecodeTimed,
+    Ended,
+    Generated,
+    Limits,
+    Lost,
+    MemoryShort,
+    NotStored,
+    OtherBytes,
+    PlannerEvent,
+    Prefill,
+    Prefilled,
+    PrefillTimed,
+    Source,
+    Start,
+    Started,
+    StepPlan,
+    Stored,
+)
+
+WINDOW = 40  # tokens up to which every cache can be cut back to any length
+PREFILL_SECONDS = 0.001  # of a token
+DECODE_SECONDS = 0.01  # of a step
+
+
+@dataclass(eq=False, slots=True)
+class FakeSequence:
+    """kv: None while it waits. pending: sampled and not yet delivered. ends_at: tokens after which
+    it ends by itself. scores_left: steps of scoring."""
+
+    arrived: Arrived
+    ends_at: int
+    scores_left: int
+    on_disk: int
+    kv: list[int] | None = None
+    width: int = 1
+    batch: int | None = None
+    snapshots: set[int] = field(default_factory=set)
+    generated: list[int] = field(default_factory=list)
+    pending: bool = False
+    started_short: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.arrived.sequence
+
+    @property
+    def content(self) -> list[int]:
+        """What its KV has to be made of, as caches compare it."""
+        return [*self.arrived.key.tokens.tolist(), *self.generated]
+
+    def sampled(self, at: int) -> int:
+        return (7 * self.number + at) % 5
+
+    def reset(self) -> None:
+        self.kv, self.batch, self.pending = None, None, False
+        self.snapshots = set()
+
+
+@dataclass(frozen=True, slots=True)
+class FakeEntry:
+    kv: tuple[int, ...]
+    snapshots: frozenset[int]
+    anywhere: bool
+    nbytes: int
+
+    def serves(self, length: int) -> bool:
+        return self.anywhere or length == len(self.kv) or length in self.snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often things go wrong, from 0 (never) to 1."""
+
+    short_start: float = 0.0
+    short_prefill: float = 0.0
+    unstored: float = 0.0
+    lost: float = 0.0
+    failed: float = 0.0
+
+
+class FakeExecutor:
+    """ended: why each sequence is over, by number."""
+
+    def __init__(self, limits: Limits, dice: random.Random, faults: Faults) -> None:
+        self.limits, self.dice, self.faults = limits, dice, faults
+        self.sequences: dict[int, FakeSequence] = {}
+        self.entries: dict[int, FakeEntry] = {}
+        self.ended: dict[int, str] = {}
+        self.texts: list[tuple[int, ...]] = []  # of sequences that are over: others continue them
+        self.seconds = 0.0
+        self.other = 0
+        self._storing: set[int] = set()
+        self._numbers: set[int] = set()
+        self._events: list[PlannerEvent] = []
+
+    def add(self, arrived: Arrived, ends_at: int, scores: int) -> None:
+        self.sequences[arrived.sequence] = FakeSequence(arrived, ends_at, scores, arrived.on_disk)
+
+    @property
+    def running(self) -> list[FakeSequence]:
+        return [one for one in self.sequences.values() if one.kv is not None]
+
+    @property
+    def charged(self) -> int:
+        """Bytes that the plans so far may cause, as the planner's rule is written."""
+        alone = [one for one in self.running if one.batch is None]
+        used = sum(one.width * self._cost(one) for one in alone)
+        for number in {one.batch for one in self.running} - {None}:
+            members = [one for one in self.running if one.batch == number]
+            used += len(members) * max(map(self._cost, members))
+        return used
+
+    def _cost(self, one: FakeSequence) -> int:
+        left = one.arrived.limit - len(one.generated)
+        ahead = left if one.arrived.scores else min(left, 512)
+        return self.limits.cost.of(len(one.arrived.tokens) + len(one.generated) + max(ahead, 0))
+
+    def _check_memory(self) -> None:
+        """What is being stored counts from the next step on."""
+        kept = [entry for at, entry in self.entries.items() if at not in self._storing]
+        stored = sum(entry.nbytes for entry in kept)
+        assert stored <= self.limits.prompt_cache
+        assert not 0 < self.limits.max_entries < len(kept)
+        assert self.charged + stored <= max(self.limits.room - self.other, 0)
+
+    def end(self, number: int, why: str) -> None:
+        assert number not in self.ended, f"sequence {number} ends twice"
+        self.ended[number] = why
+
+    def cancel(self, number: int) -> list[PlannerEvent]:
+        if number in self.ended:
+            return []
+        self.end(number, "cancelled")
+        return [Ended(number)]
+
+    # Following a plan.
+
+    def follow(self, plan: StepPlan) -> list[PlannerEvent]:
+        """Carry it out; returns what the planner learns of it."""
+        self._events = []
+        self.seconds = 0.0
+        self._storing.clear()
+        for one in self.sequences.values():
+            one.started_short = False
+        for entry in plan.evict:
+            del self.entries[entry]
+        for preempted in plan.preempt:
+            self._preempt(self.sequences[preempted.sequence], preempted.entry)
+        for refusal in plan.refuse:
+            assert refusal.needed > refusal.room
+            self.end(refusal.sequence, "refused")
+        for leave in plan.leave:
+            self._leave(leave.sequence, leave.entry)
+        gone = {refusal.sequence for refusal in plan.refuse}
+        assert not gone & self.sequences.keys(), "refused ones leave in the same step"
+        for start in plan.start:
+            self._start(start)
+        assert len(self.running) <= self.limits.slots
+        for join in plan.join:
+            self._join(join.sequence, join.batch)
+        self._check_memory()
+        decoding = {one.batch for one in self.running if one.batch is not None}
+        assert decoding <= set(plan.decode) <= decoding | {join.batch for join in plan.join}
+        for number, count in plan.decode.items():
+            members = [one for one in self.running if one.batch == number]
+            left_out = [join for join in plan.join if join.batch == number]
+            assert len(members) <= count <= len(members) + len(left_out)
+        for group in plan.prefill:
+            self._prefill(group)
+        for number in plan.decode:
+            self._decode(number)
+        for score in plan.score:
+            self._score(score.sequence, score.budget)
+        self._finish_unstarted()
+        return self._events
+
+    def _preempt(self, one: FakeSequence, entry: int | None) -> None:
+        assert one.kv is not None
+        if entry is not None:
+            self._keep(one, entry)
+        if one.pending:
+            self._deliver(one)
+        one.reset()
+
+    def _leave(self, number: int, entry: int | None) -> None:
+        one = self.sequences.pop(number)
+        assert number in self.ended, "only what is over leaves"
+        self.texts.append(tuple(one.content))
+        if entry is not None:
+            self._keep(one, entry)
+
+    def _keep(self, one: FakeSequence, entry: int) -> None:
+        assert entry not in self._numbers, "a number of an entry is used once"
+        self._numbers.add(entry)
+        if one.kv is None or self.dice.random() < self.faults.unstored:
+            self._events.append(NotStored(entry))
+            return
+        stored = self.entries[entry] = self._entry_of(one)
+        self._storing.add(entry)
+        places = None if stored.anywhere else tuple(sorted({*stored.snapshots, len(one.kv)}))
+        after = tuple(one.kv[len(one.arrived.tokens) :])
+        self._events.append(Stored(entry, len(one.kv), after, stored.nbytes, places))
+
+    def _start(self, start: Start) -> None:
+        one = self.sequences[start.sequence]
+        assert one.kv is None
+        assert one.number not in self.ended
+        assert list(start.tokens) == [*one.arrived.tokens, *one.generated]
+        assert 1 <= start.width <= one.arrived.width
+        one.width = start.width
+        one.kv, one.started_short = [], False
+        source = start.source
+        if source is not None:
+            one.kv = self._from(one, start, source)
+            one.snapshots = {place for place in start.snapshots if place <= len(one.kv)}
+            short = 1.0 if source.kind == "disk" else 0.3
+            if self.dice.random() < short * self.faults.short_start:
+                one.kv, one.snapshots, one.started_short = [], set(), True
+        one.on_disk = 0  # what a file gave is used, or dropped
+        if self._fails(one):
+            return
+        self._events.append(Started(one.number, len(one.kv)))
+
+    def _from(self, one: FakeSequence, start: Start, source: Source) -> list[int]:
+        length = source.length
+        assert not one.arrived.fresh
+        assert 0 < length < len(one.arrived.tokens), "the last token gives the logits"
+        if source.kind == "disk":
+            assert one.on_disk == length, "a file serves once"
+            assert not start.snapshots
+            return one.content[:length]
+        assert not any(begin < length < end for begin, end in one.arrived.spans), "an image is cut"
+        if source.kind == "entry":
+            assert source.number not in self._storing
+            entry = self.entries[source.number]
+            if source.move:
+                del self.entries[source.number]
+        else:
+            other = self.sequences[source.number]
+            if other.kv is None or other.started_short:
+                one.started_short = True  # it failed in this step: its KV is not there
+                return []
+            entry = self._entry_of(other)
+        assert length <= len(entry.kv), "so much is not there"
+        assert list(entry.kv[:length]) == one.content[:length], "another text"
+        for place in (length, *start.snapshots):
+            assert 0 < place <= length
+            assert place == length or place in entry.snapshots or entry.anywhere, "no snapshot"
+        assert entry.serves(length), "no snapshot"
+        return list(entry.kv[:length])
+
+    def _entry_of(self, one: FakeSequence) -> FakeEntry:
+        """What can be had from its KV."""
+        assert one.kv is not None
+        kept = frozenset(one.snapshots)
+        anywhere = self.limits.trims or len(one.kv) <= WINDOW
+        nbytes = self.limits.cost.of(len(one.kv)) + sum(map(self.limits.cost.snapshot, kept))
+        return FakeEntry(tuple(one.kv), kept, anywhere, nbytes)
+
+    def _join(self, number: int, batch: int) -> None:
+        one = self.sequences[number]
+        assert one.arrived.joins
+        assert one.batch is None
+        if one.kv is None or one.started_short:
+            return
+        assert len(one.kv) == len(one.content) - 1, "it joins before it is prefilled"
+        one.batch = batch
+
+    def _prefill(self, group: tuple[Prefill, ...]) -> None:
+        width = max(part.end - part.start for part in group)
+        assert len({part.sequence for part in group}) == len(group)
+        assert len(group) == 1 or self.limits.together
+        for part in group:
+            one = self.sequences[part.sequence]
+            assert one.batch is None
+            assert len(group) == 1 or not one.arrived.alone
+            if one.kv is None or one.started_short:
+                continue
+            assert len(one.kv) == part.start < part.end <= len(one.content) - 1
+            end = part.end
+            if len(group) == 1 and self.dice.random() < self.faults.short_prefill:
+                end = self.dice.randint(part.start, part.end)
+            one.kv = one.content[:end]
+            if self._fails(one):
+                continue
+            if end > part.start:
+                kept = part.snapshot and end == part.end
+                if kept:
+                    one.snapshots.add(end)
+                self._events.append(Prefilled(one.number, end, kept))
+        seconds = width * len(group) * PREFILL_SECONDS
+        self.seconds += seconds
+        self._events.append(PrefillTimed(width * len(group), seconds))
+
+    def _decode(self, number: int) -> None:
+        members = [one for one in self.running if one.batch == number]
+        self.seconds += DECODE_SECONDS
+        self._events.append(DecodeTimed(DECODE_SECONDS))
+        if self.dice.random() < self.faults.lost + self.faults.failed:
+            lost = self.dice.random() * (self.faults.lost + self.faults.failed) < self.faults.lost
+            for one in members:
+                self._break(one, lost=lost)
+            return
+        ahead = self.dice.choice([1, 2, 30])
+        for one in members:
+            assert one.kv is not None
+            fed = [*one.content, one.sampled(len(one.generated))]
+            one.kv.append(fed[len(one.kv)])
+            if one.pending:
+                for _ in range(ahead):
+                    if one.number not in self.ended:
+                        self._deliver(one)
+                one.kv = one.content
+            one.pending = True
+
+    def _deliver(self, one: FakeSequence) -> None:
+        if one.number in self.ended:
+            return
+        token = one.sampled(len(one.generated))
+        one.generated.append(token)
+        self._events.append(Generated(one.number, (token,)))
+        if len(one.generated) >= min(one.ends_at, one.arrived.limit):
+            self.end(one.number, "finished")
+            self._events.append(Ended(one.number))
+
+    def _score(self, number: int, budget: int) -> None:
+        one = self.sequences[number]
+        assert one.arrived.scores
+        assert budget > 0
+        if one.kv is None or one.started_short or one.number in self.ended:
+            return
+        assert len(one.kv) >= len(one.arrived.tokens) - 1
+        if len(one.kv) < len(one.arrived.tokens):
+            one.kv = one.content
+            self._events.append(Prefilled(number, len(one.kv)))
+        one.scores_left -= 1
+        self.seconds += budget * PREFILL_SECONDS
+        self._events.append(PrefillTimed(budget, budget * PREFILL_SECONDS))
+
+    def _finish_unstarted(self) -> None:
+        for one in self.running:
+            if one.arrived.joins or one.number in self.ended:
+                continue
+            whole = one.kv is not None and len(one.kv) >= len(one.arrived.tokens) - 1
+            if whole and not (one.arrived.scores and one.scores_left > 0):
+                self.end(one.number, "finished")
+                self._events.append(Ended(one.number))
+
+    def _fails(self, one: FakeSequence) -> bool:
+        if self.dice.random() < self.faults.lost:
+            self._break(one, lost=True)
+            return True
+        if self.dice.random() < self.faults.failed:
+            self._break(one, lost=False)
+            return True
+        return False
+
+    def _break(self, one: FakeSequence, *, lost: bool) -> None:
+        one.reset()
+        if one.number in self.ended:
+            return
+        if lost:
+            self._events += [MemoryShort(), Lost(one.number)]
+        else:
+            self.end(one.number, "failed")
+            self._events.append(Ended(one.number, failed=True))
+
+    def weigh(self, nbytes: int) -> list[PlannerEvent]:
+        self.other = nbytes
+        return [OtherBytes(nbytes)]

@@ -1,0 +1,63 @@
+"""What the planner promises of memory: found by the simulation, one case each."""
+
+from __future__ import annotations
+
+from backend.engine.plan import Arrived, CacheCost, Limits
+from backend.engine.planner import Planner
+from backend.engine.prefix_index import PrefixKey
+
+
+def limits(room: int, **changes: object) -> Limits:
+    settings: dict[str, object] = {
+        "cost": CacheCost(1, 0),
+        "slots": 8,
+        "room": room,
+        "prompt_cache": room,
+        "max_entries": 0,
+        "prefill_chunk": 512,
+        "stall_ms": 250.0,
+    }
+    return Limits(**(settings | changes))  # type: ignore[arg-type]
+
+
+def arrived(number: int, tokens: list[int]) -> Arrived:
+    return Arrived(number, PrefixKey(tokens), tokens, limit=512)
+
+
+def test_an_entry_that_a_sequence_starts_from_goes_in_a_later_step() -> None:
+    stored = list(range(1, 1001))
+    planner = Planner(limits(3328 + 500))
+    planner.index.add(7, PrefixKey(stored), 1024)
+    continued = arrived(1, [*stored[:600], *range(5000, 5100)])
+    other = arrived(2, list(range(9000, 9700)))
+    plan = planner.plan(0.0, [continued, other])
+    assert [(start.sequence, start.source is not None) for start in plan.start] == [(1, True)]
+    assert plan.evict == ()
+    later = planner.plan(0.1, [])
+    assert later.evict == (7,)
+    assert [start.sequence for start in later.start] == [2]
+
+
+HYBRID = CacheCost(per_token=1, fixed=2000)
+
+
+def test_snapshots_of_running_sequences_are_charged_for() -> None:
+    """Beside 512 bytes of KV each, snapshots of 2000 bytes are what fills the memory."""
+    planner = Planner(limits(20_000, cost=HYBRID, trims=False))
+    plan = planner.plan(0.0, [arrived(number, [number] * 200) for number in range(1, 8)])
+    rows = sum(HYBRID.of(one.charged) for one in planner.admitted)
+    wanted = sum(len(one.places) for one in planner.admitted)
+    assert plan.start
+    assert rows + wanted * 2000 <= 20_000
+
+
+def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
+    planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
+    tokens = list(range(5000))
+    key = PrefixKey(tokens)
+    planner.index.add(7, key, 100_000, places=range(100, 5000, 100))
+    plan = planner.plan(0.0, [arrived(1, [*tokens, 1, 2, 3])])
+    (start,) = plan.start
+    assert start.source is not None
+    assert start.source.length == 5000
+    assert 0 < len(start.snapshots) <= 5
