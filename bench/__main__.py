@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator
 
 from bench import (
     constraints,
+    cpu_install,
     drafting,
     gateway,
     growth,
     latency,
+    memory,
     parsing,
+    peers,
     prefix,
     quantised,
     sampling,
     startup,
-    throughput,
+    turnover,
     vision,
 )
 from bench.process import ROOT
@@ -38,7 +41,11 @@ def measurements() -> dict[str, Measurement]:
         "startup": startup.measure,
         "prefix": lambda: prefix.measure(model, TINY),
         "latency": lambda: latency.measure(model),
-        "throughput": lambda: throughput.measure(model),
+        "peers": lambda: peers.measure(model),
+        "blas": lambda: peers.blas(model),
+        "overhead": lambda: peers.overhead(TINY),
+        "turnover": turnover.measure,
+        "memory": lambda: memory.measure(model),
         "quantised": lambda: quantised.measure(model),
         "sampling": sampling.measure,
         "constraints": lambda: constraints.measure(model),
@@ -46,13 +53,12 @@ def measurements() -> dict[str, Measurement]:
         "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),
         "vision": lambda: vision.measure(TINY_VISION),
         "gateway": lambda: gateway.measure(model),
-        "overhead": lambda: throughput.host_overhead(TINY),
         "parsing": lambda: parsing.measure(TINY),
         "growth": growth.measure,
         "simulation": simulation.measure,
     }
     if (ROOT / "venv" / "lib" / "openblas").is_dir():
-        chosen["cpu-install"] = lambda: throughput.cpu_install(model)
+        chosen["cpu-install"] = lambda: cpu_install.measure(model)
     return chosen
 
 

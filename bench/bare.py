@@ -1,49 +1,58 @@
-"""mlx-lm's own BatchGenerator with nothing around it; prints tokens per second."""
+"""mlx-lm's own `stream_generate` with nothing around it: prompts in, tokens/s out."""
 
 from __future__ import annotations
 
-import json
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_map
+from bench.process import ROOT, environment_of
 
 
-def main(model_path: str, width: int, tokens: int) -> float:
-    """Same weights in float32, same prompts, prefill included, greedy; the first run warms up."""
-    from mlx_lm.generate import BatchGenerator
-    from mlx_lm.utils import load_model, load_tokenizer
+@contextmanager
+def loop(model: Path) -> Iterator[Callable[[str, int], float]]:
+    """Tokens per second for a prompt, prefill included, in a process like the backend's."""
+    child = subprocess.Popen(
+        [ROOT / "scripts/python", "-m", "bench.bare", str(model)],
+        env=environment_of({}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    asked, answered = child.stdin, child.stdout
 
-    mx.disable_compile()
-    model, _ = load_model(Path(model_path), lazy=True)
-    model.update(tree_map(_float32, model.parameters()))
-    mx.eval(model.parameters())
-    tokenizer: Any = load_tokenizer(Path(model_path))
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"Tell me story {number}."}], add_generation_prompt=True
+    def ask(prompt: str, tokens: int) -> float:
+        print(tokens, prompt, file=asked, flush=True)
+        return float(answered.readline())
+
+    try:
+        yield ask
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def main(model_path: str) -> None:
+    import mlx.core as mx
+    from mlx_lm import load, stream_generate
+
+    mx.disable_compile()  # as the backend does on a CPU
+    model, tokenizer, *_ = load(model_path)
+    for line in sys.stdin:
+        tokens, _, prompt = line.strip().partition(" ")
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True
         )
-        for number in range(width)
-    ]
-
-    def run() -> float:
-        generator = BatchGenerator(model, max_tokens=tokens, completion_batch_size=width)
-        generator.insert(prompts)
-        started, count = time.perf_counter(), 0
-        while responses := generator.next_generated():
-            count += len(responses)
-        return count / (time.perf_counter() - started)
-
-    run()
-    return run()
-
-
-def _float32(value: mx.array) -> mx.array:
-    return value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
+        started = time.perf_counter()
+        count = sum(1 for _ in stream_generate(model, tokenizer, text, max_tokens=int(tokens)))
+        print(count / (time.perf_counter() - started), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What others feel of work in progress: Health and Status, and a stream beside a long prefill."""
+"""What probes feel of work in progress: the latency of Health and Status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.process import backend, stream, words
-from bench.report import Figure, at_most, fact
+from bench.report import Figure, at_most
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -21,7 +21,6 @@ def measure(model: Path) -> Iterator[Figure]:
     with backend(model) as stub:
         yield from _probes(stub, "8 streams", lambda: _many(stub))
         yield from _probes(stub, "4k prefill", lambda: stream(stub, words(LONG_WORDS), 1))
-        yield from _gap(stub)
 
 
 def _many(stub: BackendStub) -> None:
@@ -45,17 +44,3 @@ def _probes(stub: BackendStub, name: str, work: object) -> Iterator[Figure]:
     for rpc, seen in (("Health", health), ("Status", status)):
         p99 = sorted(seen)[int(len(seen) * 0.99)]
         yield at_most(f"{rpc} p99 in ms during {name}", p99 * 1e3, 100, f"{len(seen)} calls")
-
-
-def _gap(stub: BackendStub) -> Iterator[Figure]:
-    """The longest pause of a running stream while a 4k prompt is prefilled beside it."""
-    with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(stream, stub, "Write a very long story.", 400)
-        time.sleep(1)
-        prefill = pool.submit(stream, stub, "x " + words(LONG_WORDS), 1)
-        gap, whole = running.result().longest_gap, prefill.result()
-    tokens = f"{whole.prompt_tokens} tokens"
-    yield fact("seconds of the long prefill beside a stream", whole.first, tokens)
-    yield at_most(
-        "longest gap of the stream / that prefill", gap / whole.first, 0.1, f"{gap:.2f} s"
-    )

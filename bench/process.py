@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from os import environ
 from pathlib import Path
 from typing import Any
 
 import grpc
+from grpc.experimental import ChannelOptions
 
+from gateway.supervisor.environ import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -37,12 +42,24 @@ def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.
                 raise RuntimeError(f"the backend ended with {child.returncode}") from None
             time.sleep(0.002)
     channel = grpc.insecure_channel(
-        f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]
+        f"127.0.0.1:{port}",
+        options=[
+            ("grpc.use_local_subchannel_pool", 1),
+            # Otherwise the client takes more time for a small model's tokens than the backend.
+            (ChannelOptions.SingleThreadedUnaryStream, 1),
+        ],
     )
     stub = backend_pb2_grpc.BackendStub(channel)
     if stub.Health(pb.HealthMessage(), timeout=10).message != b"OK":
         raise RuntimeError("Health is not OK")
     return stub
+
+
+def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without what its own start script set, and `extra`."""
+    found = backend_environ(environ, {})
+    found.pop("OPENBLAS_NUM_THREADS", None)
+    return found | dict(extra)
 
 
 @contextmanager
@@ -53,7 +70,7 @@ def backend(
     port = free_port()
     child = subprocess.Popen(
         [ROOT / "run.sh", "--addr", f"127.0.0.1:{port}"],
-        env={**environ, "MLX_BACKEND_LOG": "error", **(environment or {})},
+        env=environment_of({"MLX_BACKEND_LOG": "error", **(environment or {})}),
         stdin=subprocess.DEVNULL,
     )
     try:
@@ -69,34 +86,47 @@ def backend(
 
 @dataclass
 class Run:
-    """One streamed answer: when each piece came, in seconds from the call, and the totals."""
+    """One streamed answer: when each piece came, in seconds from the call, and the totals.
+
+    begun: the first piece is here, or the call is over. leave: set it to end the call early.
+    """
 
     arrivals: list[float] = field(default_factory=list)
     tokens: int = 0
     prompt_tokens: int = 0
+    started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
+    begun: threading.Event = field(default_factory=threading.Event)
+    leave: threading.Event = field(default_factory=threading.Event)
 
     @property
     def first(self) -> float:
         return self.arrivals[0]
 
-    @property
-    def longest_gap(self) -> float:
-        return max(
-            (
-                later - earlier
-                for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)
-            ),
-            default=0.0,
-        )
+    def piece(self) -> None:
+        self.arrivals.append(time.perf_counter() - self.started)
+        if len(self.arrivals) == 1:
+            self.begun.set()
+
+    def finish(self) -> None:
+        self.seconds = time.perf_counter() - self.started
+        self.begun.set()
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """Between two pieces, of which the later came within these times of `perf_counter`."""
+        times = [self.started + arrival for arrival in self.arrivals]
+        return max(later - earlier for earlier, later in pairwise(times) if begin < later < end)
 
 
 def stream(
-    stub: backend_pb2_grpc.BackendStub, prompt: str, tokens: int, images: Sequence[str] = ()
+    stub: backend_pb2_grpc.BackendStub,
+    prompt: str,
+    tokens: int,
+    run: Run | None = None,
+    images: Sequence[str] = (),
 ) -> Run:
     """Generate exactly `tokens` tokens, greedily. images: in base64."""
-    run = Run()
-    started = time.perf_counter()
+    run = run or Run()
     request = pb.PredictOptions(
         Messages=[pb.Message(role="user", content=prompt)],
         UseTokenizerTemplate=True,
@@ -104,12 +134,26 @@ def stream(
         IgnoreEOS=True,
         Images=images,
     )
-    for reply in stub.PredictStream(request):
-        if reply.message:
-            run.arrivals.append(time.perf_counter() - started)
-        run.tokens, run.prompt_tokens = reply.tokens, reply.prompt_tokens
-    run.seconds = time.perf_counter() - started
+    call = stub.PredictStream(request)
+    try:
+        for reply in call:
+            if reply.message:
+                run.piece()
+            run.tokens, run.prompt_tokens = reply.tokens, reply.prompt_tokens
+            if run.leave.is_set():
+                call.cancel()
+                break
+    finally:
+        run.finish()
     return run
+
+
+def together(ask: Callable[[str, int], Run], prompts: Sequence[str], tokens: int) -> float:
+    """Tokens per second of all, from the first call to the last token."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        runs = list(pool.map(lambda prompt: ask(prompt, tokens), prompts))
+    return sum(run.tokens for run in runs) / (time.perf_counter() - started)
 
 
 def words(count: int) -> str:

@@ -30,7 +30,7 @@ def measure(tiny: Path) -> Iterator[Figure]:
     with _model(tiny) as model, backend(model, Options=["prompt_cache_mib:256"]) as stub:
 
         def first(question: str, shown: str) -> float:
-            return stream(stub, question, 8, [shown]).first
+            return stream(stub, question, 8, images=[shown]).first
 
         first("Warm up.", encoded(paint(random.Random(3), "red", SIDE, SIDE)))
         new = first("What colour is the image?", image)

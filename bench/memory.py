@@ -1,0 +1,61 @@
+"""Whether the parts of `Status` add up to what MLX holds, while mixed requests run and after."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.peers import text
+from bench.process import backend, stream
+from bench.report import Figure, at_most
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+REQUESTS = 16
+PARTS = ("weights", "kv_cache", "prompt_cache", "media_features")
+_EVERY = 0.05  # seconds between two looks
+
+
+def measure(model: Path) -> Iterator[Figure]:
+    with backend(model, Options=["parallel:8"]) as stub:
+        looks = [_breakdown(stub)]
+        over = threading.Event()
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            running = [
+                pool.submit(stream, stub, text(f"mixed {n}", 20 + 60 * n), 8 + 2 * n)
+                for n in range(REQUESTS)
+            ]
+            watch = threading.Thread(target=_look, args=(stub, looks, over))
+            watch.start()
+            for one in running:
+                one.result()
+            over.set()
+            watch.join()
+        yield _figure("at worst while requests run", max(looks, key=_error))
+        yield _figure("at rest", _breakdown(stub))
+
+
+def _look(stub: BackendStub, looks: list[dict[str, int]], over: threading.Event) -> None:
+    while not over.wait(_EVERY):
+        looks.append(_breakdown(stub))
+
+
+def _breakdown(stub: BackendStub) -> dict[str, int]:
+    return dict(stub.Status(pb.HealthMessage(), timeout=60).memory.breakdown)
+
+
+def _error(look: dict[str, int]) -> float:
+    parts = sum(look.get(part, 0) for part in PARTS)
+    return abs(parts - look["mlx_active"]) / look["mlx_active"]
+
+
+def _figure(when: str, look: dict[str, int]) -> Figure:
+    shown = " + ".join(str(look[part] >> 20) for part in PARTS if part in look)
+    return at_most(
+        f"Status, parts beside what MLX holds, {when}",
+        _error(look),
+        0.05,
+        f"{shown} of {look['mlx_active'] >> 20} MiB",
+    )

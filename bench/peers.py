@@ -1,0 +1,231 @@
+"""The backend over gRPC against mlx_lm.server over HTTP, and against bare `stream_generate`.
+
+Both sides have the same float32 weights, the same OpenBLAS with the same number of threads, and
+the same prompts. They take turns, and only one of them works at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from backend.engine.settings import Settings
+from bench import bare, peer
+from bench.checkpoint import comparable
+from bench.process import Run, backend, stream, together
+from bench.report import Figure, at_least, at_most
+
+STREAMS = 8
+TOKENS = 64
+THREADS = (1, 2)  # of OpenBLAS, for the peer
+ROUNDS = 3
+SHORT = (25,) * 8  # words; the template adds 35 tokens to SmolLM2's
+MIXED = tuple(range(25, 166, 9))
+LONG = 3650
+SHARED = 700
+OVERHEAD = {4: 1.2, 8: 1.6, 16: 2.0}  # streams: the least ratio
+OVERHEAD_TOKENS = 200
+_WORDS = (
+    "the of and to in is that for it as was with be by on not he this are or his from at which"
+    " but have an had they you were their one all we can her has there been if more when will"
+).split()
+
+
+Side = TypeVar("Side")
+
+
+class Ask(Protocol):
+    def __call__(self, prompt: str, tokens: int, run: Run | None = None) -> Run: ...
+
+
+def measure(model: Path) -> Iterator[Figure]:
+    folder = comparable(model)
+    with backend(folder) as stub, peer.server(folder) as port, bare.loop(folder) as alone:
+        ours, theirs = partial(stream, stub), partial(peer.stream, port)
+        for ask in (ours, theirs):
+            for width in (1, STREAMS):
+                together(ask, _prompts("Warm up", width), 8)
+        alone("Warm up.", 8)
+        yield _lone(ours, alone)
+        yield _burst("8 prompts of 60 tokens at once", SHORT, 0.9, ours, theirs)
+        yield _burst("16 prompts of 60 to 200 tokens at once", MIXED, 1.0, ours, theirs)
+        yield from _shared_prefix(ours, theirs)
+        yield from _newcomer(ours, theirs)
+
+
+def overhead(model: Path) -> Iterator[Figure]:
+    """With a model of next to no compute, what is left is the work of the hosts."""
+    folder = comparable(model)
+    with backend(folder) as stub, peer.server(folder) as port:
+        ours, theirs = partial(stream, stub), partial(peer.stream, port)
+        for width, least in OVERHEAD.items():
+            for ask in (ours, theirs):
+                together(ask, _prompts("Warm up", width), 8)
+            yield at_least(
+                f"tokens/s of the tiny model at {width} streams / mlx_lm.server",
+                *_compared(
+                    lambda ask, n, width=width: together(  # type: ignore[misc]
+                        ask, _prompts(f"Story {n}", width), OVERHEAD_TOKENS
+                    ),
+                    ours,
+                    theirs,
+                    least,
+                ),
+            )
+
+
+def blas(model: Path) -> Iterator[Figure]:
+    """Against the peer at its best number of BLAS threads, on a quiet machine and a busy one."""
+    folder = comparable(model)
+    with ExitStack() as stack:
+        ours = partial(stream, stack.enter_context(backend(folder)))
+        ports = [stack.enter_context(peer.server(folder, threads)) for threads in THREADS]
+        sides: list[Ask] = [ours, *(partial(peer.stream, port) for port in ports)]
+        for ask in sides:
+            together(ask, _prompts("Warm up", STREAMS), 8)
+        yield from _at_best("", TOKENS, sides)
+        with neighbours(os.cpu_count() or 1):
+            yield from _at_best(", busy neighbours", TOKENS // 2, sides)
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """So many processes that compute without end."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def _at_best(where: str, tokens: int, sides: Sequence[Ask]) -> Iterator[Figure]:
+    values = _turns(
+        lambda ask, n: together(ask, _prompts(f"Story {tokens} {n}", STREAMS), tokens), sides
+    )
+    ours, *theirs = map(statistics.median, values)
+    name = f"tokens/s at {STREAMS} streams{where}"
+    shown = ", ".join(f"{speed:.1f}" for speed in theirs)
+    yield at_least(f"{name} / mlx_lm.server", ours / max(theirs), 1, f"{ours:.1f} / {shown}")
+    yield at_least(f"{name}: slowest round / median", min(values[0]) / ours, 0.5)
+
+
+def _lone(ours: Ask, alone: Callable[[str, int], float]) -> Figure:
+    def of_ours(prompt: str, tokens: int) -> float:
+        return together(ours, [prompt], tokens)
+
+    values = _turns(lambda side, n: side(f"Tell me story {n}.", TOKENS), (of_ours, alone))
+    mine, bare_speed = map(statistics.median, values)
+    return at_least(
+        "tokens/s of one stream / bare stream_generate",
+        mine / bare_speed,
+        0.97,
+        f"{mine:.2f} / {bare_speed:.2f}",
+    )
+
+
+def _burst(name: str, lengths: Sequence[int], bound: float, ours: Ask, theirs: Ask) -> Figure:
+    def slowest(ask: Ask, turn: int) -> float:
+        prompts = [text(f"{name} {turn} {at}", words) for at, words in enumerate(lengths)]
+        return _slowest_first(ask, prompts)
+
+    return at_most(f"{name}: slowest first token", *_compared(slowest, ours, theirs, bound))
+
+
+def _shared_prefix(ours: Ask, theirs: Ask) -> Iterator[Figure]:
+    """8 clients whose prompts differ in their last words: nobody has seen it, then all have."""
+
+    def asked(state: str, turn: int) -> list[str]:
+        prefix = text(f"shared {turn}", SHARED)
+        return [f"{prefix}. What is {state} {at}?" for at in range(STREAMS)]
+
+    values = _turns(lambda ask, n: _slowest_first(ask, asked("cold", n)), (ours, theirs), 2)
+    yield at_most("cold prefix of 700 words: slowest first token", *_ratio(values, 0.4))
+    values = _turns(lambda ask, n: _slowest_first(ask, asked(f"warm {n}", 0)), (ours, theirs))
+    yield at_most("warm prefix of 700 words: slowest first token", *_ratio(values, 1))
+
+
+def _newcomer(ours: Ask, theirs: Ask) -> Iterator[Figure]:
+    """A short prompt that comes while a long one is prefilled beside a running stream."""
+    first, gap = _beside_prefill(ours)
+    first_of_theirs, gap_of_theirs = _beside_prefill(theirs)
+    yield at_most(
+        "newcomer during a long prefill: first token / mlx_lm.server",
+        first / first_of_theirs,
+        0.05,
+        f"{first:.2f} / {first_of_theirs:.2f} s",
+    )
+    stall = Settings().stall_ms / 1e3
+    yield at_most(
+        "longest gap of a stream meanwhile, in stall_ms",
+        gap / stall,
+        3,
+        f"{gap:.2f} / {gap_of_theirs:.2f} s",
+    )
+
+
+def _beside_prefill(ask: Ask) -> tuple[float, float]:
+    """Seconds to the newcomer's first token, and of the running stream's longest gap."""
+    running, prefilled = Run(), Run()
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(ask, "Write a very long story.", 2000, running)
+        running.begun.wait()
+        began = time.perf_counter()
+        done = pool.submit(ask, text("long", LONG), 1, prefilled)
+        time.sleep(1)
+        newcomer = ask("Say hello.", 1)
+        done.result()
+        ended = time.perf_counter()
+        running.leave.set()
+    return newcomer.first, running.longest_gap(began, ended)
+
+
+def _compared(
+    measured: Callable[[Ask, int], float], ours: Ask, theirs: Ask, bound: float
+) -> tuple[float, float, str]:
+    return _ratio(_turns(measured, (ours, theirs)), bound)
+
+
+def _ratio(values: Sequence[Sequence[float]], bound: float) -> tuple[float, float, str]:
+    """Of two sides' medians, with its bound and the medians in words."""
+    mine, others = map(statistics.median, values)
+    return mine / others, bound, f"{mine:.3g} / {others:.3g}"
+
+
+def _turns(
+    measured: Callable[[Side, int], float], sides: Sequence[Side], rounds: int = ROUNDS
+) -> list[list[float]]:
+    """Per side its values; the sides take turns. measured: is given a side and the round."""
+    values: list[list[float]] = [[] for _ in sides]
+    for turn in range(rounds):
+        for side, found in zip(sides, values, strict=True):
+            found.append(measured(side, turn))
+    return values
+
+
+def _slowest_first(ask: Ask, prompts: Sequence[str]) -> float:
+    """Seconds from the first call to the last client's first token."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        runs = list(pool.map(lambda prompt: ask(prompt, 2), prompts))
+    return max(run.started + run.first for run in runs) - started
+
+
+def _prompts(name: str, count: int) -> list[str]:
+    return [f"{name}, number {at}: tell me a long story." for at in range(count)]
+
+
+def text(seed: str, count: int) -> str:
+    """So many short words in an order of their own."""
+    return " ".join(random.Random(seed).choices(_WORDS, k=count))
