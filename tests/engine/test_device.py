@@ -62,11 +62,11 @@ def test_the_users_memory_limit_wins() -> None:
 
 
 def test_memory_is_divided_by_device() -> None:
-    assert memory_plan(CPU, Settings(), 2 * GIB) == MemoryPlan(14 * GIB, 0, None, 3 * GIB)
+    assert memory_plan(CPU, Settings(), 2 * GIB) == MemoryPlan(14 * GIB, 0, None, 6 * GIB)
     assert memory_plan(METAL, Settings(), 16 * GIB) == MemoryPlan(
-        48 * GIB, 48 * GIB, 4 * GIB, 8 * GIB
+        48 * GIB, 48 * GIB, 4 * GIB, 16 * GIB
     )
-    assert memory_plan(CUDA, Settings(), 6 * GIB) == MemoryPlan(78 * GIB, 0, 8 * GIB, 18 * GIB)
+    assert memory_plan(CUDA, Settings(), 6 * GIB) == MemoryPlan(78 * GIB, 0, 8 * GIB, 36 * GIB)
 
 
 def test_wired_memory_never_exceeds_what_the_device_recommends() -> None:
