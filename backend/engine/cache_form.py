@@ -17,7 +17,7 @@ from backend.engine.cache_kind import CacheKind, group_size_for
 from backend.engine.errors import InvalidRequest
 from backend.engine.kv import BatchCache
 from backend.engine.quantized_kv import QuantizedRow
-from backend.engine.vision.row_shift import RowShift
+from backend.engine.row_shift import RowShift
 
 _log = logging.getLogger(__name__)
 

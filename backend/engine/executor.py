@@ -17,7 +17,6 @@ import mlx.core as mx
 from backend.engine import kv, prompt_logprobs
 from backend.engine.batch import DecodeBatch, Sampled
 from backend.engine.constraints.constraint import Constraint
-from backend.engine.disk_cache.cache import StoredPrefix
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
 from backend.engine.plan import (
@@ -39,6 +38,11 @@ from backend.engine.request import GenerationRequest
 from backend.engine.scoring import Scoring
 
 if TYPE_CHECKING:
+    from backend.engine.vision.plan import MediaPlan
+    from backend.engine.vision.prefill import MediaPrefill
+
+if TYPE_CHECKING:
+    from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.vision.plan import MediaPlan
     from backend.engine.vision.prefill import MediaPrefill
 

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from backend.engine.quantized_kv import QuantizedBatch, QuantizedRow
 from backend.engine.rectangle import Rectangle, Span
-from backend.engine.vision.row_shift import BatchShift, RowShift
+from backend.engine.row_shift import BatchShift, RowShift
 from backend.engine.window import BatchWindow, row_span
 
 # A layer's cache, and the place of a sequence in it: 0 in a cache of one sequence.

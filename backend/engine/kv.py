@@ -19,7 +19,7 @@ from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_p
 from backend.engine.gather import gathered, gathers, keeps_state, taken
 from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedRow
-from backend.engine.vision.row_shift import RowShift
+from backend.engine.row_shift import RowShift
 
 RowCache = list[Any]
 Snapshot = list[Any]  # per layer of a row: a copy, or None where the layer can be cut back

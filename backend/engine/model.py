@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.blas_threads import BlasThreads
-from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.drafting.loading import Drafting
 from backend.engine.plan import CacheCost
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
+    from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.vision.prefill import MediaReader
 
 

@@ -28,7 +28,7 @@ from backend.engine.disk_cache.layout import (
     Structure,
     parts,
 )
-from backend.engine.vision.row_shift import RowShift
+from backend.engine.row_shift import RowShift
 
 # NumPy knows no bfloat16, so every type travels as the unsigned integer of its size.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}

@@ -16,7 +16,7 @@ from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
 from backend.engine.errors import ModelRejected
-from backend.engine.vision.row_shift import RowShift
+from backend.engine.row_shift import RowShift
 
 
 class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped

@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from backend.engine.row_shift import RowShift
 from backend.engine.vision.features import FeatureCache, Features, encode, of_text, positions_of
 from backend.engine.vision.model import SeeingModel
 from backend.engine.vision.plan import MediaPlan, Span
-from backend.engine.vision.row_shift import RowShift
 
 
 class MediaReader:

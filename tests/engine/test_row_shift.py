@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
 from backend.engine import kv
-from backend.engine.vision.row_shift import RowShift
+from backend.engine.row_shift import RowShift
 
 SHIFTS = st.lists(st.integers(-500, 500), min_size=1, max_size=6)
 
