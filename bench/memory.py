@@ -57,9 +57,7 @@ def _error(look: dict[str, int]) -> float:
 
 
 def _figure(when: str, look: dict[str, int]) -> Figure:
-    return at_most(
-        f"Status, parts beside what MLX holds, {when}", _error(look), 0.05, _shown(look)
-    )
+    return at_most(f"Status, parts beside what MLX holds, {when}", _error(look), 0.05, _shown(look))
 
 
 def _shown(look: dict[str, int]) -> str:
