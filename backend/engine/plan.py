@@ -296,6 +296,11 @@ class StepPlan:
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     score: tuple[Score, ...] = ()
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether it hardly changes what memory holds: nothing comes, goes or is prefilled."""
+        return not (self.evict or self.preempt or self.leave or self.start or self.prefill)
+
     def __str__(self) -> str:
         """What the step does, for the last line of a process that hangs in it."""
         doing = []

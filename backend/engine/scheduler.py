@@ -43,7 +43,7 @@ Publish = Callable[[int, Event | EngineError], None]
 Report = Callable[[str, BaseException], None]
 
 _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
-_WEIGH_EVERY = 32  # steps between two readings of the bytes of KV
+_WEIGH_EVERY = 32  # steps between two readings of the bytes of KV while all of them only decode
 _MIB = 1 << 20
 
 
@@ -159,6 +159,8 @@ class Scheduler:
         for refusal in plan.refuse:
             self._refuse(refusal)
         self._learn(self.executor.launch(plan))
+        if not plan.only_decodes or self._steps % _WEIGH_EVERY == 0:
+            self._weigh()
         started = time.perf_counter()
         sampled = self.executor.read()
         for one in sampled:
@@ -296,11 +298,6 @@ class Scheduler:
         gauges.running = len(self.planner.admitted)
         gauges.prompt_tokens_processed += self.executor.prompt_tokens
         self.executor.prompt_tokens = 0
-        if self.busy and self._steps % _WEIGH_EVERY:
-            return
-        gauges.row_bytes = self.executor.row_bytes
-        gauges.prefix_bytes = self.executor.entry_bytes
-        gauges.feature_bytes = self._model.media.features.nbytes if self._model.media else 0
         gauges.preemptions = self.planner.preemptions
         if self.planner.unstored > gauges.unstored:
             _log.warning(
@@ -313,8 +310,16 @@ class Scheduler:
         if not self.busy:
             gauges.tokens_per_second = 0.0
             self.executor.rest()
+            self._weigh()
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
+
+    def _weigh(self) -> None:
+        """Read the bytes of KV, which are known as soon as a step was launched."""
+        gauges = self._gauges
+        gauges.row_bytes = self.executor.row_bytes
+        gauges.prefix_bytes = self.executor.entry_bytes
+        gauges.feature_bytes = self._model.media.features.nbytes if self._model.media else 0
 
 
 def _is_allocation_failure(fault: Exception) -> bool:
