@@ -25,8 +25,9 @@ class Child:
         self._writer = writer
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal its process group."""
-        self._writer.write(bytes((number,)))
+        """Signal its process group, unless that is gone already."""
+        if not self._writer.is_closing():
+            self._writer.write(bytes((number,)))
 
     async def wait(self) -> int | None:
         """Its exit code (negative: a signal) once it is gone with its group.

@@ -39,7 +39,7 @@ def body_of(fields: dict[str, Any]) -> dict[str, Any]:
 def chat(gateway: GatewayProcess, **fields: Any) -> dict[str, Any]:
     """The chat.completion."""
     answer = gateway.client.post("/v1/chat/completions", json=body_of(fields))
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 200, "\n".join([answer.text, *gateway.log[-40:]])
     whole: dict[str, Any] = answer.json()
     return whole
 
@@ -62,7 +62,7 @@ def complete(gateway: GatewayProcess, **fields: Any) -> dict[str, Any]:
     """The text_completion."""
     body = {"model": "tiny", "temperature": 0, **fields}
     answer = gateway.client.post("/v1/completions", json=body)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 200, "\n".join([answer.text, *gateway.log[-40:]])
     whole: dict[str, Any] = answer.json()
     return whole
 
