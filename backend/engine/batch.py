@@ -91,13 +91,14 @@ class DecodeBatch:
         Raises what MLX raises; the batch is then as it was.
         """
         rows = [one.cache for one in joining if one.cache is not None]
-        last = mx.array([one.tokens[-1] for one in joining], dtype=mx.uint32)
+        tokens = mx.array([one.tokens[-1] for one in joining], dtype=mx.uint32)
         if self._cache is None:
-            self._cache, self._tokens = kv.BatchCache(rows), last
+            self._cache = kv.BatchCache(rows)
         else:
             assert self._tokens is not None
+            tokens = mx.concatenate([self._tokens, tokens])
             self._cache.join(rows)
-            self._tokens = mx.concatenate([self._tokens, last])
+        self._tokens = tokens
         self.sequences += joining
         self._choosers = None
 

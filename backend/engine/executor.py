@@ -174,7 +174,8 @@ class Executor:
             self._start(start, events)
         joins: dict[int, list[ExecutorSequence]] = {}
         for join in plan.join:
-            if (one := self.sequences.get(join.sequence)) is not None and one.cache is not None:
+            one = self.sequences[join.sequence]
+            if one.cache is not None and len(one.history) >= len(one.tokens) - 1:
                 joins.setdefault(join.batch, []).append(one)
         for number, joining in joins.items():
             self._join(number, joining)
@@ -193,7 +194,11 @@ class Executor:
         one.prompt_logprobs.clear()
         if one.scoring is not None:
             one.scoring.restart(width=start.width - 1)
+        generated = start.tokens[len(one.prompt) :]
+        one.delivered = len(generated)
         try:
+            if one.constraint is not None:
+                one.constraint.restart(generated)
             reused = self._fill(one, start)
             if self._model.media is not None:
                 assert one.cache is not None
@@ -204,8 +209,7 @@ class Executor:
         one.history = list(start.tokens[:reused])
         events.append(Started(one.number, reused))
         if one.request.disk.path and one.cache is not None and self._saves_prompt(one):
-            kv.evaluate(one.cache)
-            self._save(one, one.history, kv.clone(one.cache))
+            self._save(one, one.history, one.cache)
 
     def _fill(self, one: ExecutorSequence, start: Start) -> int:
         """Give the sequence its KV; returns how many tokens are in it."""
@@ -245,7 +249,8 @@ class Executor:
         assert one.cache is not None
         assert start.source is not None
         wanted = start.source.length
-        if not kv.rewind(one.cache, length - wanted, snapshots.get(wanted)):
+        # The other sequence may have found less than was planned, in this very step.
+        if wanted > length or not kv.rewind(one.cache, length - wanted, snapshots.get(wanted)):
             one.cache = kv.new_row(self._model.model)
             return 0
         for at in start.snapshots:
@@ -256,17 +261,14 @@ class Executor:
         return wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
-        batch = self._batches.get(number)
-        if batch is None:
-            batch = self._batches[number] = DecodeBatch(self._model)
         try:
+            batch = self._batches.get(number) or DecodeBatch(self._model)
             batch.join(joining)
         except Exception as fault:
             # The batch is as it was: only those that were to join have lost their KV.
             self._failed(joining, "joining the batch", fault)
-            if not batch.sequences:
-                del self._batches[number]
             return
+        self._batches[number] = batch
         for one in joining:
             self.prompt_tokens += not one.delivered  # the prompt's last token, which decode feeds
             one.batch, one.cache, one.media_prefill = batch, None, None
@@ -287,10 +289,12 @@ class Executor:
     # Prefill.
 
     def _prefill(self, group: Sequence[Prefill], events: list[PlannerEvent]) -> None:
+        named = [(self.sequences[part.sequence], part) for part in group]
+        # What failed, or found less than was planned, in this step is planned again.
         parts = [
-            (self.sequences[part.sequence], part)
-            for part in group
-            if self.sequences[part.sequence].cache is not None
+            (one, part)
+            for one, part in named
+            if one.cache is not None and len(one.history) == part.start
         ]
         if not parts:
             return
@@ -325,8 +329,8 @@ class Executor:
         wanted: list[Any] = [layer.state for layer in cache]
         launched = _Pass(len(tokens), len(tokens), (one,), wanted)
         if alternatives is not None and start < len(one.prompt) - 1:
-            launched.logits = logits[0]
             launched.following = one.prompt[start + 1 : end + 1]
+            launched.logits = logits[0, : len(launched.following)]
             wanted.append(logits)
         snapshot = part.snapshot and end == part.end
         if snapshot:
@@ -396,12 +400,11 @@ class Executor:
                 width = sum(len(batch.sequences) for batch in self._launched_batches)
                 self._model.blas.measured(width, self._decode_seconds)
             self._decode_seconds = 0.0
-        waiting, self._passes = self._passes, self._launched
+        waiting = len(self._passes) or (len(self._launched) if idle else 0)
+        self._passes += self._launched
         self._launched = []
-        if idle and not waiting:
-            waiting, self._passes = self._passes, []
-        for one in waiting:
-            self._finish_pass(one, events)
+        for _ in range(waiting):
+            self._finish_pass(self._passes.pop(0), events)
         for score in self._scores:
             self._score(score, events)
         self._finish_entries(events)
@@ -409,6 +412,8 @@ class Executor:
         return events
 
     def _finish_pass(self, launched: _Pass, events: list[PlannerEvent]) -> None:
+        if not launched.sequences:
+            return
         try:
             mx.eval(launched.wanted)
             if launched.logits is not None:
@@ -475,13 +480,15 @@ class Executor:
         self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
 
     def _keep(self, one: ExecutorSequence, number: int | None) -> None:
-        """Make an entry of what a leaving sequence has."""
+        """Make an entry of what a leaving sequence has; it may have lost it in its last step."""
         try:
             if one.batch is not None:
                 cache = one.batch.take(one)
-            else:
-                assert one.cache is not None
+            elif one.cache is not None:
                 cache = kv.owned(one.cache)
+            else:
+                self._unstored += [] if number is None else [number]
+                return
             entry = _Entry(cache, one.history, len(one.prompt), one.snapshots)
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache", fault))
@@ -489,8 +496,7 @@ class Executor:
                 self._unstored.append(number)
             return
         if self._saves_answer(one):
-            kv.evaluate(entry.cache)
-            self._save(one, entry.tokens, kv.clone(entry.cache))
+            self._save(one, entry.tokens, entry.cache)
         if number is not None:
             self._entries[number] = entry
 
@@ -526,12 +532,14 @@ class Executor:
                 self._early += batch.give_up(one)
             except Exception as fault:
                 self._break(batch, fault)
-                return
             if not batch.sequences:
                 self._batches = {n: b for n, b in self._batches.items() if b is not batch}
         self._reset(one)
 
     def _reset(self, one: ExecutorSequence) -> None:
+        """Back to no KV. What is in flight for it is nobody's any more."""
+        for launched in (*self._passes, *self._launched):
+            launched.sequences = tuple(other for other in launched.sequences if other is not one)
         one.cache = one.batch = one.media_prefill = None
         one.history, one.snapshots = [], {}
         one.fresh = True
@@ -581,7 +589,12 @@ class Executor:
         return whole and one.request.disk.saves_prompt(trimmable=kv.can_trim(one.cache or []))
 
     def _save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
-        """Hand a copy of evaluated KV to the disk thread."""
+        """Hand a copy of the KV to the disk thread. Where that fails, there is no file."""
         assert self._model.disk is not None
-        trimmable = kv.can_trim(cache)
-        self._model.disk.save(list(tokens), cache, trimmable=trimmable, path=one.request.disk.path)
+        try:
+            kv.evaluate(cache)
+            copied, trimmable = kv.clone(cache), kv.can_trim(cache)
+            path = one.request.disk.path
+            self._model.disk.save(list(tokens), copied, trimmable=trimmable, path=path)
+        except Exception as fault:
+            self.failures.append(Failure((), "prompt cache on disk", fault))

@@ -213,7 +213,6 @@ class Scheduler:
         if output.ended is not None:
             output.sequence.finished = True
             del self._outputs[number]
-            self._retried.discard(number)
             self._events.append(Ended(number))
 
     def _finish_unstarted(self) -> None:
@@ -237,6 +236,7 @@ class Scheduler:
         failures, self.executor.failures = self.executor.failures, []
         for failure in failures:
             self._handle(failure)
+        self._retried &= self._outputs.keys()
 
     def _handle(self, failure: Failure) -> None:
         short = _is_allocation_failure(failure.fault)
@@ -256,7 +256,6 @@ class Scheduler:
         """A fault of one sequence ends that sequence alone."""
         if self._outputs.pop(number, None) is None:
             return
-        self._retried.discard(number)
         self._events.append(Ended(number, failed=True))
         if isinstance(fault, EngineError):
             self._publish(number, fault)

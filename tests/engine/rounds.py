@@ -84,9 +84,10 @@ class Rounds:
         sampling = request.pop("sampling", Sampling())
         constraint = request.pop("grammar", None)
         places = request.pop("places", ())
+        stored = request.pop("stored", None)
         wanted = GenerationRequest(str(ticket), RawPrompt(""), sampling, **request)
         self.scheduler.submit(
-            Submit(1, ticket, wanted, list(prompt), limit, constraint, places=places)
+            Submit(1, ticket, wanted, list(prompt), limit, constraint, stored, places=places)
         )
 
     def score(self, ticket: int, plan: ScorePlan) -> None:

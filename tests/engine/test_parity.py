@@ -9,6 +9,7 @@ what it says alone.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -53,7 +54,7 @@ class Strides:
 
     def __init__(self, stride: int, most: int) -> None:
         self._stride = stride
-        self._left = most
+        self._most = self._left = most
         self._next = 0
 
     @property
@@ -63,6 +64,11 @@ class Strides:
     def fill(self, allowed: np.ndarray) -> None:
         bits = np.arange(len(allowed) * 32) % 7 == self._next
         allowed[:] = np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        self._left, self._next = self._most, 0
+        for token in tokens:
+            self.accept(token)
 
     def accept(self, token: int) -> None:
         assert token % 7 == self._next, "a token that the mask did not allow"

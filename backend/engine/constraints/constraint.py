@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,6 +66,15 @@ class Constraint:
     def ended(self) -> bool:
         """Whether nothing but the end of the sequence may follow."""
         return self.matcher.is_stopped() and not self.matcher.is_error()
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Begin the answer again, with the tokens of it that were delivered.
+
+        A step that fails may have shown the grammar a token that nobody got.
+        """
+        self.matcher.reset()
+        for token in tokens:
+            self.accept(token)
 
     def fill(self, allowed: np.ndarray) -> None:
         """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)].

@@ -127,6 +127,18 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts() -> None:
     constraint.accept(BYTES.end)
 
 
+def test_an_answer_can_begin_again_with_what_was_delivered() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "ab?c"))
+    for token in "ac":
+        constraint.accept(ord(token))
+    assert constraint.ended
+    constraint.restart([ord("a")])
+    assert not constraint.ended
+    assert allowed_ids(constraint, BYTES.size) == [ord("b"), ord("c")]
+    constraint.restart([])
+    assert allowed_ids(constraint, BYTES.size) == [ord("a")]
+
+
 def test_a_token_that_is_not_allowed_fails_its_row_alone() -> None:
     spec = ConstraintSpec("regex", "ab")
     broken, other = COMPILER.compile(spec), COMPILER.compile(spec)

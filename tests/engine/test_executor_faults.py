@@ -1,0 +1,501 @@
+"""Whatever fails in a step, only those it was computed for may notice.
+
+One course of requests takes every path of the executor. A fault is put into one action of it, at
+each of its first calls in turn: as a defect would raise it, and as MLX raises a failed allocation.
+The others say what they say alone, nothing is left behind, and the next request is served.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine import batch as decode_batch
+from backend.engine import kv, prompt_logprobs, speculation
+from backend.engine.batch import DecodeBatch
+from backend.engine.disk_cache.use import DiskUse
+from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.lookup import LookupDrafter
+from backend.engine.errors import Cancelled, EngineFailed
+from backend.engine.logprobs import BatchLogprobs
+from backend.engine.model import EngineModel
+from backend.engine.request import Sampling
+from backend.engine.sampling import BatchSampler
+from backend.engine.score_plan import Continuation, ScorePlan
+from backend.engine.scoring import Scoring
+from tests.engine.random_models import VOCABULARY, random_model
+from tests.engine.rounds import Heard, Rounds, engine_model
+from tests.engine.test_parity import Strides
+
+DEFECT = "injected"
+NO_MEMORY = "[malloc] Unable to allocate 123456 bytes."
+CALLS = 6  # of an action that fail, each in a course of its own
+
+
+def spread(count: int, salt: int) -> list[int]:
+    return [(at * at + salt * at + salt) % (VOCABULARY - 1) + 1 for at in range(count)]
+
+
+PROMPT = spread(80, 3)
+SCORED = ScorePlan(spread(40, 11), tuple(Continuation(tuple(spread(n, n))) for n in (3, 9, 1)))
+REQUESTS: dict[int, tuple[list[int], int, dict[str, Any]]] = {
+    1: (PROMPT, 30, {}),
+    2: ([*PROMPT[:60], 5, 6, 7], 20, {"sampling": Sampling(temperature=1.0, seed=2)}),
+    3: (spread(20, 5), 25, {"logprobs": 2}),
+    4: (spread(24, 7), 25, {"sampling": Sampling(repetition=1.3)}),
+    6: (spread(18, 9), 22, {"grammar": 3}),
+    7: ([*PROMPT[:79], 8, 9], 12, {}),
+    8: ([*PROMPT, 1, 2, 3], 12, {}),
+    9: (spread(50, 13), 8, {"prompt_logprobs": 1, "logprobs": 1}),
+    10: (spread(23, 5), 25, {"grammar": 2, "logprobs": 1}),
+}
+SCORE = 5
+
+
+class Trap:
+    """Raises at one call of an action."""
+
+    def __init__(self, at: int, message: str) -> None:
+        self.at, self.message = at, message
+        self.calls = 0
+
+    @property
+    def sprung(self) -> bool:
+        return self.calls > self.at
+
+    def step_on(self) -> None:
+        self.calls += 1
+        if self.calls == self.at + 1:
+            raise RuntimeError(self.message)
+
+
+class Watched:
+    """The model, with a trap in the passes of one kind: what it gave is lost with the fault."""
+
+    def __init__(self, model: Any, trap: Trap, kind: Callable[[int, int], bool]) -> None:
+        self._model, self._trap, self._kind = model, trap, kind
+        self.layers = model.layers
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self._model(tokens, cache=cache)
+        if self._kind(*tokens.shape):
+            self._trap.step_on()
+        return logits
+
+
+PASSES: dict[str, Callable[[int, int], bool]] = {
+    "prefill of one": lambda rows, width: rows == 1 and width > 1,
+    "prefill of several": lambda rows, width: rows > 1 and width > 1,
+    "decode of one": lambda rows, width: (rows, width) == (1, 1),
+    "decode of several": lambda rows, width: rows > 1 and width == 1,
+}
+
+
+@dataclass(frozen=True)
+class Action:
+    """A function of the executor's. most: requests that its defect may end; late: it fails when
+    it is done, so that half of what goes with it has happened. caller: only when called by it."""
+
+    owner: Any
+    name: str
+    most: int
+    late: bool = False
+    caller: str = ""
+    kind: str = "full"
+
+    def __str__(self) -> str:
+        owner = getattr(self.owner, "__name__", "").rpartition(".")[2]
+        return f"{owner}.{self.name}{'-late' * self.late}"
+
+    def rig(self, patch: pytest.MonkeyPatch, trap: Trap) -> None:
+        original = getattr(self.owner, self.name)
+
+        def rigged(*given: Any, **named: Any) -> Any:
+            if self.caller and sys._getframe(1).f_code.co_name != self.caller:
+                return original(*given, **named)
+            if not self.late:
+                trap.step_on()
+            result = original(*given, **named)
+            if self.late:
+                trap.step_on()
+            return result
+
+        patch.setattr(self.owner, self.name, rigged)
+
+
+NOBODY, ONE, BATCH = 0, 1, 9
+ACTIONS = [
+    Action(kv, "new_row", ONE, caller="_fill"),
+    Action(kv, "rewind", ONE, caller="_rewind"),
+    Action(kv, "rewind", ONE, caller="_rewind", late=True, kind="hybrid"),
+    Action(kv, "clone", ONE, caller="_fill"),
+    Action(DecodeBatch, "extract", ONE, caller="_fill"),
+    Action(DecodeBatch, "extract", NOBODY, caller="take"),
+    Action(DecodeBatch, "take", NOBODY),
+    Action(kv, "owned", NOBODY),
+    Action(kv, "evaluate", NOBODY, caller="_finish_entries"),
+    Action(kv, "evaluated", NOBODY, kind="hybrid"),
+    Action(kv, "snapshot", ONE, kind="hybrid"),
+    Action(kv.BatchCache, "join", BATCH),
+    Action(DecodeBatch, "__init__", BATCH),
+    Action(DecodeBatch, "join", BATCH),
+    Action(mx, "concatenate", BATCH, caller="join"),
+    Action(DecodeBatch, "launch", BATCH),
+    Action(DecodeBatch, "launch", BATCH, late=True),
+    Action(BatchSampler, "__call__", BATCH),
+    Action(BatchLogprobs, "__call__", BATCH, caller="_launch"),
+    Action(decode_batch, "_ids", BATCH, caller="read"),
+    Action(decode_batch, "_ids", BATCH, caller="_advance"),
+    Action(DecodeBatch, "read", BATCH, late=True),
+    Action(DecodeBatch, "_logprobs", BATCH),
+    Action(DecodeBatch, "give_up", BATCH),
+    Action(DecodeBatch, "give_up", BATCH, late=True),
+    Action(DecodeBatch, "leave", BATCH),
+    Action(DecodeBatch, "leave", BATCH, late=True),
+    Action(kv.BatchCache, "leave", BATCH),
+    Action(mx, "eval", BATCH, caller="_finish_pass"),
+    Action(prompt_logprobs, "read", BATCH),
+    Action(Scoring, "step", ONE),
+    Action(Scoring, "step", ONE, late=True),
+]
+
+
+@cache
+def model_of(kind: str) -> EngineModel:
+    return engine_model(random_model(kind))
+
+
+def submit(rounds: Rounds, number: int, ticket: int) -> None:
+    if number == SCORE:
+        rounds.score(ticket, SCORED)
+        return
+    prompt, limit, request = REQUESTS[number]
+    request = {"ignore_eos": True, **request}
+    if stride := request.get("grammar"):
+        request["grammar"] = Strides(stride, limit // 2)
+    rounds.submit(ticket, prompt, limit, **request)
+
+
+@cache
+def alone(kind: str, number: int) -> Heard:
+    rounds = Rounds(model_of(kind))
+    submit(rounds, number, 1)
+    rounds.drain()
+    return rounds.heard[1]
+
+
+STEPS = 22
+
+
+def run(rounds: Rounds) -> None:
+    """Every path: prompts alone and together, from entries and sequences, preempted, scored."""
+    begin(rounds, STEPS)
+    rounds.drain(2000)
+    submit(rounds, 8, 8)
+    rounds.drain(2000)
+
+
+def begin(rounds: Rounds, steps: int) -> None:
+    arrivals = {0: (1, 2), 2: (3, 4, 10), 6: (SCORE,), 8: (6,), 16: (7,), 18: (9,)}
+    limits = rounds.scheduler.planner.limits
+    scarce = replace(limits, room=4 * limits.cost.of(200))
+    for step in range(steps):
+        for number in arrivals.get(step, ()):
+            submit(rounds, number, number)
+        rounds.scheduler.planner.limits = scarce if step in (12, 21) else limits
+        rounds.step()
+    rounds.scheduler.planner.limits = limits
+
+
+def check(rounds: Rounds, kind: str, *, most: int) -> None:
+    failed = [number for number, heard in rounds.heard.items() if heard.error is not None]
+    assert len(failed) <= most, [rounds.heard[number].error for number in failed]
+    for number in failed:
+        error = rounds.heard[number].error
+        assert type(error) is EngineFailed, error
+    for number in rounds.heard.keys() - failed:
+        same(rounds.heard[number], alone(kind, number))
+    assert_nothing_is_left(rounds)
+    submit(rounds, 1, 101)
+    rounds.drain(2000)
+    same(rounds.heard[101], alone(kind, 1))
+
+
+def same(heard: Heard, expected: Heard) -> None:
+    assert heard.error is None
+    assert heard.finished is not None
+    assert expected.finished is not None
+    assert heard.tokens == expected.tokens
+    ours, theirs = heard.finished, expected.finished
+    assert ours.usage.completion_tokens == theirs.usage.completion_tokens
+    told = [one.token for one in ours.logprobs or ()]
+    assert told == [one.token for one in theirs.logprobs or ()]
+    of_prompt, expected_of_prompt = ours.prompt_logprobs, theirs.prompt_logprobs
+    assert (of_prompt is None) == (expected_of_prompt is None)
+    if of_prompt is not None and expected_of_prompt is not None:
+        said = [one.token for one in of_prompt.rest]
+        assert said == [one.token for one in expected_of_prompt.rest]
+    for ours_of, theirs_of in zip(ours.scores, theirs.scores, strict=True):
+        for our, their in zip(ours_of, theirs_of, strict=True):
+            assert our.token == their.token
+            assert abs(our.logprob - their.logprob) < 1e-3
+
+
+def assert_nothing_is_left(rounds: Rounds) -> None:
+    scheduler = rounds.scheduler
+    executor, planner = scheduler.executor, scheduler.planner
+    assert not scheduler.busy
+    assert not executor.sequences
+    assert not executor.failures
+    assert executor.row_bytes == 0
+    assert executor._batches == {}
+    assert executor.entry_bytes == planner.index.nbytes
+    assert len(executor._entries) == len(planner.index)
+    for entry, stored in executor._entries.items():
+        assert planner.index.length(entry) == len(stored.tokens)
+
+
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_the_course_takes_every_path(kind: str) -> None:
+    rounds = Rounds(model_of(kind))
+    run(rounds)
+    assert not rounds.faults
+    assert rounds.scheduler.planner.preemptions > 2
+    check(rounds, kind, most=0)
+
+
+@pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
+@pytest.mark.parametrize("action", ACTIONS, ids=str)
+def test_a_fault_in_an_action(
+    action: Action, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (*REQUESTS, SCORE):
+        alone(action.kind, number)
+    for at in range(CALLS):
+        with monkeypatch.context() as patch:
+            rounds = Rounds(model_of(action.kind))
+            trap = Trap(at, message)
+            action.rig(patch, trap)
+            run(rounds)
+        assert trap.sprung or at, "the course does not come by"
+        if not trap.sprung:
+            break
+        check(rounds, action.kind, most=0 if message == NO_MEMORY else action.most)
+
+
+@pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
+@pytest.mark.parametrize("name", PASSES)
+def test_a_fault_in_a_pass(name: str, message: str) -> None:
+    for at in range(CALLS):
+        trap = Trap(at, message)
+        model = Watched(random_model("full"), trap, PASSES[name])
+        rounds = Rounds(replace(model_of("full"), model=model))
+        run(rounds)
+        assert trap.sprung or at, "the course does not come by"
+        if not trap.sprung:
+            break
+        check(rounds, "full", most=0 if message == NO_MEMORY else BATCH)
+
+
+# What the course has not: files, images, guesses.
+
+
+class FakeDisk:
+    """Files that hold what the model computes; with `gone` they cannot be read any more."""
+
+    waiting_bytes = 0
+
+    def __init__(self, model: Any, *, gone: bool = False) -> None:
+        self._model, self._gone = model, gone
+        self.saved = 0
+
+    def restore(self, stored: Any, row: kv.RowCache) -> kv.RowCache | None:
+        if self._gone:
+            return None
+        mx.eval(self._model(mx.array([stored.tokens]), cache=row))
+        return row
+
+    def save(self, *given: Any, **named: Any) -> None:
+        self.saved += 1
+
+
+class FakeMedia:
+    """A reader of images for prompts that have none."""
+
+    def __init__(self) -> None:
+        self.features = SimpleNamespace(nbytes=0, clear=lambda: None)
+
+    def begin(self, *given: Any) -> None:
+        return None
+
+
+def run_with_files(rounds: Rounds) -> None:
+    """One starts from a file that holds all that its prefill computes, another from that one."""
+    file = SimpleNamespace(tokens=PROMPT[:-1], length=len(PROMPT) - 1)
+    disk = DiskUse(answer=True)
+    rounds.submit(1, PROMPT, 30, ignore_eos=True, stored=file, disk=disk)
+    longer = [*PROMPT[:60], *spread(60, 17)]
+    rounds.submit(2, longer, 10, ignore_eos=True, disk=DiskUse(Path("/nowhere/file")))
+    rounds.drain(2000)
+
+
+def check_with_files(rounds: Rounds, *, most: int) -> None:
+    failed = [number for number, heard in rounds.heard.items() if heard.error is not None]
+    assert len(failed) <= most
+    plain = Rounds(model_of("full"))
+    plain.submit(2, [*PROMPT[:60], *spread(60, 17)], 10, ignore_eos=True)
+    plain.drain()
+    for number, expected in ((1, alone("full", 1)), (2, plain.heard[2])):
+        if number not in failed:
+            same(rounds.heard[number], expected)
+    assert_nothing_is_left(rounds)
+
+
+def test_a_file_that_is_gone_is_computed_anew() -> None:
+    disk: Any = FakeDisk(random_model("full"), gone=True)
+    rounds = Rounds(replace(model_of("full"), disk=disk))
+    run_with_files(rounds)
+    check_with_files(rounds, most=0)
+    assert disk.saved > 1
+
+
+@pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action(FakeDisk, "restore", ONE),
+        Action(FakeDisk, "save", NOBODY),
+        Action(kv, "evaluate", NOBODY, caller="_save"),
+        Action(FakeMedia, "begin", ONE),
+    ],
+    ids=str,
+)
+def test_a_fault_with_files_and_media(
+    action: Action, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk: Any = FakeDisk(random_model("full"))
+    media: Any = FakeMedia()
+    for at in range(CALLS):
+        with monkeypatch.context() as patch:
+            rounds = Rounds(replace(model_of("full"), disk=disk, media=media))
+            trap = Trap(at, message)
+            action.rig(patch, trap)
+            run_with_files(rounds)
+        assert trap.sprung or at, "the course does not come by"
+        check_with_files(rounds, most=0 if message == NO_MEMORY else action.most)
+
+
+@pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action(speculation, "verify_step", ONE),
+        Action(speculation, "verify_step", ONE, late=True),
+        Action(LookupDrafter, "propose", ONE),
+        Action(LookupDrafter, "told", ONE),
+    ],
+    ids=str,
+)
+def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [3, 4, 5] * 6
+    plain = Rounds(model_of("full"))
+    plain.submit(1, prompt, 60, ignore_eos=True)
+    plain.drain()
+    for at in range(CALLS):
+        with monkeypatch.context() as patch:
+            rounds = Rounds(replace(model_of("full"), drafting=Drafting(6, LookupDrafter)))
+            trap = Trap(at, message)
+            action.rig(patch, trap)
+            rounds.submit(1, prompt, 60, ignore_eos=True)
+            rounds.drain(2000)
+        assert trap.sprung or at, "nothing is guessed"
+        if not trap.sprung:
+            break
+        if message == NO_MEMORY:
+            same(rounds.heard[1], plain.heard[1])
+        else:
+            assert type(rounds.heard[1].error) is EngineFailed
+        assert_nothing_is_left(rounds)
+        rounds.submit(2, prompt, 60, ignore_eos=True)
+        rounds.drain(2000)
+        same(rounds.heard[2], plain.heard[1])
+
+
+# What ends while it is under way.
+
+
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_all_can_be_cancelled_at_any_step(kind: str) -> None:
+    for steps in range(1, STEPS):
+        rounds = Rounds(model_of(kind))
+        begin(rounds, steps)
+        told = {number for number, heard in rounds.heard.items() if heard.finished}
+        rounds.scheduler.cancel_all(Cancelled("over"))
+        for number in rounds.heard.keys() - told:
+            assert isinstance(rounds.heard[number].error, Cancelled)
+        assert rounds.scheduler.executor.entry_bytes == 0
+        assert_nothing_is_left(rounds)
+        submit(rounds, 1, 101)
+        rounds.drain(2000)
+        same(rounds.heard[101], alone(kind, 1))
+
+
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_some_can_be_cancelled_at_any_step(kind: str) -> None:
+    for steps in range(1, STEPS):
+        rounds = Rounds(model_of(kind))
+        begin(rounds, steps)
+        gone = set(list(rounds.heard)[steps % 2 :: 2])
+        for number in gone:
+            rounds.scheduler.cancel(number)
+        rounds.drain(2000)
+        for number in rounds.heard.keys() - gone:
+            same(rounds.heard[number], alone(kind, number))
+        assert_nothing_is_left(rounds)
+        assert not rounds.faults
+
+
+def test_a_preempted_sequence_tells_of_its_prompt_once() -> None:
+    """It is prefilled again with what it has generated, of which the prompt's log-probabilities
+    tell nothing."""
+    for generated in range(1, 6):
+        rounds = Rounds(model_of("full"))
+        submit(rounds, 4, 4)
+        rounds.step()
+        submit(rounds, 9, 9)
+        while len(rounds.heard[9].tokens) < generated:
+            rounds.step()
+        limits = rounds.scheduler.planner.limits
+        rounds.scheduler.planner.limits = replace(limits, room=limits.cost.of(200))
+        rounds.step()
+        rounds.scheduler.planner.limits = limits
+        rounds.drain(2000)
+        assert rounds.scheduler.planner.preemptions == 1
+        for number in (4, 9):
+            same(rounds.heard[number], alone("full", number))
+
+
+def test_a_constrained_sequence_is_preempted_at_any_token() -> None:
+    for number in (6, 10):
+        for generated in range(1, 10):
+            rounds = Rounds(model_of("full"))
+            submit(rounds, 4, 4)
+            rounds.step()
+            submit(rounds, number, number)
+            while len(rounds.heard[number].tokens) < generated:
+                rounds.step()
+            limits = rounds.scheduler.planner.limits
+            rounds.scheduler.planner.limits = replace(limits, room=limits.cost.of(200))
+            rounds.step()
+            rounds.scheduler.planner.limits = limits
+            rounds.drain(2000)
+            assert rounds.scheduler.planner.preemptions == 1
+            same(rounds.heard[number], alone("full", number))
