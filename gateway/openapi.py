@@ -32,6 +32,12 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
+# What one event of a stream looks like to a client: OpenAPI 3.1 has no word for streams.
+EVENT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+
 EVERYWHERE = {
     "400": "The request cannot be served as it is: `param` names the field.",
     "401": "No API key, or a wrong one.",

@@ -20,7 +20,6 @@ from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
 from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
-from backend.engine.prefix_index import PrefixKey
 from backend.engine.prompts import require_tellable
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from backend.engine.score_plan import ScoreRequest
@@ -91,6 +90,8 @@ class Preparer:
             bare = replace(request, attachments=None)
             if bare.prompt_logprobs is not None:
                 require_tellable(len(prompt.tokens), bare.prompt_logprobs)
+            from backend.engine.prefix_index import PrefixKey  # NumPy waits for the first prompt
+
             key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
             constraint = None
             if bare.constraint is not None:

@@ -19,7 +19,6 @@ from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.events import Event
 from backend.engine.gauges import Gauges
-from backend.engine.prefix_index import PrefixKey
 
 if TYPE_CHECKING:
     from backend.engine.embedding.encode_queue import EncodeQueue
@@ -60,6 +59,8 @@ class Worker:
 
     def held(self, prompt: Sequence[int]) -> int:
         """How many of the prompt's tokens have their KV in memory; a hint that may be outdated."""
+        from backend.engine.prefix_index import PrefixKey
+
         scheduler = self._scheduler
         return 0 if scheduler is None else scheduler.planner.index.find(PrefixKey(prompt)).length
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from gateway.openapi import EVERYWHERE
+from gateway.openapi import EVENT, EVERYWHERE
 
 
 class ContentBlock(BaseModel):
@@ -71,7 +71,7 @@ MESSAGE_RESPONSES: _Responses = {
     200: {
         "model": AnthropicMessage,
         "description": "The message; with `stream`, the events of Anthropic's streams.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": EVENT}},
     },
 }
 COUNT_RESPONSES: _Responses = {**_ERRORS, 200: {"model": TokenCount, "description": "The count."}}

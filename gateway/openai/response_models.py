@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.openapi import EVENT
+
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
@@ -133,7 +135,7 @@ class Completion(BaseModel):
 
 def documented(model: type[BaseModel], chunks: str) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` of a route that answers with this object or streams chunks."""
-    stream = {"schema": {"type": "string", "description": chunks}}
+    stream = {"schema": {**EVENT, "description": chunks}}
     return {
         200: {
             "model": model,

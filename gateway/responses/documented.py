@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from gateway.openapi import EVENT
+
 
 class OutputItem(BaseModel):
     """An item; which further fields it has depends on its type."""
@@ -80,7 +82,7 @@ RESPONSE_RESPONSES: _Responses = {
     200: {
         "model": ResponseObject,
         "description": "The response; with `stream`, the events of OpenAI's streams.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": EVENT}},
     }
 }
 STORED_RESPONSES: _Responses = {200: {"model": ResponseObject, "description": "The response."}}

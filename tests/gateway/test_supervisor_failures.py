@@ -69,6 +69,7 @@ async def test_a_command_that_cannot_be_started_is_told(
 @pytest.mark.parametrize("foreign", [False, True])
 async def test_a_process_that_may_not_open_files_says_so(tmp_path: Path, foreign: bool) -> None:
     models = {"tiny": tiny(**({"backend": script(tmp_path, "exit 0")} if foreign else {}))}
+    before = children()
     async with supervising(tmp_path, models) as supervisor:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(0)
@@ -79,7 +80,7 @@ async def test_a_process_that_may_not_open_files_says_so(tmp_path: Path, foreign
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert told.message.endswith("no process could be started: Too many open files")
-        assert backends([]) == []
+        assert backends(before) == []
 
 
 async def test_failures_in_a_row_bring_a_pause(tmp_path: Path) -> None:
