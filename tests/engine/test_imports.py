@@ -65,10 +65,7 @@ def test_no_module_loads_itself_through_others() -> None:
 
 
 # What modules for text need to know of images and sounds: plain data, and one kind of cache.
-PLAIN = {
-    f"{ROOM}.{name}"
-    for name in ("media.limits", "vision.families", "vision.plan", "vision.row_shift")
-}
+PLAIN = {f"{ROOM}.{name}" for name in ("media.limits", "vision.families", "vision.plan")}
 
 
 def test_modules_for_text_load_nothing_that_sees_or_hears() -> None:
