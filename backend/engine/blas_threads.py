@@ -110,4 +110,5 @@ def blas_threads(environ: Mapping[str, str] = os.environ) -> BlasThreads | None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if apply is None or cores < 2 or environ.get(USER_SETTING):
         return None
-    return BlasThreads(ThreadChoice(sorted({cores, max(cores // 2, 1), 1}, reverse=True)), apply)
+    # One thread comes first: it is never much slower than the others, and they can be.
+    return BlasThreads(ThreadChoice(sorted({1, max(cores // 2, 1), cores})), apply)
