@@ -21,14 +21,12 @@ class CacheCost:
     """Bytes of KV that one sequence needs.
 
     per_token: bytes that grow with every token. fixed: bytes of recurrent state. windowed: (bytes
-    per token, most tokens) of layers with a sliding window. score_bytes: bytes per pair of query
-    and key where the device writes attention scores to memory instead of fusing them.
+    per token, most tokens) of layers with a sliding window.
     """
 
     per_token: int
     fixed: int
     windowed: tuple[tuple[int, int], ...] = ()
-    score_bytes: int = 0
 
     def of(self, tokens: int) -> int:
         """Bytes for so many tokens, rounded up to the caches' growth step."""

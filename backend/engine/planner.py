@@ -701,10 +701,6 @@ class Planner:
 
     def _chunk(self, one: SequenceState, budget: int) -> Prefill:
         """The next stretch of a prompt. It ends where a snapshot is wanted."""
-        if self.limits.cost.score_bytes:
-            # Attention scores are written out: a chunk of them has to fit beside everything else.
-            scores = self.limits.cost.score_bytes * max(one.filled, 1)
-            budget = min(budget, max(self.limits.room // 16 // scores, SMALLEST_STEP))
         end = min(one.filled + budget, one.target)
         end = min([end, *(place for place in one.places if place > one.filled)])
         return Prefill(one.number, one.filled, end, snapshot=end in one.places)
