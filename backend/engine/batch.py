@@ -85,6 +85,11 @@ class DecodeBatch:
     def nbytes(self) -> int:
         return self._cache.nbytes if self._cache is not None else 0
 
+    @property
+    def chooser_bytes(self) -> int:
+        """Bytes of what is kept from step to step to change logits: biases, counts of tokens."""
+        return self._choosers.sampler.nbytes if self._choosers is not None else 0
+
     def join(self, joining: Sequence[ExecutorSequence]) -> None:
         """Add sequences whose own caches hold all of their tokens but the last.
 

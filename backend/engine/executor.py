@@ -140,20 +140,43 @@ class Executor:
         self._launched_at = 0.0
         self._decode_launched_at = 0.0  # when the step that is read next was launched
         self._decode_seconds = 0.0
-        self._other = 0
+        self._other = OtherBytes(0)
         self.sequences: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
         self.prompt_tokens = 0
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of KV of the sequences that are prefilled or decoded."""
-        lone = sum(kv.nbytes(one.cache) for one in self.sequences.values() if one.cache is not None)
-        return lone + sum(batch.nbytes for batch in self._batches.values())
+        """Bytes of KV of the sequences that are prefilled, scored or decoded, with snapshots."""
+        nbytes = sum(batch.nbytes for batch in self._batches.values())
+        stored = {id(kept) for entry in self._entries.values() for kept in entry.snapshots.values()}
+        for one in self.sequences.values():
+            nbytes += kv.nbytes(one.cache or []) + (one.scoring.nbytes if one.scoring else 0)
+            nbytes += sum(
+                kv.snapshot_bytes(kept, latest=at == len(one.history))
+                for at, kept in one.snapshots.items()
+                if id(kept) not in stored
+            )
+        return nbytes
 
     @property
     def entry_bytes(self) -> int:
         return sum(entry.nbytes for entry in self._entries.values())
+
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of logits that wait to be read, and of what changes those of the next step."""
+        waiting = [one.logits for one in (*self._passes, *self._launched) if one.logits is not None]
+        changing = sum(batch.chooser_bytes for batch in self._batches.values())
+        return sum(logits.nbytes for logits in waiting) + changing
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features of images and sounds, remembered or waiting for their pass."""
+        if self._model.media is None:
+            return 0
+        own = [one.media_prefill for one in self.sequences.values() if one.media_prefill]
+        return self._model.media.features.nbytes + sum(prefill.nbytes for prefill in own)
 
     def add(self, sequence: ExecutorSequence) -> None:
         """Take a sequence in; a plan starts it."""
@@ -168,6 +191,8 @@ class Executor:
         self._launched_at = self._clock()
         for entry in plan.evict:
             self._entries.pop(entry, None)
+        if plan.features is not None and self._model.media is not None:
+            self._model.media.features.shrink(plan.features)
         for preempted in plan.preempt:
             self._preempt(self.sequences[preempted.sequence], preempted.entry)
         self._leave(plan.leave)
@@ -260,6 +285,7 @@ class Executor:
                 one.snapshots[at] = snapshots[at]
             elif kv.rewind(shorter := kv.clone(one.cache), wanted - at, None):
                 one.snapshots[at] = kv.snapshot(shorter)
+                mx.async_eval(kv.states(one.snapshots[at]))
         return wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
@@ -328,6 +354,7 @@ class Executor:
         else:
             logits = self._model.model(mx.array([tokens]), cache=cache)
         one.history += tokens
+        kv.let_go(cache)
         wanted: list[Any] = [layer.state for layer in cache]
         launched = _Pass(len(tokens), len(tokens), (one,), wanted)
         if alternatives is not None and start < len(one.prompt) - 1:
@@ -336,7 +363,7 @@ class Executor:
             wanted.append(logits)
         snapshot = part.snapshot and end == part.end
         if snapshot:
-            one.snapshots[end] = kv.snapshot(cache)
+            wanted.append(self._take_snapshot(one, end))
         events.append(Prefilled(one.number, end, snapshot))
         self._launch_pass(launched)
 
@@ -356,11 +383,17 @@ class Executor:
             one.history += text
             wanted += [layer.state for layer in one.cache]
             if part.snapshot:
-                one.snapshots[part.end] = kv.snapshot(one.cache)
+                wanted.append(self._take_snapshot(one, part.end))
             events.append(Prefilled(one.number, part.end, part.snapshot))
         together = tuple(one for one, _ in parts)
         read = sum(map(len, texts))
         self._launch_pass(_Pass(width * len(parts), read, together, wanted))
+
+    def _take_snapshot(self, one: ExecutorSequence, at: int) -> Any:
+        """Returns what has to be computed: until then it keeps what it is copied from in memory."""
+        assert one.cache is not None
+        kept = one.snapshots[at] = kv.snapshot(one.cache)
+        return kv.states(kept)
 
     def _launch_pass(self, launched: _Pass) -> None:
         launched.saves = [
@@ -569,10 +602,10 @@ class Executor:
 
     def _weigh_other(self, events: list[PlannerEvent]) -> None:
         media, disk = self._model.media, self._model.disk
-        other = (media.features.nbytes if media else 0) + (disk.waiting_bytes if disk else 0)
+        other = OtherBytes(disk.waiting_bytes if disk else 0, media.features.nbytes if media else 0)
         if other != self._other:
             self._other = other
-            events.append(OtherBytes(other))
+            events.append(other)
 
     # Disk.
 

@@ -44,7 +44,7 @@ def can_trim(cache: RowCache) -> bool:
     A chunked cache that has dropped its front says yes, and would answer from what is gone.
     """
     return all(
-        layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in _leaves(cache)
+        layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in leaves(cache)
     )
 
 
@@ -60,9 +60,20 @@ def snapshot(cache: RowCache) -> Snapshot:
 
 def evaluated(kept: Snapshot) -> int:
     """Compute a snapshot; returns its bytes. Raises what MLX raises."""
+    mx.eval(states(kept))
+    return snapshot_bytes(kept)
+
+
+def states(kept: Snapshot) -> list[Any]:
+    """What `mx.eval` is to compute for a snapshot."""
+    return [layer.state for layer in kept if layer is not None]
+
+
+def snapshot_bytes(kept: Snapshot, *, latest: bool = False) -> int:
+    """Bytes of a snapshot. latest: it was taken last, so the row still has the same states."""
     layers = [layer for layer in kept if layer is not None]
-    evaluate(layers)
-    return nbytes(layers)
+    shared = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if latest else []
+    return nbytes(layers) - nbytes(shared)
 
 
 def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
@@ -90,7 +101,7 @@ def trim(cache: RowCache, tokens: int) -> bool:
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
-    for layer in _leaves(cache):
+    for layer in leaves(cache):
         if type(layer) is KVCache and layer.keys is not None:
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
@@ -111,6 +122,13 @@ def evaluate(cache: RowCache) -> None:
 
 def nbytes(cache: RowCache) -> int:
     return sum(layer.nbytes for layer in cache)
+
+
+def let_go(cache: RowCache) -> None:
+    """Keep of recurrent states what they show: some are views of all that a pass computed."""
+    for layer in leaves(cache):
+        if keeps_state(layer):
+            layer.cache = [None if one is None else mx.contiguous(one) for one in layer.cache]
 
 
 def owned(cache: RowCache) -> RowCache:
@@ -246,7 +264,7 @@ def can_prefill_together(model: Any) -> bool:
     every model does: those are tried on a few tokens. Equal numbers are always possible.
     """
     row = new_row(model)
-    return can_batch(row) and (not any(map(keeps_state, _leaves(row))) or _skips_padding(model))
+    return can_batch(row) and (not any(map(keeps_state, leaves(row))) or _skips_padding(model))
 
 
 def _skips_padding(model: Any) -> bool:
@@ -294,11 +312,11 @@ def cost(model: Any) -> CacheCost:
     at their largest: what grows from one to the other is per token.
     """
     row = new_row(model)
-    _feed(model, row, 1)
+    feed(model, row, 1)
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
     unknown: list[Any] = []
-    for layer in _leaves(row):
+    for layer in leaves(row):
         if keeps_state(layer) or isinstance(layer, RowShift):
             fixed += layer.nbytes
         elif isinstance(layer, (RotatingKVCache, ChunkedKVCache)):
@@ -310,9 +328,9 @@ def cost(model: Any) -> CacheCost:
         else:
             unknown.append(layer)
     if unknown:
-        _feed(model, row, _SETTLED - 2)
+        feed(model, row, _SETTLED - 2)
         before = nbytes(unknown)
-        _feed(model, row, _SETTLED)
+        feed(model, row, _SETTLED)
         grown = -(-(nbytes(unknown) - before) // _SETTLED)
         per_token += grown
         fixed += max(before - grown * (_SETTLED - 1), 0)
@@ -321,17 +339,17 @@ def cost(model: Any) -> CacheCost:
 
 def _keeps_all(layer: Any) -> bool:
     """Whether a layer keeps every token, so that it can be cut back to any length."""
-    return all(type(leaf) in (KVCache, QuantizedRow, RowShift) for leaf in _leaves([layer]))
+    return all(type(leaf) in (KVCache, QuantizedRow, RowShift) for leaf in leaves([layer]))
 
 
-def _feed(model: Any, row: RowCache, tokens: int) -> None:
+def feed(model: Any, row: RowCache, tokens: int) -> None:
     mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=row), [layer.state for layer in row])
 
 
-def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
+def leaves(cache: Sequence[Any]) -> Iterator[Any]:
     for layer in cache:
         inner = getattr(layer, "caches", None)
         if inner is None:
             yield layer
         else:
-            yield from _leaves(inner)
+            yield from leaves(inner)

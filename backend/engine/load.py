@@ -153,6 +153,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.loading.context import served_context
     from backend.engine.loading.weights import load_model
     from backend.engine.model import EngineModel
+    from backend.engine.pass_cost import pass_cost
     from backend.engine.prompts import PromptBuilder
     from backend.engine.token_text import TokenTexts
     from backend.engine.tool_support import call_format
@@ -173,6 +174,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         use_cache_kind(loaded.model, found.cache_kind)
         cost = kv.cost(loaded.model)
         vocabulary = kv.vocabulary_size(loaded.model)
+        passes = pass_cost(loaded.model, vocabulary)
         batches = kv.can_batch(kv.new_row(loaded.model))
         trims = kv.always_trims(kv.new_row(loaded.model))
         together = kv.can_prefill_together(loaded.model)
@@ -197,7 +199,8 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     )
     taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
     if found.checkpoint.media:
-        taken += settings.vision_cache_mib * device.MIB
+        # Half of it is the processor's; features, the other half, give way to sequences.
+        taken += settings.vision_cache_mib * device.MIB // 2
     plan = device.memory_plan(here, settings, taken)
     device.apply(plan)
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
@@ -209,6 +212,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         end_tokens=frozenset(token for token in loaded.eos_token_ids if token < vocabulary),
         new_text=texts.stream,
         cost=cost,
+        passes=passes,
         slots=slots,
         batches=batches,
         trims=trims,

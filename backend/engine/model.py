@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.loading import Drafting
-from backend.engine.plan import CacheCost
+from backend.engine.plan import CacheCost, PassCost
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class EngineModel:
     are taken by the model itself. drafting: how it guesses
     ahead while one row decodes. disk: prompt caches that survive the process. media: what reads
     images and sounds, where the model takes any. blas: the threads of matrix products on a CPU.
+    passes: what its forward passes compute with.
     repetition_guard: tokens of repetition after which an answer ends; 0: never.
     """
 
@@ -51,3 +52,4 @@ class EngineModel:
     media: MediaReader | None = None
     blas: BlasThreads | None = None
     repetition_guard: int = 0
+    passes: PassCost = field(default_factory=PassCost)

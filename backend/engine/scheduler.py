@@ -43,7 +43,6 @@ Publish = Callable[[int, Event | EngineError], None]
 Report = Callable[[str, BaseException], None]
 
 _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
-_WEIGH_EVERY = 32  # steps between two readings of the bytes of KV while all of them only decode
 _MIB = 1 << 20
 
 
@@ -84,6 +83,7 @@ class Scheduler:
                 stall_ms=model.stall_ms,
                 together=model.together,
                 trims=model.trims,
+                passes=model.passes,
             )
         )
 
@@ -159,8 +159,6 @@ class Scheduler:
         for refusal in plan.refuse:
             self._refuse(refusal)
         self._learn(self.executor.launch(plan))
-        if not plan.only_decodes or self._steps % _WEIGH_EVERY == 0:
-            self._weigh()
         started = time.perf_counter()
         sampled = self.executor.read()
         for one in sampled:
@@ -309,16 +307,19 @@ class Scheduler:
         if not self.busy:
             gauges.tokens_per_second = 0.0
             self.executor.rest()
-            self._weigh()
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
 
-    def _weigh(self) -> None:
-        """Read the bytes of KV, which are known as soon as a step was launched."""
-        gauges = self._gauges
-        gauges.row_bytes = self.executor.row_bytes
-        gauges.prefix_bytes = self.executor.entry_bytes
-        gauges.feature_bytes = self._model.media.features.nbytes if self._model.media else 0
+    def memory(self) -> dict[str, int]:
+        """What MLX holds for this model beside its weights, in bytes, between two steps."""
+        parts = {
+            "kv_cache": self.executor.row_bytes,
+            "prompt_cache": self.executor.entry_bytes,
+            "logits": self.executor.logit_bytes,
+        }
+        if self._model.media is not None:
+            parts["media_features"] = self.executor.feature_bytes
+        return parts
 
 
 def _is_allocation_failure(fault: Exception) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backend.engine.commands import Cancel, Command, Encode, Free, Load, Stop, Submit
+from backend.engine.commands import Cancel, Command, Encode, Free, Load, Look, Stop, Submit
 from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.events import Event
@@ -126,6 +127,9 @@ class Worker:
                 self._end_all(Cancelled("the model was unloaded"))
                 self._drop_model()
                 done.set_result(None)
+            case Look(done):
+                if done.set_running_or_notify_cancel():
+                    done.set_result(self._memory())
             case Stop():
                 self._end_all(ShuttingDown())
                 self._stopping = True
@@ -173,13 +177,26 @@ class Worker:
         self._epoch = command.epoch
         command.done.set_result(loaded.served)
 
+    def _memory(self) -> dict[str, int]:
+        """What MLX holds, and the parts of it that the loaded model knows, in bytes.
+
+        Nothing is being computed then, so the parts are all that is in use.
+        """
+        if "mlx.core" not in sys.modules:
+            return {}
+        import mlx.core as mx
+
+        mx.synchronize()
+        held = {"mlx_active": mx.get_active_memory(), "mlx_cache": mx.get_cache_memory()}
+        return held | (self._scheduler.memory() if self._scheduler is not None else {})
+
     def _refuse_rest(self) -> None:
         """Answer the commands that come after the end, so that nobody waits for them."""
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(ticket=ticket) | Encode(ticket=ticket):
                     self._publish(ticket, ShuttingDown())
-                case Load(done=done) | Free(done=done):
+                case Load(done=done) | Free(done=done) | Look(done=done):
                     if done.set_running_or_notify_cancel():
                         done.set_exception(ShuttingDown())
 
@@ -215,8 +232,6 @@ class Worker:
 
     def _clear_streams(self) -> None:
         """mlx 0.32.4 may abort the process at exit when a thread's streams outlive it."""
-        import sys
-
         if "mlx.core" in sys.modules:
             import mlx.core as mx
 

@@ -77,16 +77,16 @@ async def test_one_request_from_submit_to_the_last_event(model: Path) -> None:
         events = await _all(engine, request)
         assert isinstance(events[-1], Finished)
         assert events[-1].usage.completion_tokens == 7
-        assert engine.status().state is EngineState.READY
+        assert (await engine.status()).state is EngineState.READY
 
 
 async def test_nothing_is_served_before_a_load_and_during_one(model: Path) -> None:
     async with _engine() as engine:
-        assert engine.status().state is EngineState.EMPTY
+        assert (await engine.status()).state is EngineState.EMPTY
         with pytest.raises(NotLoaded):
             engine.submit(ENDLESS)
         load = await begun(engine.load(LoadRequest("m", str(model))))
-        assert engine.status().state is EngineState.LOADING
+        assert (await engine.status()).state is EngineState.LOADING
         for ask in (lambda: engine.submit(ENDLESS), engine.require_model):
             with pytest.raises(NotLoaded, match="under way"):
                 ask()
@@ -268,7 +268,7 @@ async def test_an_engine_that_cannot_go_on_says_so(
         monkeypatch.setattr(Scheduler, "step", broken)
         running = await begun(_all(engine, ENDLESS))
         assert "injected" in await engine.failed()
-        assert engine.status().state is EngineState.FAILED
+        assert (await engine.status()).state is EngineState.FAILED
         with pytest.raises(ShuttingDown):
             engine.submit(ENDLESS)
         await engine.stop(0)

@@ -70,6 +70,12 @@ class MediaPrefill:
         self._positions = positions
         self._features: dict[int, Features] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features that wait for their pass and that nobody else remembers."""
+        remembered = self._reader.features
+        return sum(own.nbytes for own in self._features.values() if not remembered.holds(own))
+
     def look(self, start: int, stop: int) -> int:
         """Get what the chunk needs; how many tokens were encoded for it, of one item at most."""
         for span in self._within(start, stop):
