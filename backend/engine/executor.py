@@ -141,6 +141,7 @@ class Executor:
         self._decode_launched_at = 0.0  # when the step that is read next was launched
         self._decode_seconds = 0.0
         self._other = OtherBytes(0)
+        self.lent = 0  # bytes that texts to embed need
         self.sequences: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
         self.prompt_tokens = 0
@@ -440,7 +441,7 @@ class Executor:
         for score in self._scores:
             self._score(score, events)
         self._finish_entries(events)
-        self._weigh_other(events)
+        events += self.weigh_other()
         return events
 
     def _finish_pass(self, launched: _Pass, events: list[PlannerEvent]) -> None:
@@ -600,12 +601,15 @@ class Executor:
         if self._model.media is not None:
             self._model.media.features.clear()
 
-    def _weigh_other(self, events: list[PlannerEvent]) -> None:
+    def weigh_other(self) -> list[PlannerEvent]:
+        """What else takes memory, where that has changed."""
         media, disk = self._model.media, self._model.disk
-        other = OtherBytes(disk.waiting_bytes if disk else 0, media.features.nbytes if media else 0)
-        if other != self._other:
-            self._other = other
-            events.append(other)
+        waiting = disk.waiting_bytes if disk else 0
+        other = OtherBytes(waiting + self.lent, media.features.nbytes if media else 0)
+        if other == self._other:
+            return []
+        self._other = other
+        return [other]
 
     # Disk.
 

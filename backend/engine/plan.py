@@ -202,7 +202,8 @@ class OtherBytes:
     """Bytes beside the weights that neither sequences nor stored entries hold.
 
     nbytes: of what will be gone soon without anybody's doing: KV on its way to the disk, or from
-    it. features: of images and sounds seen before, which give way to sequences.
+    it, and what the next batch of texts to embed computes with. features: of images and sounds
+    seen before, which give way to sequences.
     """
 
     nbytes: int

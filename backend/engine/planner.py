@@ -194,6 +194,12 @@ class Planner:
             score=tuple(score),
         )
 
+    @property
+    def spare(self) -> int:
+        """Bytes that nobody has, and that are kept for nobody."""
+        entries = self.index.nbytes + self._storing_bytes()
+        return self._room - self._used() - entries - self._features
+
     def forget_entries(self) -> None:
         """Evict every stored entry in the next step."""
         self._evict(self.index.clear())

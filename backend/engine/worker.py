@@ -79,8 +79,8 @@ class Worker:
                 if self._scheduler is not None and generating:
                     heartbeat.begin("round of generation")
                     self._scheduler.step()
-                if self._encoder is not None and self._encoder.busy:
-                    self._encoder.step(running=generating)
+                if self._encoder is not None:
+                    self._encode_rows(self._encoder, running=generating)
                 if self._suspect:
                     heartbeat.begin("check after a fault")
                     self._probe()
@@ -145,6 +145,16 @@ class Worker:
             self._publish(command.ticket, NotLoaded("it was unloaded before the request began"))
             return
         self._encoder.submit(command)
+
+    def _encode_rows(self, encoder: EncodeQueue, *, running: bool) -> None:
+        """One batch, once the sequences beside it leave room for a row."""
+        room = encoder.room
+        if self._scheduler is not None:
+            room = min(self._scheduler.lend(encoder.needs), room)
+            if room < encoder.needs and self._scheduler.busy:
+                return
+        if encoder.busy:
+            encoder.step(running=running, room=room)
 
     def _load(self, command: Load) -> None:
         """Read the new model beside the old one, and let it take over only when it is whole."""

@@ -111,7 +111,10 @@ def open_vision(
             limits,
         )
         prompts.take_media(media)
-        return Vision(MediaReader(model, half), media)
+        reader = MediaReader(model, half)
+        for item in tried.values():
+            reader.encode(item)
+        return Vision(reader, media)
 
 
 @contextmanager
