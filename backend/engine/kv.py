@@ -97,14 +97,19 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
 def trim(cache: RowCache, tokens: int) -> bool:
     """Cut the last `tokens` tokens off. False: a layer could not go back that far.
 
-    What is cut is let go: mlx-lm only moves its offset, and the first write would copy it all.
+    What is cut is let go if it is a large part: mlx-lm only moves its offset, and the first write
+    would copy it all.
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
     for layer in leaves(cache):
         if type(layer) is KVCache and layer.keys is not None:
+            copied = 4 * layer.offset < 3 * layer.keys.shape[2]  # a slice keeps what it is cut from
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
+            if copied:
+                layer.keys, layer.values = map(mx.contiguous, (layer.keys, layer.values))
+                mx.async_eval(layer.keys, layer.values)
         elif type(layer) is QuantizedRow:
             layer.release()
     return True

@@ -151,6 +151,29 @@ async def test_memory_returns_with_free(model: Path) -> None:
             assert mx.get_active_memory() <= before + 1_000
 
 
+async def test_status_adds_up_while_many_are_served(tmp_path: Path) -> None:
+    """Every look is one of the engine thread's, between two steps."""
+    wide = write_model(tmp_path, hidden_size=512, head_dim=128, max_position_embeddings=100_000)
+    gc.collect()
+    before = mx.get_active_memory()
+    async with _engine(wide, parallel=16) as engine:
+        answers = [
+            asyncio.create_task(_all(engine, replace(ENDLESS, prompt=prompt, max_tokens=tokens)))
+            for prompt, tokens in ((RawPrompt("a b " * 9 * n), 20 + 5 * n) for n in range(1, 17))
+        ]
+        looks: list[dict[str, int]] = []
+        while not all(answer.done() for answer in answers):
+            looks.append((await engine.status()).breakdown)
+        for answer in answers:
+            assert isinstance(answer.result()[-1], Finished)
+    for look in looks:
+        held = look.pop("mlx_active") - before
+        look.pop("mlx_cache")
+        assert sum(look.values()) == pytest.approx(held, rel=0.05)
+    assert len(looks) > 20
+    assert len({look["kv_cache"] for look in looks}) > 3
+
+
 async def test_the_queue_is_bounded_and_leaving_makes_room(model: Path) -> None:
     async with _engine(model, parallel=1, max_queue=2) as engine:
         admitted = [engine.submit(ENDLESS) for _ in range(3)]

@@ -68,3 +68,18 @@ def _scores() -> ScorePlan:
     prefix = words(150, 40)
     tails = tuple(Continuation(tuple(words(9, salt))) for salt in range(5))
     return ScorePlan(prefix, tails, stable=0)
+
+
+def test_texts_to_embed_get_the_memory_of_stored_prompts() -> None:
+    model = engine_model(kv_model("attention"), prompt_cache_bytes=1 << 19, memory_limit=1 << 20)
+    rounds = Rounds(model)
+    for ticket in range(4):
+        rounds.submit(ticket, words(900, ticket), 2)
+        rounds.drain()
+    stored = rounds.scheduler.executor.entry_bytes
+    needed = (1 << 20) - stored // 2
+    assert stored > 400_000
+    assert rounds.scheduler.lend(needed) < needed
+    rounds.drain()
+    assert rounds.scheduler.lend(needed) >= needed
+    assert rounds.scheduler.executor.entry_bytes <= stored // 2
