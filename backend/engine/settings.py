@@ -1,6 +1,7 @@
-"""Our own settings of a model: one table, from which values are checked and the docs are written.
+"""The settings of a model: one table, by which values are checked and from which docs are made.
 
-Nothing here needs MLX, so the servicer can check settings before the engine is woken.
+Nothing here needs MLX, so the servicer checks settings before the engine has to import it.
+`python -m backend.engine.settings` prints the table of docs/options.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
-from backend.engine.setting_rules import Rule, checked, flag, number, share, text
+from backend.engine.setting_rule import Rule, flag, number, text
 from common.options import did_you_mean, shown
 
 _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte count
@@ -93,13 +94,17 @@ class Settings:
         1 << 20,
         "Tokens before which an answer cannot end; a request may set its own (`mlx.min_tokens`).",
     )
-    xtc_probability: float = share(
+    xtc_probability: float = number(
         0.0,
+        0,
+        1,
         "Chance per token that XTC sampling excludes all likely tokens but the last; a request may"
         " set its own (`mlx.xtc_probability`).",
     )
-    xtc_threshold: float = share(
+    xtc_threshold: float = number(
         0.1,
+        0,
+        1,
         "Share of probability from which XTC takes a token for likely; a request may set its own"
         " (`mlx.xtc_threshold`).",
     )
@@ -193,12 +198,7 @@ class Settings:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Settings:
         """Settings from typed values; the rest have their defaults. Raises InvalidRequest."""
-        for name in values:
-            if name not in RULES:
-                raise InvalidRequest(unknown_setting("setting", name))
-        return cls(
-            **{name: checked(RULES[name], "setting", name, value) for name, value in values.items()}
-        )
+        return cls(**{name: checked("setting", name, value) for name, value in values.items()})
 
     @property
     def extras(self) -> Extras:
@@ -247,7 +247,32 @@ def weight_dtype(settings: Settings, field_value: str) -> str:
     return name
 
 
+def checked(source: str, name: str, value: Any) -> Any:
+    """The value in the setting's own type. Raises InvalidRequest, which names source and name."""
+    if name not in RULES:
+        raise InvalidRequest(unknown_setting(source, name))
+    try:
+        return RULES[name].check(value)
+    except ValueError as expected:
+        words = f"{source} {name} must be {expected}, but it is {shown(value)}"
+        raise InvalidRequest(words) from None
+
+
 def unknown_setting(source: str, name: str) -> str:
     """What to say of a name that is none of ours; source: where it was given."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
+
+
+def render_table() -> str:
+    """The table of settings in Markdown, for docs/options.md."""
+    rows = ["| option | value | default | meaning |", "|---|---|---|---|"]
+    for name, rule in RULES.items():
+        default = "auto" if rule.default is None else rule.default
+        shown_default = str(default).lower() if rule.kind is bool else default
+        rows.append(f"| `{name}` | {rule.expects} | {shown_default} | {rule.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_table(), end="")

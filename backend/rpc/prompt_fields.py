@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
-from backend.rpc import template_arguments
+from backend.rpc.request_metadata import template_arguments
 from common.messages import template_messages
 from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
@@ -40,7 +40,7 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
         if extras.continue_final_message:
             _require_begun(options)
         tools, _ = tools_of(options)
-        arguments = template_arguments.of(options.Metadata)
+        arguments = template_arguments(options.Metadata)
         return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
     if options.Prompt:
         return RawPrompt(options.Prompt)

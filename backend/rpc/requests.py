@@ -1,7 +1,7 @@
 """PredictOptions → GenerationRequest: the one place where a generation is validated.
 
 What comes out can be served as it is; what cannot is refused with the field, its value and what
-to send instead (contract 3.1). `backend.rpc.request_fields` says what becomes of the fields that
+to send instead (contract 3.1). `backend.rpc.fields` says what becomes of the fields that
 are not read here.
 """
 
@@ -15,10 +15,9 @@ from backend.engine.disk_cache.use import disk_use
 from backend.engine.errors import InvalidRequest
 from backend.engine.facts import ModelFacts
 from backend.engine.request import Attachments, Extras, GenerationRequest
-from backend.rpc.extras import of as read_extras
-from backend.rpc.neutral import require_neutral
+from backend.rpc.fields import PREDICT_OPTIONS
 from backend.rpc.prompt_fields import prompt_of, tools_of
-from backend.rpc.request_fields import REFUSED
+from backend.rpc.request_metadata import extras_of
 from backend.rpc.sampling_fields import sampling
 from common.options import shown
 from wire import backend_pb2 as pb
@@ -33,8 +32,8 @@ _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> GenerationRequest:
     """The validated request to the loaded model. Raises InvalidRequest with the field at fault."""
-    require_neutral(options, REFUSED)
-    extras = read_extras(options.Metadata, facts.defaults)
+    PREDICT_OPTIONS.require_neutral(options)
+    extras = extras_of(options.Metadata, facts.defaults)
     prompt = prompt_of(options, extras, facts.vocabulary_size)
     constraint = _constraint(options, extras)
     if constraint is not None and extras.continue_final_message:

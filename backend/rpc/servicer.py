@@ -19,7 +19,16 @@ from backend.engine.events import Event, Finished, Usage
 from backend.engine.facts import EngineState, ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
-from backend.rpc import embedding, logs, metadata, replies, rerank, scores, token_classify, trailers
+from backend.rpc import (
+    embedding,
+    logs,
+    model_metadata,
+    replies,
+    rerank,
+    scores,
+    token_classify,
+    trailers,
+)
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
@@ -148,7 +157,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def ModelMetadata(
         self, _: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
-        return metadata.response(self._engine.require_model())
+        return model_metadata.response(self._engine.require_model())
 
     async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         return await embedding.answer(self._engine, request)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.given_settings import NOT_HONOURED, parse_settings
-from backend.engine.settings import RULES, SPECIAL_TOKENS, Settings, weight_dtype
-from backend.engine.settings_table import render_table
+from backend.engine.settings import RULES, SPECIAL_TOKENS, Settings, render_table, weight_dtype
+from backend.rpc.load_options import WITHOUT_EFFECT, parse_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +25,7 @@ def test_docs_hold_the_table_of_settings() -> None:
     text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     table = text.partition("<!-- table -->\n")[2].partition("<!-- end of table -->")[0]
     assert table == render_table()
-    assert all(f"`{name}`" in text for name in NOT_HONOURED)
+    assert all(f"`{name}`" in text for name in WITHOUT_EFFECT)
 
 
 def test_options_are_typed_and_engine_args_win() -> None:
@@ -49,12 +48,14 @@ def test_options_are_typed_and_engine_args_win() -> None:
 
 @pytest.mark.parametrize("text", ["auto", "AUTO"])
 def test_auto_leaves_the_choice_to_the_device(text: str) -> None:
-    assert parse_settings([f"prompt_cache_mib:{text}"], "")[0] == {"prompt_cache_mib": None}
-    assert parse_settings([], '{"prompt_cache_mib": "auto"}')[0] == {"prompt_cache_mib": None}
+    chosen = {"prompt_cache_mib": None}
+    assert parse_settings([f"prompt_cache_mib:{text}"], "")[0] == chosen
+    assert parse_settings([], f'{{"prompt_cache_mib": "{text}"}}')[0] == chosen
 
 
 def test_a_whole_number_may_be_written_as_a_decimal() -> None:
     assert parse_settings(["max_tokens:1e3"], "")[0] == {"max_tokens": 1000}
+    assert parse_settings([], '{"max_tokens": 1e3}')[0] == {"max_tokens": 1000}
 
 
 @pytest.mark.parametrize("typo", ["paralel:8", "Parallel:8"])
@@ -65,8 +66,8 @@ def test_unknown_option_is_one_warning_with_the_nearest_name(typo: str) -> None:
     assert warnings == [f"unknown option {name!r}; did you mean 'parallel'?"]
 
 
-@pytest.mark.parametrize("name", sorted(NOT_HONOURED))
-def test_sampling_options_are_not_honoured(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_sampling_options_are_without_effect(name: str) -> None:
     values, warnings = parse_settings([f"{name}:0.5"], "")
     assert values == {}
     assert len(warnings) == 1
@@ -99,9 +100,11 @@ def test_sampling_options_are_not_honoured(name: str) -> None:
         ([], '{"parallel": true}', "from 1 to 256, but it is True"),
         ([], '{"parallel": null}', "from 1 to 256, but it is None"),
         ([], '{"stall_ms": NaN}', "EngineArgs key stall_ms must be a whole number"),
+        ([], '{"parallel": 7.5}', "from 1 to 256, but it is 7.5"),
+        (["xtc_threshold:true"], "", "must be a number from 0 to 1, but it is True"),
         ([], "{", "EngineArgs is not valid JSON: "),
         ([], "[" * 100_000, "EngineArgs is not valid JSON: "),
-        ([], "[1]", "EngineArgs must be a JSON object of settings, but it is [1]"),
+        ([], "[1]", "EngineArgs must be a JSON object of settings, but it is a list"),
     ],
 )
 def test_what_cannot_work_fails_the_load(
@@ -137,5 +140,5 @@ def test_unknown_dtype_field_is_refused() -> None:
 
 
 def test_settings_need_no_mlx() -> None:
-    code = "import sys, backend.engine.given_settings; sys.exit('mlx' in sys.modules)"
+    code = "import sys, backend.rpc.load_options; sys.exit('mlx' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
