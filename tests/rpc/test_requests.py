@@ -314,7 +314,9 @@ def test_an_answer_to_go_on_with_is_the_last_message() -> None:
     ids = {"mlx.prompt_token_ids": "[1]"}
     assert "there are no Messages" in refusal(Prompt="", Metadata=goes_on | ids)
     turns = {"Messages": [HELLO, begun], "Metadata": goes_on}
-    assert refusal(Grammar='root ::= "a"', **turns).startswith("the grammar cannot hold an answer")
+    assert refusal(Grammar='root ::= "a"', **turns).startswith(
+        "the grammar cannot constrain an answer"
+    )
     tools = json.dumps([CLOCK])
     assert refusal(Tools=tools, ToolChoice='"required"', **turns).startswith("tool calls cannot")
     assert request_of(predict_options(Tools=tools, **turns)).constraint is None
