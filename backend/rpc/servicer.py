@@ -92,27 +92,27 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
     async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
         events: list[ChatEvent] = []
-        usage, told = Usage(), b""
+        usage, logprobs = Usage(), b""
         generation, answer = self._submit(request)
         async with generation:
             async for event in generation:
                 usage = event.usage
                 events += _read(answer, event)
                 if isinstance(event, Finished):
-                    told = await answer.last_logprobs(event)
+                    logprobs = await answer.last_logprobs(event)
                     context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
-        return replies.whole(message_of(events), usage, told)
+        return replies.whole(message_of(events), usage, logprobs)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         generation, answer = self._submit(request)
         async with generation:
             async for event in generation:
                 for part in _read(answer, event):
-                    told = answer.piece_logprobs()
-                    await context.write(replies.piece(part, event.usage, told))
+                    logprobs = answer.piece_logprobs()
+                    await context.write(replies.piece(part, event.usage, logprobs))
                 if isinstance(event, Finished):
-                    told = await answer.last_logprobs(event)
-                    await context.write(replies.last(event.usage, told))
+                    logprobs = await answer.last_logprobs(event)
+                    await context.write(replies.last(event.usage, logprobs))
                     context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
 
     def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
@@ -164,8 +164,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         facts = self._engine.require_text_model("Score")
-        told = await self._engine.score(scores.score_request(request))
-        return scores.response(request, told, facts.token_bytes)
+        logprobs = await self._engine.score(scores.score_request(request))
+        return scores.response(request, logprobs, facts.token_bytes)
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         return await rerank.answer(self._engine, request)
