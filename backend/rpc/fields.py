@@ -108,7 +108,6 @@ PREDICT_OPTIONS = Fields(
         "Images": "shown to a model that takes images, before the text of the last user's message"
         " or where `mlx.image_messages` says (docs/vision.md); refused for other models",
         "Audios": "the same for sounds and `mlx.audio_messages`",
-        "Videos": "not decoded: one is refused; send its frames as Images",
         "Tools": "shown by the chat template, or described in text where it shows none"
         " (docs/formats.md); answers that call one become tool-call deltas; with a tool that is"
         " `strict`, a grammar holds calls to the schemas",
@@ -149,6 +148,9 @@ PREDICT_OPTIONS = Fields(
         "TailFreeSamplingZ": Refused(_OFF_SHARE, _LATER, "send 1 and use TopP or MinP"),
         "Mirostat": Refused(_one_of(0), _LATER, "send 0 and use TopP or MinP"),
         "NegativePrompt": Refused(_EMPTY, _LATER, "leave it empty"),
+        "Videos": Refused(
+            _EMPTY, "no video is decoded", "send frames of it as Images, in the order of time"
+        ),
     },
     unused={
         "Threads": _DEVICE,
@@ -195,7 +197,7 @@ MODEL_OPTIONS = Fields(
         " runs",
         "LimitImagePerPrompt": "most Images of a request; 0 means 16",
         "LimitAudioPerPrompt": "most Audios of a request; 0 means 16",
-        "LimitVideoPerPrompt": "most Videos of a request; 0 means 16; none is decoded",
+        "LimitVideoPerPrompt": "a count like the two before; any Videos are refused",
         "EngineArgs": "the same settings as a JSON object; an unknown key fails",
     },
     refused={

@@ -81,13 +81,12 @@ def _attachments(
     given = Attachments(
         tuple(options.Images),
         tuple(options.Audios),
-        tuple(options.Videos),
         extras.image_messages,
         extras.audio_messages,
     )
     if given == Attachments():
         return None
-    for name in ("Images", "Audios", "Videos"):
+    for name in ("Images", "Audios"):
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
                 f"{name} has {len(getattr(options, name))} items, but the loaded model"
