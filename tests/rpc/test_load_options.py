@@ -6,14 +6,12 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.rpc.fields import MODEL_OPTIONS
-from backend.rpc.load_options import load_request, split_options
+from backend.rpc.load_options import load_request
 from tests.rpc.recorder import Recorder
 from tests.rpc.requests_of_hosts import model_options
 from wire import backend_pb2 as pb
@@ -135,36 +133,6 @@ def test_unknown_options_warn_and_unknown_engine_args_fail() -> None:
     assert "parallel" in warnings[0]
     with pytest.raises(InvalidRequest, match="parallel"):
         load_request(pb.ModelOptions(Model="m", EngineArgs='{"paralel": 4}'))
-
-
-def test_entry_is_split_at_its_first_colon_and_stripped() -> None:
-    given, warnings = split_options([" hostfile : /a:b ", "eos_token:007"])
-    assert given == {"hostfile": "/a:b", "eos_token": "007"}
-    assert warnings == []
-
-
-def test_last_entry_of_a_key_counts() -> None:
-    assert split_options(["a:1", "b:x", "a:2"])[0] == {"a": "2", "b": "x"}
-
-
-def test_unusable_entries_are_reported() -> None:
-    given, warnings = split_options(["parallel", ":5", "", "ok:1"])
-    assert given == {"ok": "1"}
-    assert [warning.partition(": ")[0] for warning in warnings] == [
-        "option 'parallel' has no colon",
-        "option ':5' has no key",
-        "option '' has no colon",
-    ]
-
-
-@given(st.lists(st.text()))
-def test_every_entry_is_an_option_or_a_warning(entries: list[str]) -> None:
-    given, warnings = split_options(entries)
-    usable = [entry for entry in entries if entry.partition(":")[0].strip() and ":" in entry]
-    assert given == {
-        entry.partition(":")[0].strip(): entry.partition(":")[2].strip() for entry in usable
-    }
-    assert len(warnings) == len(entries) - len(usable)
 
 
 def test_cache_types_are_passed_on() -> None:
