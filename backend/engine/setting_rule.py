@@ -43,9 +43,7 @@ class Rule:
             return None
         if self.kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if self.kind is float and type(value) is int:
-            value = float(value)
-        good = type(value) is self.kind
+        good = type(value) is self.kind or (self.kind is float and type(value) is int)
         if good and self.choices:
             value = value.strip().lower()
             good = value in self.choices
@@ -53,7 +51,7 @@ class Rule:
             good = self.minimum <= value <= self.maximum
         if not good:
             raise ValueError(self.expects)
-        return value
+        return self.kind(value)
 
     def read(self, text: str) -> Any:
         """`check` of a text. Raises ValueError with what the setting accepts."""

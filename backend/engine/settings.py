@@ -268,9 +268,8 @@ def render_table() -> str:
     """The table of settings in Markdown, for docs/options.md."""
     rows = ["| option | value | default | meaning |", "|---|---|---|---|"]
     for name, rule in RULES.items():
-        default = "auto" if rule.default is None else rule.default
-        shown_default = str(default).lower() if rule.kind is bool else default
-        rows.append(f"| `{name}` | {rule.expects} | {shown_default} | {rule.meaning} |")
+        default = "auto" if rule.default is None else str(rule.default).lower()
+        rows.append(f"| `{name}` | {rule.expects} | {default} | {rule.meaning} |")
     return "\n".join(rows) + "\n"
 
 

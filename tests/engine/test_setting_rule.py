@@ -79,6 +79,7 @@ def test_a_text_is_read_in_the_type_of_its_setting(rule: Rule, text: str, value:
     ("rule", "value", "expected"),
     [
         (SHARE, 1.5, "a number from 0 to 1"),
+        (SHARE, 10**400, "a number from 0 to 1"),
         (SHARE, math.nan, "a number from 0 to 1"),
         (SHARE, True, "a number from 0 to 1"),
         (SHARE, "auto", "a number from 0 to 1"),
