@@ -151,7 +151,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "presence_window": Key(
         _WINDOW.read,
-        "PresencePenalty counts among so many last tokens of prompt and output; 0: the whole"
+        "how many of the last tokens of prompt and output PresencePenalty looks at; 0: the whole"
         " output, and nothing of the prompt",
     ),
     "frequency_window": Key(_WINDOW.read, "the same for FrequencyPenalty"),
@@ -160,17 +160,17 @@ KEYS: Mapping[str, Key] = {
         "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
     ),
     "parallel_tool_calls": Key(
-        RULES["parallel_tool_calls"].read, "`false`: a demanded tool call is a single one"
+        RULES["parallel_tool_calls"].read, "`false`: an answer that must call a tool makes one call"
     ),
     "grammar_or_calls": Key(
         _FLAG.read,
-        "`true`: Grammar holds what is said, and the offered tools may be called instead, as"
-        " ToolChoice allows; without it Grammar is the whole wish",
+        "`true`: the answer matches Grammar, or calls the offered tools as ToolChoice allows; without"
+        " it, only Grammar counts",
     ),
     "stream_logprobs": Key(
         _FLAG.read,
-        "`true`: where log-probabilities are asked for, each Reply of a stream carries those of"
-        " the tokens behind it, and the last one what is left, not all of them",
+        "`true`: where log-probabilities are asked for, each Reply of a stream carries those of its"
+        " own tokens, and the last Reply only the rest",
     ),
     "prompt_token_ids": Key(
         _integers("a JSON list of token ids"),
@@ -184,7 +184,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "prompt_only": Key(
         _FLAG.read,
-        "`true`: the prompt is read and nothing is generated, whatever Tokens says; the finish"
+        "`true`: the prompt is prefilled and nothing is generated, whatever Tokens says; the finish"
         " reason is `length`",
     ),
     "count_only": Key(
@@ -199,7 +199,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "image_messages": Key(
         _MESSAGES,
-        "JSON list: for each of Images the message that it belongs to, counted from 0",
+        "JSON list: for each of Images the index of its message in Messages, from 0",
     ),
     "audio_messages": Key(_MESSAGES, "the same for Audios"),
 }
