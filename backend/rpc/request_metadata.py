@@ -164,8 +164,8 @@ KEYS: Mapping[str, Key] = {
     ),
     "grammar_or_calls": Key(
         _FLAG.read,
-        "`true`: the answer matches Grammar, or calls the offered tools as ToolChoice allows; without"
-        " it, only Grammar counts",
+        "`true`: the answer matches Grammar, or calls the offered tools as ToolChoice allows;"
+        " without it, only Grammar counts",
     ),
     "stream_logprobs": Key(
         _FLAG.read,
