@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.prefix_index import PrefixKey
     from backend.engine.score_plan import ScorePlan
-    from backend.engine.vision.plan import MediaPlan
+    from backend.engine.vision.media_plan import MediaPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from backend.engine.embedding.kind import ModelKind, require_family, with_flags
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
-from backend.engine.loading.reference import HubModel, resolve
+from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.media.limits import MediaLimits, media_limits
 from backend.engine.settings import Settings
 from common.options import shown
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from backend.engine.loading.weights import LoadedModel
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
-    from backend.engine.vision.loading import Vision
+    from backend.engine.vision.vision_builder import Vision
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
 def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event) -> Loaded:
     """Load the weights and prove the model. Raises ModelRejected, InvalidRequest, Cancelled."""
     if found.checkpoint.kind is not ModelKind.TEXT:
-        from backend.engine.embedding.loading import read_encoder
+        from backend.engine.embedding.embedding_builder import read_encoder
 
         return read_encoder(found, request, epoch, cancelled)
     started = time.perf_counter()
@@ -147,7 +147,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.constraints.compiler import ConstraintCompiler
     from backend.engine.disk_cache.opening import open_disk_cache
     from backend.engine.drafting.loading import load_drafting
-    from backend.engine.embedding.loading import text_embedder
+    from backend.engine.embedding.embedding_builder import text_embedder
     from backend.engine.embedding.readers import Limits
     from backend.engine.facts import ModelFacts
     from backend.engine.loading.context import served_context
@@ -297,7 +297,7 @@ def _opener(checkpoint: Checkpoint) -> Callable[[Path], tuple[Any, dict[str, Any
     """How weights become a model: by mlx-vlm where it sees or hears, else by mlx-lm."""
     if not checkpoint.media:
         return None
-    from backend.engine.vision.loading import open_seeing_model
+    from backend.engine.vision.vision_builder import open_seeing_model
 
     return open_seeing_model
 
@@ -307,7 +307,7 @@ def _vision(
 ) -> Vision | None:
     if not found.checkpoint.media:
         return None
-    from backend.engine.vision.loading import open_vision
+    from backend.engine.vision.vision_builder import open_vision
 
     return open_vision(
         loaded, found.checkpoint.path, prompts, found.settings, found.limits, vocabulary

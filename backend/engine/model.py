@@ -13,7 +13,7 @@ from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import DiskCache
-    from backend.engine.vision.prefill import MediaReader
+    from backend.engine.vision.media_prefill import MediaReader
 
 
 @dataclass(eq=False, slots=True)

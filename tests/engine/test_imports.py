@@ -64,8 +64,13 @@ def test_no_module_loads_itself_through_others() -> None:
     assert [name for name in MODULES if name in reaches(name)] == []
 
 
+def test_a_file_name_means_one_thing() -> None:
+    names = [path.name for path in MODULES.values() if path.name != "__init__.py"]
+    assert [name for name in set(names) if names.count(name) > 1] == []
+
+
 # What modules for text need to know of images and sounds: plain data, and one kind of cache.
-PLAIN = {f"{ROOM}.{name}" for name in ("media.limits", "vision.families", "vision.plan")}
+PLAIN = {f"{ROOM}.{name}" for name in ("media.limits", "vision.families", "vision.media_plan")}
 
 
 def test_modules_for_text_load_nothing_that_sees_or_hears() -> None:

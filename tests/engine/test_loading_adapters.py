@@ -30,7 +30,7 @@ from backend.engine.loading.adapters import (
     find_adapters,
 )
 from backend.engine.loading.checkpoint import inspect
-from backend.engine.loading.reference import HubModel
+from backend.engine.loading.model_reference import HubModel
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.settings import Settings

@@ -19,7 +19,7 @@ from backend.engine.loading.architectures import (
     is_multimodal,
     model_types,
 )
-from backend.engine.loading.reference import gguf_rejected
+from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_seen

@@ -30,11 +30,11 @@ from backend.engine.request import ChatPrompt
 from backend.engine.settings import Settings
 from backend.engine.vision.features import UnusualFeaturesError, encode, of_text
 from backend.engine.vision.markers import TemplateForm, learn
-from backend.engine.vision.model import SeeingModel
-from backend.engine.vision.plan import MediaItem, MediaPlan, Span
-from backend.engine.vision.prefill import MediaReader
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
+from backend.engine.vision.media_prefill import MediaReader
+from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
-from backend.engine.vision.prompts import MediaPrompts
+from backend.engine.vision.seeing_model import SeeingModel
 from common.options import shown
 
 _log = logging.getLogger(__name__)
