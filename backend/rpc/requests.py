@@ -13,8 +13,8 @@ import secrets
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.errors import InvalidRequest
-from backend.engine.facts import ModelFacts
 from backend.engine.request import Attachments, Extras, GenerationRequest
+from backend.engine.served_model import ServedModel
 from backend.rpc.extras import of as read_extras
 from backend.rpc.neutral import require_neutral
 from backend.rpc.prompt_fields import prompt_of, tools_of
@@ -31,7 +31,7 @@ _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> GenerationRequest:
+def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
     """The validated request to the loaded model. Raises InvalidRequest with the field at fault."""
     require_neutral(options, REFUSED)
     extras = read_extras(options.Metadata, facts.defaults)
@@ -76,7 +76,7 @@ def _held_from_its_start(constraint: ConstraintSpec) -> InvalidRequest:
 
 
 def _attachments(
-    options: pb.PredictOptions, extras: Extras, facts: ModelFacts
+    options: pb.PredictOptions, extras: Extras, facts: ServedModel
 ) -> Attachments | None:
     """The media of the prompt; what they hold is looked at on a prompt thread."""
     given = Attachments(
