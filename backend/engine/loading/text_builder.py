@@ -51,6 +51,7 @@ def build(
     yield "engine"
     here = device.detect()
     device.prepare(here)
+    blas = blas_threads() if here.kind == "cpu" else None
     loaded = yield from load_model(
         order.checkpoint,
         settings,
@@ -115,9 +116,9 @@ def build(
         drafting=drafting,
         media=senses[0] if senses else None,
         repetition_guard=settings.repetition_guard,
+        blas=blas,
     )
     yield from warm_up(engine, min(device.warm_up_tokens(here, settings), context_size // 2))
-    engine.blas = blas_threads() if here.kind == "cpu" else None
     engine.disk = open_disk_cache(
         loaded.model,
         order.checkpoint.path,

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 OpenModel = Callable[[Path], tuple[Any, dict[str, Any]]]
 
-_SLICE_BYTES = 64 * MIB  # dequantising as many takes a CPU about a tenth of a second
+_SLICE_BYTES = 32 * MIB
 _PROGRESS_SECONDS = 2.0
 
 
