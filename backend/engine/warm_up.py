@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _SHORT, _USUAL = 8, 64  # tokens of a prompt
 _SECONDS = 2.0  # of all steps; the shortest prompt always runs
-_GENERATED = 3
+_GENERATED = 2
 
 
 def warm_up(model: EngineModel, most_tokens: int) -> Stages[None]:

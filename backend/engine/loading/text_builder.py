@@ -119,6 +119,7 @@ def build(
         blas=blas,
     )
     yield from warm_up(engine, min(device.warm_up_tokens(here, settings), context_size // 2))
+    yield "engine"
     engine.disk = open_disk_cache(
         loaded.model,
         order.checkpoint.path,
