@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
-from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.plan import CacheCost
 from backend.engine.token_text import TextStream
 

@@ -34,7 +34,7 @@ def warm_up(model: EngineModel, most_tokens: int) -> Stages[None]:
     most_tokens: of a prompt.
     """
     scheduler = Scheduler(
-        replace(model, disk=None, blas=None),
+        replace(model, disk=None),
         lambda *_: None,
         lambda where, fault: _log.warning("warm-up: %s failed", where, exc_info=fault),
         Gauges(),

@@ -22,7 +22,7 @@ from backend.engine import batch as decode_batch
 from backend.engine import kv, prompt_logprobs, speculation
 from backend.engine.batch import DecodeBatch
 from backend.engine.disk_cache.use import DiskUse
-from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.lookup import LookupDrafter
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.logprobs import BatchLogprobs

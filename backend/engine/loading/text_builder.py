@@ -13,7 +13,7 @@ from backend.engine.cache_kind import CacheKind
 from backend.engine.chat import chat_format
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.opening import open_disk_cache
-from backend.engine.drafting.loading import load_drafting
+from backend.engine.drafting.draft_loading import load_drafting
 from backend.engine.embedding.embedding_builder import text_embedder
 from backend.engine.embedding.readers import Limits
 from backend.engine.errors import EngineError, ModelRejected
