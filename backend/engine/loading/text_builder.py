@@ -180,7 +180,6 @@ def _figures(
         raise
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
-        raise ModelRejected(
-            f"model {shown(loaded.name)} cannot be loaded: it failed on its first token"
-            f" ({type(fault).__name__})"
+        raise ModelRejected.because(
+            loaded.name, f"it failed on its first token ({type(fault).__name__})"
         ) from None
