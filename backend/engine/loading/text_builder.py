@@ -21,6 +21,7 @@ from backend.engine.load_request import LoadOrder
 from backend.engine.loading.context import served_context
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
+from backend.engine.logits_head import LogitsHead
 from backend.engine.model import Built, EngineModel
 from backend.engine.plan import CacheCost
 from backend.engine.prompts import PromptBuilder
@@ -60,7 +61,8 @@ def build(
         adapters=order.adapters,
         open_model=open_model,
     )
-    vocabulary, cost, batches, trims, together = yield from _figures(loaded, order.cache_kind)
+    traits = yield from _traits(loaded, order.cache_kind)
+    vocabulary, head, cost, batches, trims, together = traits
     slots = settings.parallel if batches else 1
     context_size = served_context(loaded.context_size, request.context_size)
     drafting = yield from load_drafting(
@@ -99,6 +101,7 @@ def build(
     yield "engine"
     engine = EngineModel(
         model=loaded.model,
+        head=head,
         vocabulary=vocabulary,
         end_tokens=end_tokens,
         new_text=texts.stream,
@@ -157,12 +160,12 @@ def build(
     return engine, new_encoder, served
 
 
-def _figures(
+def _traits(
     loaded: LoadedModel, kind: CacheKind
-) -> Stages[tuple[int, CacheCost, bool, bool, bool]]:
-    """What only tokens show; a stage for each. Raises ModelRejected, InvalidRequest.
+) -> Stages[tuple[int, LogitsHead, CacheCost, bool, bool, bool]]:
+    """What only tokens show, a stage for each. Raises ModelRejected, InvalidRequest.
 
-    The fields of `EngineModel`: vocabulary, cost, batches, trims, together.
+    The fields of `EngineModel`: vocabulary, head, cost, batches, trims, together.
     """
     model = loaded.model
     try:
@@ -173,9 +176,10 @@ def _figures(
         row = kv.new_row(model)
         yield "engine"
         together = kv.can_prefill_together(model)
-        return (
-            kv.vocabulary_size(model), cost, kv.can_batch(row), kv.always_trims(row), together
-        )  # fmt: skip
+        yield "engine"
+        vocabulary = kv.vocabulary_size(model)
+        head = LogitsHead(model, vocabulary)
+        return vocabulary, head, cost, kv.can_batch(row), kv.always_trims(row), together
     except EngineError:
         raise
     except Exception as fault:
