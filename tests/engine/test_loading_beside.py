@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.engine import warm_up
 from backend.engine.engine import Engine
 from backend.engine.errors import Cancelled, ModelRejected
 from backend.engine.events import Event, Finished, TextDelta
@@ -20,7 +21,6 @@ from backend.engine.loading import loader
 from backend.engine.loading.stages import Stages
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
-from backend.engine.warm_up import warm_up
 from tests.engine.loads import at_once
 from tests.engine.random_models import random_model
 from tests.engine.rounds import engine_model
@@ -137,8 +137,9 @@ async def test_a_load_that_fails_at_any_stage_leaves_streams_and_limits(
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "hybrid", "recurrent"])
-def test_a_warm_model_has_seen_a_prompt_a_token_and_a_batch(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "longest"), [(1e9, 128), (0.0, 8)])
+def test_a_warm_model_has_seen_a_prompt_a_token_and_a_batch_if_there_was_time(
+    kind: str, seconds: float, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = random_model(kind)
     seen: set[tuple[int, ...]] = set()
@@ -149,10 +150,16 @@ def test_a_warm_model_has_seen_a_prompt_a_token_and_a_batch(
         return call(self, inputs, *arguments, **named)
 
     engine = engine_model(model, prefill_chunk=256)
+    monkeypatch.setattr(warm_up, "_SECONDS", seconds)
     monkeypatch.setattr(type(model), "__call__", shown)
-    at_once(warm_up(engine, 256))
-    assert {(1, 1), (2, 1)} <= seen
-    assert max(tokens for _, tokens in seen) >= 128
+    at_once(warm_up.warm_up(engine, 256))
+    most = max(tokens for _, tokens in seen)
+    if seconds:
+        assert {(1, 1), (2, 1)} <= seen
+        assert most >= longest
+    else:
+        assert {rows for rows, _ in seen} == {1}
+        assert most <= longest
 
 
 def test_a_model_that_fails_in_its_warm_up_is_served(
@@ -165,5 +172,5 @@ def test_a_model_that_fails_in_its_warm_up_is_served(
         raise ValueError("secret")
 
     monkeypatch.setattr(type(model), "__call__", broken)
-    at_once(warm_up(engine, 64))
+    at_once(warm_up.warm_up(engine, 64))
     assert "warm-up: " in caplog.text
