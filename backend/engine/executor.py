@@ -39,8 +39,8 @@ from backend.engine.scoring import Scoring
 
 if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
-    from backend.engine.vision.plan import MediaPlan
-    from backend.engine.vision.prefill import MediaPrefill
+    from backend.engine.vision.media_plan import MediaPlan
+    from backend.engine.vision.media_prefill import MediaPrefill
 
 
 @dataclass(eq=False, slots=True)

@@ -1,20 +1,22 @@
-"""What the engine thread holds while a model is loaded."""
+"""The half of a loaded model that belongs to the engine thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
-from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.logits_head import LogitsHead
 from backend.engine.plan import CacheCost
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import DiskCache
-    from backend.engine.vision.prefill import MediaReader
+    from backend.engine.embedding.encode_queue import NewEncoder
+    from backend.engine.served_model import ServedModel
+    from backend.engine.vision.media_prefill import MediaReader
 
 
 @dataclass(eq=False, slots=True)
@@ -53,3 +55,7 @@ class EngineModel:
     media: MediaReader | None = None
     blas: BlasThreads | None = None
     repetition_guard: int = 0
+
+
+Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"
+"""What a load ends with: what generates, what encodes, or both; and the other half of the model."""

@@ -1,8 +1,9 @@
 """The engine thread: the only one that creates or touches an MLX object.
 
 It takes commands from one queue and hands out publications in batches, once per round. While
-there is nothing to do it sleeps in the queue. mlx and everything above it are imported here, on
-the first load, so that the process answers Health before.
+there is nothing to do it sleeps in the queue. A load comes as a stage a round, so that it stops no
+stream. mlx and everything above it are imported with the first load, so that the process answers
+Health before.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from backend.engine.events import Event
 from backend.engine.gauges import Gauges
 
 if TYPE_CHECKING:
-    from backend.engine.embedding.encode_queue import EncodeQueue
+    from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder
+    from backend.engine.model import Built, EngineModel
     from backend.engine.scheduler import Scheduler
+    from backend.engine.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
 
@@ -103,10 +106,11 @@ class Worker:
             except queue.Empty:
                 return
             idle = False
-            self.gauges.heartbeat.begin(f"command {type(command).__name__}")
+            loads = isinstance(command, Load)
+            self.gauges.heartbeat.begin(f"command {type(command).__name__}", loads=loads)
             self._handle(command)
-            if self._stopping:
-                return
+            if loads or self._stopping:
+                return  # a step comes between two stages of a load
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -143,35 +147,42 @@ class Worker:
         self._encoder.submit(command)
 
     def _load(self, command: Load) -> None:
-        """Read the new model beside the old one, and let it take over only when it is whole."""
+        """Run a stage. The model that serves goes on until the new one is whole."""
         if not command.done.set_running_or_notify_cancel():
             return
-        from backend.engine.embedding.encode_queue import EncodeQueue
-        from backend.engine.scheduler import Scheduler
-
         try:
-            loaded = command.read()
+            if command.abandoned.is_set():
+                raise Cancelled("the load was cancelled")
+            place = next(command.stages)
+        except StopIteration as whole:
+            built: Built = whole.value
         except BaseException as fault:
+            command.stages.close()
             # The traceback's frames hold what was already read of the model.
             command.done.set_exception(fault.with_traceback(None))
             del fault
             _release()
             return
-        if command.abandoned.is_set():
-            del loaded
-            _release()
-            command.done.set_exception(Cancelled("the load was cancelled"))
+        else:
+            command.done.set_result(place)
             return
+        command.done.set_result(self._take_over(*built))
+
+    def _take_over(
+        self, model: EngineModel | None, new_encoder: NewEncoder | None, served: ServedModel
+    ) -> ServedModel:
+        from backend.engine.scheduler import Scheduler
+
         self._end_all(Cancelled("another model was loaded"))
         self._drop_model()
-        if loaded.engine is not None:
+        if model is not None:
             self._scheduler = Scheduler(
-                loaded.engine, self._publish, self._report, self.gauges, self._flush
+                model, self._publish, self._report, self.gauges, self._flush
             )
-        if loaded.encoder is not None:
-            self._encoder = EncodeQueue(loaded.encoder, self._publish, self._report, self.gauges)
-        self._epoch = command.epoch
-        command.done.set_result(loaded.served)
+        if new_encoder is not None:
+            self._encoder = new_encoder(self._publish, self._report, self.gauges)
+        self._epoch = served.epoch
+        return served
 
     def _refuse_rest(self) -> None:
         """Answer the commands that come after the end, so that nobody waits for them."""
@@ -179,9 +190,13 @@ class Worker:
             match self._inbox.get():
                 case Submit(ticket=ticket) | Encode(ticket=ticket):
                     self._publish(ticket, ShuttingDown())
-                case Load(done=done) | Free(done=done):
-                    if done.set_running_or_notify_cancel():
-                        done.set_exception(ShuttingDown())
+                case Load(stages=stages, done=load):
+                    stages.close()
+                    if load.set_running_or_notify_cancel():
+                        load.set_exception(ShuttingDown())
+                case Free(done=free):
+                    if free.set_running_or_notify_cancel():
+                        free.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
         for rows in (self._scheduler, self._encoder):

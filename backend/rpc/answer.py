@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Sequence
 
 from backend.engine.events import Finished, TextDelta, TokenLogprob
-from backend.engine.facts import ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
+from backend.engine.served_model import ServedModel
 from backend.rpc import logprobs
 from backend.rpc.reasoning_tokens import ReasoningTokens
 from common.chat_events import ChatEvent, Content, merged
@@ -23,7 +23,7 @@ class Answer:
     """The parser of one generation; it starts with the first piece, when the prompt is known."""
 
     def __init__(
-        self, facts: ModelFacts, request: GenerationRequest, generation: Generation
+        self, facts: ServedModel, request: GenerationRequest, generation: Generation
     ) -> None:
         self._facts = facts
         self._request = request

@@ -13,8 +13,8 @@ import secrets
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.errors import InvalidRequest
-from backend.engine.facts import ModelFacts
 from backend.engine.request import Attachments, ChatPrompt, Extras, GenerationRequest, Prompt
+from backend.engine.served_model import ServedModel
 from backend.rpc.fields import PREDICT_OPTIONS
 from backend.rpc.prompt_fields import prompt_of, tool_choice
 from backend.rpc.request_metadata import extras_of
@@ -30,7 +30,7 @@ _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> GenerationRequest:
+def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
     """The validated request to the loaded model. Raises InvalidRequest with the field at fault."""
     PREDICT_OPTIONS.require_neutral(options)
     extras = extras_of(options.Metadata, facts.defaults)
@@ -75,7 +75,7 @@ def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest
 
 
 def _attachments(
-    options: pb.PredictOptions, extras: Extras, facts: ModelFacts
+    options: pb.PredictOptions, extras: Extras, facts: ServedModel
 ) -> Attachments | None:
     """The media of the prompt, still encoded: a prompt thread decodes them."""
     given = Attachments(

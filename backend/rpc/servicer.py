@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import grpc
 
 from backend.engine.engine import Engine
+from backend.engine.engine_state import EngineState
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Event, Finished, Usage
-from backend.engine.facts import EngineState, ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
+from backend.engine.served_model import ServedModel
 from backend.rpc import (
     embedding,
     logs,
@@ -74,7 +75,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
         return pb.Result(success=True, message=words)
 
-    async def _load(self, name: str, wanted: LoadRequest) -> ModelFacts:
+    async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
         """Load, and remember the name even if the caller left just before the end."""
         async with self._loading:
             before = self._engine.loaded

@@ -23,7 +23,7 @@ from backend.engine import executor as plan_executor
 from backend.engine import kv, prompt_logprobs, speculation
 from backend.engine.batch import DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
-from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.lookup import LookupDrafter
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.logits_head import LogitsHead

@@ -17,7 +17,7 @@ from backend.engine.media.items import Picture, Sound
 from backend.engine.media.limits import MediaLimits
 from backend.engine.request import Attachments
 from backend.engine.vision.markers import TemplateForm
-from backend.engine.vision.plan import MediaItem
+from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, ItemProcessor
 
 # What hosts put into a Prompt that they have rendered themselves (contract 3.4.4).
