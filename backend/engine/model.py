@@ -30,8 +30,8 @@ class EngineModel:
     share a prefill pass. memory_limit: bytes that MLX may use in all; weights_bytes of them are
     taken by the model itself. drafting: how it guesses ahead while one sequence decodes. disk:
     prompt caches that survive the process. media: what reads images and sounds, where the model
-    takes any. blas: the threads of matrix products on a CPU. repetition_guard: tokens of
-    repetition after which an answer ends; 0: never.
+    takes any. stream_interval_ms: for which text may wait for more. blas: the threads of matrix
+    products on a CPU. repetition_guard: tokens of repetition after which an answer ends; 0: never.
     """
 
     model: Any
@@ -47,6 +47,7 @@ class EngineModel:
     max_cache_entries: int
     prefill_chunk: int
     stall_ms: int
+    stream_interval_ms: int = 0
     drafting: Drafting | None = None
     disk: DiskCache | None = None
     batches: bool = True

@@ -20,10 +20,11 @@ from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
 from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
+from backend.engine.outbox import Publication
 from backend.engine.prompts import require_tellable
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from backend.engine.score_plan import ScoreRequest
-from backend.engine.worker import Publication, Worker
+from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint

@@ -32,6 +32,13 @@ class Settings:
     stall_ms: int = number(
         250, 1, 60_000, "Longest pause, in ms, that a prefill step should cause in running streams."
     )
+    stream_interval_ms: int = number(
+        10,
+        0,
+        1000,
+        "Time, in ms, in which a fast model's tokens are gathered into one Reply of a stream; the"
+        " first text of an answer and its end never wait. 0 sends each token by itself.",
+    )
     step_timeout: int | None = number(
         None,
         0,

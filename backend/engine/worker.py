@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Encode, Free, Load, Stop, Submit
-from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
-from backend.engine.events import Event
 from backend.engine.gauges import Gauges
+from backend.engine.outbox import Outbox, Publication
 
 if TYPE_CHECKING:
     from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from backend.engine.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
-
-Publication = tuple[int, Event | Encoded | EngineError]
 
 
 class Worker:
@@ -42,10 +39,9 @@ class Worker:
     def __init__(
         self, deliver: Callable[[list[Publication]], None], fatal: Callable[[str], None]
     ) -> None:
-        self._deliver = deliver
         self._fatal = fatal
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._outbox: list[Publication] = []
+        self._outbox = Outbox(deliver)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._epoch = 0
         self._scheduler: Scheduler | None = None
@@ -82,17 +78,18 @@ class Worker:
                     heartbeat.begin("round of generation")
                     self._scheduler.step()
                 if self._encoder is not None and self._encoder.busy:
+                    self._outbox.flush(everything=True)
                     self._encoder.step(running=generating)
                 if self._suspect:
                     heartbeat.begin("check after a fault")
                     self._probe()
-                self._flush()
+                self._outbox.flush()
         except BaseException as fault:
             _log.critical("the engine thread failed", exc_info=fault)
             self._fatal(f"the engine cannot go on: {type(fault).__name__}: {fault}")
         finally:
             self._refuse_rest()
-            self._flush()
+            self._outbox.flush(everything=True)
             self._drop_model()
             self._clear_streams()
 
@@ -107,6 +104,8 @@ class Worker:
                 return
             idle = False
             loads = isinstance(command, Load)
+            if loads:
+                self._outbox.flush(everything=True)
             self.gauges.heartbeat.begin(f"command {type(command).__name__}", loads=loads)
             self._handle(command)
             if loads or self._stopping:
@@ -119,6 +118,7 @@ class Worker:
             case Encode():
                 self._encode(command)
             case Cancel(ticket):
+                self._outbox.cancelled(ticket)
                 for rows in (self._scheduler, self._encoder):
                     if rows is not None:
                         rows.cancel(ticket)
@@ -136,13 +136,17 @@ class Worker:
 
     def _submit(self, command: Submit) -> None:
         if self._scheduler is None or command.epoch != self._epoch:
-            self._publish(command.ticket, NotLoaded("it was unloaded before the request began"))
+            self._outbox.publish(
+                command.ticket, NotLoaded("it was unloaded before the request began")
+            )
             return
         self._scheduler.submit(command)
 
     def _encode(self, command: Encode) -> None:
         if self._encoder is None or command.epoch != self._epoch:
-            self._publish(command.ticket, NotLoaded("it was unloaded before the request began"))
+            self._outbox.publish(
+                command.ticket, NotLoaded("it was unloaded before the request began")
+            )
             return
         self._encoder.submit(command)
 
@@ -176,11 +180,12 @@ class Worker:
         self._end_all(Cancelled("another model was loaded"))
         self._drop_model()
         if model is not None:
+            self._outbox.interval = model.stream_interval_ms / 1e3
             self._scheduler = Scheduler(
-                model, self._publish, self._report, self.gauges, self._flush
+                model, self._outbox.publish, self._report, self.gauges, self._outbox.flush
             )
         if new_encoder is not None:
-            self._encoder = new_encoder(self._publish, self._report, self.gauges)
+            self._encoder = new_encoder(self._outbox.publish, self._report, self.gauges)
         self._epoch = served.epoch
         return served
 
@@ -189,7 +194,7 @@ class Worker:
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(ticket=ticket) | Encode(ticket=ticket):
-                    self._publish(ticket, ShuttingDown())
+                    self._outbox.publish(ticket, ShuttingDown())
                 case Load(stages=stages, done=load):
                     stages.close()
                     if load.set_running_or_notify_cancel():
@@ -202,20 +207,12 @@ class Worker:
         for rows in (self._scheduler, self._encoder):
             if rows is not None:
                 rows.cancel_all(error)
-        self._flush()
+        self._outbox.flush(everything=True)
 
     def _drop_model(self) -> None:
         if self._scheduler is not None or self._encoder is not None:
             self._scheduler = self._encoder = None
             _release()
-
-    def _publish(self, ticket: int, what: Event | Encoded | EngineError) -> None:
-        self._outbox.append((ticket, what))
-
-    def _flush(self) -> None:
-        if self._outbox:
-            publications, self._outbox = self._outbox, []
-            self._deliver(publications)
 
     def _report(self, where: str, fault: BaseException) -> None:
         _log.error("%s failed", where, exc_info=fault)

@@ -116,6 +116,7 @@ def build(
         max_cache_entries=settings.max_cache_entries,
         prefill_chunk=device.prefill_chunk(here, settings),
         stall_ms=settings.stall_ms,
+        stream_interval_ms=settings.stream_interval_ms,
         drafting=drafting,
         media=senses[0] if senses else None,
         repetition_guard=settings.repetition_guard,
