@@ -27,8 +27,11 @@ _MARGIN = 1.5
 _CHOICE_COPIES = 8
 
 
-def pass_cost(model: Any, vocabulary: int) -> PassCost:
-    """What passes of the model compute with. Raises what the model raises on its first tokens."""
+def pass_cost(model: Any, vocabulary: int, *, whole: bool = False) -> PassCost:
+    """What passes of the model compute with. Raises what the model raises on its first tokens.
+
+    whole: the last pass of a prompt computes the logits of all its tokens for the sake of one.
+    """
     short = _computes_with(model, 0)
     try:
         long = _computes_with(model, _SEEN)
@@ -39,7 +42,7 @@ def pass_cost(model: Any, vocabulary: int) -> PassCost:
     finally:
         mx.clear_cache()
     return PassCost(
-        per_token=round(_MARGIN * short / _TOKENS),
+        per_token=round(_MARGIN * short / _TOKENS) + whole * 2 * 4 * vocabulary,
         per_pair=_MARGIN * max(long - short, 0) / (_TOKENS * _SEEN),
         per_choice=_CHOICE_COPIES * 4 * vocabulary,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
@@ -40,11 +40,17 @@ from backend.engine.scoring import Scoring
 from common.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
-    from backend.engine.vision.plan import MediaPlan
+    from backend.engine.vision.media_plan import MediaPlan
 
 _log = logging.getLogger(__name__)
 
 Publish = Callable[[int, Event | EngineError], None]
+
+
+class Flush(Protocol):
+    def __call__(self, *, everything: bool = False) -> None: ...
+
+
 Report = Callable[[str, BaseException], None]
 
 # llguidance tells no figure. After 30 tokens of a schema with 30 properties it was 0.06 MiB.
@@ -58,7 +64,7 @@ class Scheduler:
     """Owner of the planner, the executor and the answers of one loaded model.
 
     publish: takes an event or a failure for a sequence's owner. flush: hands over what was
-    published before the step goes on. report: logs a fault with its exception.
+    published, before a step takes its time. report: logs a fault with its exception.
     """
 
     def __init__(
@@ -67,7 +73,7 @@ class Scheduler:
         publish: Publish,
         report: Report,
         gauges: Gauges,
-        flush: Callable[[], None] = lambda: None,
+        flush: Flush = lambda *, everything=False: None,  # noqa: ARG005
     ) -> None:
         self._model = model
         self._publish = publish
@@ -174,6 +180,8 @@ class Scheduler:
             self._model.disk.drain(_BREATH)  # nothing can go on until they are there
         for refusal in plan.refuse:
             self._refuse(refusal)
+        if not plan.only_decodes:
+            self._flush(everything=True)
         self._learn(self.executor.launch(plan))
         started = time.perf_counter()
         sampled = self.executor.read()
@@ -239,7 +247,7 @@ class Scheduler:
             else:
                 whole = len(sequence.history) >= len(sequence.prompt) - 1
                 over = (
-                    whole and sequence.cache is not None and not self.executor.in_flight(sequence)
+                    whole and sequence.group is not None and not self.executor.in_flight(sequence)
                 )
             if over:
                 self._end_if_over(number, output.finish_unstarted())

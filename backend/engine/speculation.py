@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from backend.engine import kv
-from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.verify import Sample, verify_step
 from backend.engine.penalties import Past
 from backend.engine.sampling import BatchSampler

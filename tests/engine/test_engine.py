@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.engine import Engine
+from backend.engine.engine_state import EngineState
 from backend.engine.errors import (
     Cancelled,
     InvalidRequest,
@@ -25,7 +26,6 @@ from backend.engine.errors import (
     ShuttingDown,
 )
 from backend.engine.events import Event, Finished
-from backend.engine.facts import EngineState
 from backend.engine.load_request import LoadRequest
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
@@ -153,7 +153,7 @@ async def test_memory_returns_with_free(model: Path) -> None:
 
 async def test_status_adds_up_while_many_are_served(tmp_path: Path) -> None:
     """Every look is one of the engine thread's, between two steps."""
-    wide = write_model(tmp_path, hidden_size=512, head_dim=128, max_position_embeddings=100_000)
+    wide = write_model(tmp_path, hidden_size=1024, head_dim=128, max_position_embeddings=100_000)
     gc.collect()
     before = mx.get_active_memory()
     async with _engine(wide, parallel=16) as engine:

@@ -7,7 +7,7 @@ import random
 import mlx.core as mx
 import pytest
 
-from backend.engine.drafting.loading import Drafting
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.lookup import LookupDrafter
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling

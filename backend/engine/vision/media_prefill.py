@@ -15,8 +15,8 @@ import numpy as np
 
 from backend.engine.row_shift import RowShift
 from backend.engine.vision.features import FeatureCache, Features, encode, of_text, positions_of
-from backend.engine.vision.model import SeeingModel
-from backend.engine.vision.plan import MediaItem, MediaPlan, Span
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
+from backend.engine.vision.seeing_model import SeeingModel
 
 
 class MediaReader:
