@@ -68,6 +68,11 @@ class Clients:
         for talk in model.talks:
             self._known[talk] = list(self._turns(talk, streams=True))
 
+    def repeat(self, model: Model) -> None:
+        """Hold all of them alone once more."""
+        for talk in model.talks:
+            self._compare(talk, streams=True)
+
     def work(self, model: Model, seed: str) -> None:
         """A round's share of all clients, at once."""
         with ThreadPoolExecutor(CLIENTS) as pool:

@@ -81,6 +81,7 @@ def _rounds(
         with clients.overtaken(dice):
             load(stub, chosen[1].path, ContextSize=CONTEXT, Options=OPTIONS)
         clients.work(chosen[1], seed)
+        clients.repeat(chosen[1])  # so that every look is at a process that did the same last
         looks.append(_look(stub, pid))
     return looks
 
@@ -88,10 +89,10 @@ def _rounds(
 def _look(stub: BackendStub, pid: int) -> Look:
     while True:
         status = stub.Status(pb.HealthMessage())
-        if status.state != pb.StatusResponse.BUSY:
+        parts = status.memory.breakdown
+        if status.state != pb.StatusResponse.BUSY and not parts["kv_cache"]:
             break
         time.sleep(0.01)
-    parts = status.memory.breakdown
     own = psutil.Process(pid)
     return Look(
         sum(one.memory_info().rss for one in (own, *own.children(recursive=True))),

@@ -100,6 +100,7 @@ _VISION_TALKS = (
         {"Images": [encoded(picture("white")), encoded(picture("black"))]},
     ),
     Talk(("What is the capital of France?", "Count to 9.")),
+    Talk(("What is the capital of France?",), {"Grammar": _PERSON}),
 )
 _BAD: tuple[Mapping[str, Any], ...] = (
     {"Prompt": ""},
