@@ -152,6 +152,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.facts import ModelFacts
     from backend.engine.loading.context import served_context
     from backend.engine.loading.weights import load_model
+    from backend.engine.logits_head import LogitsHead
     from backend.engine.model import EngineModel
     from backend.engine.prompts import PromptBuilder
     from backend.engine.token_text import TokenTexts
@@ -205,6 +206,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     texts = TokenTexts(loaded.tokenizer)
     engine = EngineModel(
         model=loaded.model,
+        head=LogitsHead(loaded.model, vocabulary),
         vocabulary=vocabulary,
         end_tokens=frozenset(token for token in loaded.eos_token_ids if token < vocabulary),
         new_text=texts.stream,

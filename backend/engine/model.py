@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.loading import Drafting
+from backend.engine.logits_head import LogitsHead
 from backend.engine.plan import CacheCost
 from backend.engine.token_text import TextStream
 
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 class EngineModel:
     """A loaded model and the figures that scheduling depends on.
 
-    vocabulary: width of its logits. new_text: a row's decoder; the argument says whether its text
-    goes on from the prompt's. slots: rows that may decode together. batches: whether its caches
-    can hold several sequences. trims: whether they can all be cut back.
-    together: whether prompts of different lengths can share a prefill pass.
-    memory_limit: bytes that MLX may use in all; weights_bytes of them
-    are taken by the model itself. drafting: how it guesses
-    ahead while one row decodes. disk: prompt caches that survive the process. media: what reads
-    images and sounds, where the model takes any. blas: the threads of matrix products on a CPU.
-    repetition_guard: tokens of repetition after which an answer ends; 0: never.
+    head: computes the logits of chosen tokens alone. vocabulary: width of the logits. new_text: a
+    sequence's decoder; the argument says whether its text goes on from the prompt's. slots:
+    sequences that may decode together. batches: whether its caches can hold several sequences.
+    trims: whether they can all be cut back. together: whether prompts of different lengths can
+    share a prefill pass. memory_limit: bytes that MLX may use in all; weights_bytes of them are
+    taken by the model itself. drafting: how it guesses ahead while one sequence decodes. disk:
+    prompt caches that survive the process. media: what reads images and sounds, where the model
+    takes any. blas: the threads of matrix products on a CPU. repetition_guard: tokens of
+    repetition after which an answer ends; 0: never.
     """
 
     model: Any
+    head: LogitsHead
     vocabulary: int
     end_tokens: frozenset[int]
     new_text: Callable[[bool], TextStream]

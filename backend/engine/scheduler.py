@@ -225,7 +225,7 @@ class Scheduler:
             else:
                 whole = len(sequence.history) >= len(sequence.prompt) - 1
                 over = (
-                    whole and sequence.cache is not None and not self.executor.in_flight(sequence)
+                    whole and sequence.group is not None and not self.executor.in_flight(sequence)
                 )
             if over:
                 self._end_if_over(number, output.finish_unstarted())

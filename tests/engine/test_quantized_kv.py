@@ -129,7 +129,7 @@ def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> No
     assert plain.per_token == LAYERS * 2 * 2 * 64 * 4 > cost.per_token
     row = prefilled(model, list(range(1, 40)))
     assert kv.nbytes(row) == cost.of(39)
-    assert kv.nbytes(kv.owned(row)) == 39 * per_token
+    assert kv.nbytes(kv.BatchCache([row]).extract(0)) == 39 * per_token
     assert kv.BatchCache([row, row]).nbytes == 2 * cost.of(39)
 
 

@@ -70,7 +70,7 @@ class MediaPrompts:
         """Everything that a request brought, decoded and prepared. Raises InvalidRequest."""
         self._require_taken(IMAGE, len(given.images))
         self._require_taken(AUDIO, len(given.audios))
-        media = decode(given.images, given.audios, given.videos, self._limits)
+        media = decode(given.images, given.audios, self._limits)
         kinds: tuple[tuple[str, Sequence[Picture | Sound]], ...] = (
             (IMAGE, media.pictures),
             (AUDIO, media.sounds),
