@@ -92,7 +92,7 @@ def test_every_row_says_what_it_says_alone(kind: str) -> None:
     seen: Counter[str] = Counter()
     for seed in range(SCHEDULES[kind]):
         try:
-            seen += _check_schedule(models[seed % 2], random.Random(seed))
+            seen += check_schedule(models[seed % 2], random.Random(seed))
         except Exception as fault:
             fault.add_note(f"seed {seed}")
             raise
@@ -102,7 +102,7 @@ def test_every_row_says_what_it_says_alone(kind: str) -> None:
     assert seen["entries moved"] > 0 or not models[0].trims
 
 
-def _check_schedule(model: EngineModel, dice: random.Random) -> Counter[str]:
+def check_schedule(model: EngineModel, dice: random.Random) -> Counter[str]:
     """Play one schedule; returns how often it came by what could spoil an answer."""
     rounds = Rounds(model)
     requests: dict[int, Request] = {}
