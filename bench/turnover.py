@@ -40,7 +40,7 @@ def measure() -> Iterator[Figure]:
             before = _addresses(batch.layers)
             started = time.perf_counter()
             batch.leave(range(leaves))
-            batch.join(rows)
+            batch.join([(row, 0) for row in rows])
             _decode(batch.layers, len(batch))
             spent[name].append(time.perf_counter() - started)
             copied[name].append(_copied(before, batch.layers, joins))

@@ -236,8 +236,13 @@ class Worker:
 
 
 def _release() -> None:
-    """Return the memory of dropped arrays to the system."""
+    """Return the memory of dropped arrays to the system.
+
+    A model that is built draws weights that nobody evaluates, because the checkpoint's take their
+    place. Each draw adds to the lazy graph of MLX's random key, which only a new key lets go of.
+    """
     import mlx.core as mx
 
     gc.collect()
+    mx.random.seed(0)
     mx.clear_cache()
