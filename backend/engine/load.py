@@ -145,7 +145,7 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
     from backend.engine.cache_form import use_cache_kind
     from backend.engine.chat import chat_format
     from backend.engine.constraints.compiler import ConstraintCompiler
-    from backend.engine.disk_cache.opening import open_disk_cache
+    from backend.engine.disk_cache.cache import open_disk_cache
     from backend.engine.drafting.loading import load_drafting
     from backend.engine.embedding.loading import text_embedder
     from backend.engine.embedding.readers import Limits
