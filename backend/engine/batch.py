@@ -18,12 +18,12 @@ import numpy as np
 
 from backend.engine import kv
 from backend.engine.constraints.constraint import words
+from backend.engine.drafting.speculation import Speculation
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs, Told
 from backend.engine.model import EngineModel
 from backend.engine.penalties import Past
 from backend.engine.sampling import BatchSampler
-from backend.engine.speculation import Speculation
 
 if TYPE_CHECKING:
     from backend.engine.executor import ExecutorSequence

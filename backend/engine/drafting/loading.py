@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 from backend.engine import kv
 from backend.engine.device import MIB, Device, memory_limit, prefill_chunk
-from backend.engine.drafting.drafter import Drafter
-from backend.engine.drafting.first_of import FirstOf
-from backend.engine.drafting.lookup import LookupDrafter
-from backend.engine.drafting.model_drafter import DraftModel, ModelDrafter
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.drafter import Drafter, FirstOf, LookupDrafter
 from backend.engine.drafting.reference import in_its_name, own_settings
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
