@@ -203,7 +203,7 @@ def _read_kind(
     if checkpoint.config["model_type"] in ANSWERING_RERANKERS:
         yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
         if yes is None or no is None:
-            raise _rejected(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
+            raise ModelRejected.of(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
         run = networks.yes_or_no(model, yes, no, pad)
         return run, PairReader(yes_no_prompt(tokenizer), limits)
     tells_apart = "token_type_ids" in loaded.tokenizer.model_input_names
@@ -265,11 +265,13 @@ def _prove(run: Run, name: str) -> None:
         raise
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(name), exc_info=True)
-        raise _rejected(name, f"it failed on its first token ({type(fault).__name__})") from None
+        raise ModelRejected.of(
+            name, f"it failed on its first token ({type(fault).__name__})"
+        ) from None
     finally:
         mx.clear_cache()
     if not sound:
-        raise _rejected(name, "its first token gave values that are no numbers")
+        raise ModelRejected.of(name, "its first token gave values that are no numbers")
 
 
 def _own_tokenizer(loaded: LoadedModel) -> Any:
@@ -281,7 +283,9 @@ def _own_tokenizer(loaded: LoadedModel) -> Any:
 
     backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise _rejected(loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing")
+        raise ModelRejected.of(
+            loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing"
+        )
     tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -306,7 +310,3 @@ def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the part that reads text."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "hidden_size" in inner else config
-
-
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")
