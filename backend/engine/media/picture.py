@@ -1,7 +1,7 @@
 """One image file to a picture: upright, RGB, within bounds, whatever the bytes are.
 
-Pillow is told the one format that the bytes begin as, so none of its plugins that start other
-programs can be reached. All bounds are held against the header, before pixels take memory.
+Pillow is given the one format that the bytes begin as, so none of its plugins that start other
+programs can be reached. All bounds are checked against the header, before pixels take memory.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def decode_picture(content: bytes, most: int, allowed: int) -> Picture:
 
 
 def _format_of(content: bytes) -> str:
-    kind = kind_of(content)
-    if kind is None:
+    name = kind_of(content)
+    if name is None:
         raise BadItem(f"is no image file that is known here: send {_choice()}")
-    if kind.name not in FORMATS:
-        article = "an" if kind.name[0] in "AHIMOS" and kind.name != "HEIC" else "a"
-        raise BadItem(f"is {article} {kind.name} file, which is not decoded here: send {_choice()}")
-    return kind.name
+    if name not in FORMATS:
+        article = "an" if name[0] in "AHIMOS" and name != "HEIC" else "a"
+        raise BadItem(f"is {article} {name} file, which is not decoded here: send {_choice()}")
+    return name
 
 
 def _choice() -> str:

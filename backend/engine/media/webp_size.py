@@ -1,7 +1,7 @@
 """The size of a WebP image, from its header.
 
 Pillow's WebP reader takes memory for the whole canvas as soon as the file is opened, which is
-before a bound on pixels could be held against it. The layouts are those of RFC 9649.
+before a bound on pixels could be checked against it. The layouts are those of RFC 9649.
 """
 
 from __future__ import annotations
