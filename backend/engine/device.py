@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from backend.engine.settings import Settings
-from backend.engine.units import GIB
+from backend.engine.units import GIB as GIB
 from backend.engine.units import MIB as MIB
 
 Kind = Literal["cpu", "metal", "cuda"]
