@@ -20,7 +20,7 @@ from backend.engine import kv
 from backend.engine.constraints.constraint import words
 from backend.engine.drafting.speculation import Speculation
 from backend.engine.events import TokenLogprob
-from backend.engine.logprobs import BatchLogprobs, Told
+from backend.engine.logprobs import BatchLogprobs, SampledLogprobs
 from backend.engine.model import EngineModel
 from backend.engine.penalties import Past
 from backend.engine.sampling import BatchSampler
@@ -57,7 +57,7 @@ class _Fed:
 
     tokens: mx.array
     deliver: list[bool]
-    logprobs: tuple[BatchLogprobs, Told, list[ExecutorSequence]] | None
+    logprobs: tuple[BatchLogprobs, SampledLogprobs, list[ExecutorSequence]] | None
     faults: dict[int, Exception]
     ran: bool
 
@@ -73,7 +73,7 @@ class DecodeBatch:
         self._cache: kv.BatchCache | None = None
         self._tokens: mx.array | None = None
         self._choosers: _Choosers | None = None
-        self._pending: tuple[BatchLogprobs, Told, list[ExecutorSequence]] | None = None
+        self._pending: tuple[BatchLogprobs, SampledLogprobs, list[ExecutorSequence]] | None = None
         self._fed: _Fed | None = None
         self._speculation: Speculation | None = None
         if model.drafting is not None:
@@ -251,7 +251,7 @@ class DecodeBatch:
 
     def _logprobs(
         self,
-        pending: tuple[BatchLogprobs, Told, list[ExecutorSequence]],
+        pending: tuple[BatchLogprobs, SampledLogprobs, list[ExecutorSequence]],
         tokens: Sequence[int],
     ) -> dict[int, TokenLogprob]:
         """Log-probabilities of the tokens, by identity: sequences came and went since."""

@@ -38,10 +38,6 @@ from backend.engine.request import GenerationRequest
 from backend.engine.scoring import Scoring
 
 if TYPE_CHECKING:
-    from backend.engine.vision.plan import MediaPlan
-    from backend.engine.vision.prefill import MediaPrefill
-
-if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.vision.plan import MediaPlan
     from backend.engine.vision.prefill import MediaPrefill
