@@ -159,6 +159,8 @@ class Executor:
 
     def launch(self, plan: StepPlan) -> list[PlannerEvent]:
         """Start everything in the plan; returns what is known at once."""
+        if self._model.blas is not None:
+            self._model.blas.adjust()
         self._launched_at = self._clock()
         for entry in plan.evict:
             self._entries.pop(entry, None)
@@ -392,9 +394,6 @@ class Executor:
         events: list[PlannerEvent] = []
         if self._decode_seconds:
             events.append(DecodeTimed(self._decode_seconds))
-            if self._model.blas is not None:
-                width = sum(len(batch.sequences) for batch in self._launched_batches)
-                self._model.blas.measured(width, self._decode_seconds)
             self._decode_seconds = 0.0
         waiting = len(self._passes) or (len(self._launched) if idle else 0)
         self._passes += self._launched

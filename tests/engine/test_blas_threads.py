@@ -1,68 +1,97 @@
-"""The number of BLAS threads follows what the machine gives, and trials stay rare."""
+"""OpenBLAS gets the cores that neighbours leave free."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
 
-from backend.engine.blas_threads import BlasThreads, ThreadChoice
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-QUIET = {1: 1.0, 2: 0.75}
-BUSY = {1: 1.5, 2: 6.0}
+from backend.engine.blas_threads import BlasThreads, FreeCores, blas_threads, busy_seconds
 
-
-def _run(choice: ThreadChoice, machine: dict[int, float], steps: int, noise: float = 0.1) -> float:
-    """Time of so many steps, in units of a step with the best number."""
-    dice = random.Random(1)
-    total = 0.0
-    for _ in range(steps):
-        taken = machine[choice.threads] * dice.uniform(1, 1 + noise)
-        total += taken
-        choice.measured(8, taken)
-    return total / steps / min(machine.values())
-
-
-def test_a_quiet_machine_gets_all_cores_and_a_busy_one_a_single_thread() -> None:
-    for machine, best in ((QUIET, 2), (BUSY, 1)):
-        choice = ThreadChoice([2, 1])
-        _run(choice, machine, 300)
-        settled = [choice.threads for _ in range(40) if choice.measured(8, machine[choice.threads])]
-        assert settled.count(best) > 20
+STAT = """cpu  900 0 0 9000 0 0 0 0 50 0
+cpu0 100 20 30 4000 500 6 7 8 9 0
+cpu1 300 0 0 5000 0 0 0 0 0 0
+cpu10 500 0 0 0 0 0 0 0 0 0
+intr 12345
+"""
 
 
-def test_trials_cost_little_even_where_the_other_number_collapses() -> None:
-    for machine in (QUIET, BUSY):
-        choice = ThreadChoice([2, 1])
-        _run(choice, machine, 400)
-        assert _run(choice, machine, 4000) < 1.12
+def _after(neighbours: list[float], *, own: float = 1.0, cores: int = 2) -> list[int]:
+    """The threads after each reading; neighbours: cores that they use between two readings."""
+    free = FreeCores(cores)
+    free.read(0.0, 0.0, 0.0)
+    busy = 0.0
+    found = []
+    for at, used in enumerate(neighbours, 1):
+        busy += 0.25 * (used + own)
+        free.read(0.25 * at, busy, 0.25 * own * at)
+        found.append(free.threads)
+    return found
 
 
-def test_neighbours_that_come_and_go_are_noticed_within_some_steps() -> None:
-    choice = ThreadChoice([2, 1])
-    _run(choice, QUIET, 3000)
-    _run(choice, BUSY, 60)
-    assert _run(choice, BUSY, 400) < 1.3
-    _run(choice, QUIET, 2500)
-    assert _run(choice, QUIET, 400) < 1.2
+def test_a_quiet_machine_gives_every_core() -> None:
+    assert FreeCores(8).threads == 8
+    assert _after([0.0, 0.1, 0.3]) == [2, 2, 2]
+    assert _after([0.3] * 3, cores=16, own=15.0) == [16, 16, 16]
 
 
-def test_a_change_of_width_begins_a_trial_anew_and_compares_like_with_like() -> None:
-    choice = ThreadChoice([2, 1])
-    dice = random.Random(2)
-    used: list[int] = []
-    for step in range(4000):
-        width = 1 + step // 7 % 4
-        used.append(choice.threads)
-        choice.measured(width, QUIET[choice.threads] * width * dice.uniform(1, 1.05))
-    assert used.count(2) > 0.7 * len(used)
+def test_a_busy_core_is_left_at_once() -> None:
+    assert _after([0.0, 1.0]) == [2, 1]
+    assert _after([3.0], cores=8) == [5]
 
 
-def test_the_number_is_set_only_when_it_changes() -> None:
+def test_a_core_that_falls_idle_is_taken_a_little_later() -> None:
+    threads = _after([2.0] * 4 + [0.0] * 12)
+    assert threads[:6] == [1] * 6
+    assert threads[-1] == 2
+
+
+@given(st.lists(st.floats(0, 16)), st.integers(1, 64))
+def test_at_least_one_thread_and_no_more_than_cores(neighbours: list[float], cores: int) -> None:
+    assert all(1 <= threads <= cores for threads in _after(neighbours, cores=cores))
+
+
+def test_what_the_process_itself_uses_counts_for_nobody_else() -> None:
+    assert _after([0.0] * 4, own=2.0) == [2] * 4
+
+
+def test_busy_seconds_leave_out_idle_cores_and_those_of_others() -> None:
+    assert busy_seconds(STAT, {0}, 100) == pytest.approx(1.71)
+    assert busy_seconds(STAT, {0, 1}, 100) == pytest.approx(4.71)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="only Linux has /proc/stat")
+def test_busy_seconds_of_this_machine_grow_with_work() -> None:
+    def busy() -> float:
+        stat = Path("/proc/stat").read_text()
+        return busy_seconds(stat, os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK"))
+
+    before = busy()
+    subprocess.run([sys.executable, "-c", "sum(range(30_000_000))"], check=True)
+    assert busy() - before > 0.1
+
+
+def test_the_number_is_set_only_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[int] = []
-    remember: Callable[[int], object] = applied.append
-    threads = BlasThreads(ThreadChoice([2, 1]), remember)
-    for _ in range(500):
-        threads.measured(1, QUIET[applied[-1]])
-    assert applied[0] == 2
-    assert all(one != other for one, other in itertools.pairwise(applied))
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
+    busy = [0.0]
+    threads = BlasThreads(2, lambda: busy[0], applied.append)
+    for used in (0.0, 1.0, 1.0, 0.0, 0.0, 0.0):
+        for _ in range(20):
+            clock[0] += 0.05
+            busy[0] += 0.05 * used
+            threads.adjust()
+    assert applied == [2, 1, 2]
+    assert all(one != other for one, other in pairwise(applied))
+
+
+def test_a_number_that_the_user_set_stays() -> None:
+    assert blas_threads({"OPENBLAS_NUM_THREADS": "3"}) is None
