@@ -329,7 +329,6 @@ def _feed(model: Any, row: RowCache, tokens: int) -> None:
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    """The caches of a row, with lists of caches opened."""
     for layer in cache:
         inner = getattr(layer, "caches", None)
         if inner is None:

@@ -130,24 +130,24 @@ class FeatureCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, Features] = OrderedDict()
+        self._held: OrderedDict[bytes, Features] = OrderedDict()
         self.nbytes = 0
 
     def find(self, digest: bytes) -> Features | None:
-        features = self._entries.get(digest)
+        features = self._held.get(digest)
         if features is not None:
-            self._entries.move_to_end(digest)
+            self._held.move_to_end(digest)
         return features
 
     def store(self, digest: bytes, features: Features) -> None:
-        if digest in self._entries or features.nbytes > self._max_bytes:
+        if digest in self._held or features.nbytes > self._max_bytes:
             return
-        self._entries[digest] = features
+        self._held[digest] = features
         self.nbytes += features.nbytes
         while self.nbytes > self._max_bytes:
-            _, dropped = self._entries.popitem(last=False)
+            _, dropped = self._held.popitem(last=False)
             self.nbytes -= dropped.nbytes
 
     def clear(self) -> None:
-        self._entries.clear()
+        self._held.clear()
         self.nbytes = 0
