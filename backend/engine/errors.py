@@ -4,12 +4,6 @@ Every message is written for the person who reads it at the far end of the wire:
 with which value, what to do. None carries a path of the server or a secret.
 """
 
-from __future__ import annotations
-
-from typing import Self
-
-from common.options import shown
-
 
 class EngineError(Exception):
     """Base of all errors that the engine reports to a caller; `str()` is the client's sentence."""
@@ -44,11 +38,6 @@ class ModelNotFound(EngineError):
 
 class ModelRejected(EngineError):
     """The reference leads to something, but not to a model that this backend can load."""
-
-    @classmethod
-    def of(cls, name: str, reason: str) -> Self:
-        """The refusal of a model; reason: a clause that begins with `it` or `its`."""
-        return cls(f"model {shown(name)} cannot be loaded: {reason}")
 
 
 class ShuttingDown(EngineError):

@@ -180,8 +180,9 @@ def read(found: Found, request: LoadRequest, epoch: int, cancelled: threading.Ev
         raise
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
-        raise ModelRejected.of(
-            loaded.name, f"it failed on its first token ({type(fault).__name__})"
+        raise ModelRejected(
+            f"model {shown(loaded.name)} cannot be loaded: it failed on its first token"
+            f" ({type(fault).__name__})"
         ) from None
     slots = settings.parallel if batches else 1
     context_size = served_context(loaded.context_size, request.context_size)

@@ -104,9 +104,9 @@ def _load(
     else:
         broken = ""
     if broken:
-        raise ModelRejected.of(loaded.name, f"it failed on its first token ({broken})")
+        raise _rejected(loaded.name, f"it failed on its first token ({broken})")
     if not trims:
-        raise ModelRejected.of(
+        raise _rejected(
             loaded.name,
             "it cannot go back on a wrong guess: its cache has a window or a recurrent state",
         )
@@ -121,7 +121,7 @@ def _load(
     )
     needed, limit = main.weights_bytes + draft.nbytes, memory_limit(device, settings)
     if needed > limit:
-        raise ModelRejected.of(
+        raise _rejected(
             loaded.name,
             f"with the model it takes {needed // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
             " memory_limit_mib, lower context_size, or load without it",
@@ -158,3 +158,7 @@ def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
 
 def _id(vocabulary: Mapping[str, int], token: str) -> str:
     return str(vocabulary[token]) if token in vocabulary else "absent"
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

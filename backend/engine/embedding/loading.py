@@ -203,7 +203,7 @@ def _read_kind(
     if checkpoint.config["model_type"] in ANSWERING_RERANKERS:
         yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
         if yes is None or no is None:
-            raise ModelRejected.of(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
+            raise _rejected(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
         run = networks.yes_or_no(model, yes, no, pad)
         return run, PairReader(yes_no_prompt(tokenizer), limits)
     tells_apart = "token_type_ids" in loaded.tokenizer.model_input_names
@@ -265,13 +265,11 @@ def _prove(run: Run, name: str) -> None:
         raise
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(name), exc_info=True)
-        raise ModelRejected.of(
-            name, f"it failed on its first token ({type(fault).__name__})"
-        ) from None
+        raise _rejected(name, f"it failed on its first token ({type(fault).__name__})") from None
     finally:
         mx.clear_cache()
     if not sound:
-        raise ModelRejected.of(name, "its first token gave values that are no numbers")
+        raise _rejected(name, "its first token gave values that are no numbers")
 
 
 def _own_tokenizer(loaded: LoadedModel) -> Any:
@@ -283,9 +281,7 @@ def _own_tokenizer(loaded: LoadedModel) -> Any:
 
     backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise ModelRejected.of(
-            loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing"
-        )
+        raise _rejected(loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing")
     tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -310,3 +306,7 @@ def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the part that reads text."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "hidden_size" in inner else config
+
+
+def _rejected(name: str, reason: str) -> ModelRejected:
+    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

@@ -99,7 +99,9 @@ def load_model(
         _log.warning(
             "model %s: its weights cannot be loaded", shown(checkpoint.name), exc_info=True
         )
-        refusal = ModelRejected.of(checkpoint.name, _reason(error, checkpoint.path))
+        refusal = ModelRejected(
+            f"model {shown(checkpoint.name)} cannot be loaded: {_reason(error, checkpoint.path)}"
+        )
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
     raise refusal.with_traceback(None)
@@ -135,10 +137,10 @@ def _load(
     )
     size = _bytes_of(model)
     if size > limit:
-        raise ModelRejected.of(
-            checkpoint.name,
-            f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
-            " memory_limit_mib or use a smaller or more quantised model",
+        raise ModelRejected(
+            f"model {shown(checkpoint.name)} cannot be loaded: its weights take"
+            f" {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise memory_limit_mib or use"
+            " a smaller or more quantised model"
         )
     _evaluate(model, checkpoint.name, size, cancel)
     return LoadedModel(

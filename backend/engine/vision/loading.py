@@ -214,4 +214,4 @@ def _of_family(model_type: str, kind: str) -> list[str]:
 
 def _rejected(loaded: LoadedModel, reason: str) -> ModelRejected:
     hint = _HINT if loaded.model_type in model_types() else ""
-    return ModelRejected.of(loaded.name, f"{reason}{hint}")
+    return ModelRejected(f"model {shown(loaded.name)} cannot be loaded: {reason}{hint}")
