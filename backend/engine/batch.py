@@ -40,67 +40,212 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choosers:
-    """What chooses tokens for a fixed set of sequences; `constrained`: the places of those."""
+class _Logprobs:
+    """What is being computed of some sequences' log-probabilities."""
 
-    sampler: BatchSampler
-    logprobs: BatchLogprobs
-    constrained: tuple[int, ...]
+    batch: BatchLogprobs
+    sampled: SampledLogprobs
+    sequences: Sequence[ExecutorSequence]
 
 
 @dataclass(slots=True)
-class _Fed:
-    """The tokens of a launched step and what is known of them.
+class Chosen:
+    """The next token of each sequence, being computed: [sequences] uint32.
 
-    deliver: per sequence, whether its token is new; a prompt's last token is not.
+    faults: those of grammars, by the sequence's identity.
     """
 
+    sequences: Sequence[ExecutorSequence]
     tokens: mx.array
-    deliver: list[bool]
-    logprobs: tuple[BatchLogprobs, SampledLogprobs, list[ExecutorSequence]] | None
+    logprobs: list[_Logprobs]
     faults: dict[int, Exception]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.tokens, *(array for one in self.logprobs for array in one.sampled.arrays)]
+
+    def of(self, one: ExecutorSequence) -> mx.array:
+        """The token of one sequence, [1]."""
+        at = next(at for at, other in enumerate(self.sequences) if other is one)
+        return self.tokens[at : at + 1]
+
+
+class Chooser:
+    """What chooses tokens for a fixed set of sequences. pasts: their tokens before the fed ones."""
+
+    def __init__(
+        self, sequences: Sequence[ExecutorSequence], pasts: Sequence[Past], model: EngineModel
+    ) -> None:
+        requests = [one.request for one in sequences]
+        self._sequences = list(sequences)
+        self._vocabulary = model.vocabulary
+        self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
+        self._sampler = BatchSampler(
+            [request.sampling for request in requests],
+            pasts,
+            model.vocabulary,
+            end_ids=sorted(model.end_tokens),
+            closed=[request.end_opens_at for request in requests],
+            constrained=self._constrained,
+        )
+        self._logprobs = BatchLogprobs([request.logprobs for request in requests])
+
+    def __call__(
+        self,
+        logits: mx.array,
+        fed: mx.array,
+        steps: Sequence[int],
+        faults: dict[int, Exception],
+        *,
+        new: bool,
+    ) -> Chosen:
+        """logits: [sequences, vocabulary]. fed: [sequences], the tokens that led to them.
+
+        steps: tokens generated, per sequence. faults: takes those of the grammars. new: whether
+        the grammars have yet to see `fed`, which is read for them while the logits are computed.
+        """
+        allowed: np.ndarray | None = None
+        if self._constrained:
+            mx.async_eval(logits)
+            allowed = self._advance(_ids(fed) if new else None, faults)
+        tokens = self._sampler(logits, fed, steps, allowed)
+        logprobs = []
+        if self._logprobs:
+            sampled = self._logprobs(logits, tokens)
+            logprobs.append(_Logprobs(self._logprobs, sampled, self._sequences))
+        chosen = Chosen(self._sequences, tokens, logprobs, {})
+        mx.async_eval(chosen.arrays)
+        return chosen
+
+    def _advance(self, tokens: Sequence[int] | None, faults: dict[int, Exception]) -> np.ndarray:
+        """Let the grammars see their latest tokens, and fill the masks of what may follow.
+
+        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go.
+        """
+        shape = (len(self._constrained), words(self._vocabulary))
+        allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
+        for mask, at in zip(allowed, self._constrained, strict=True):
+            one = self._sequences[at]
+            assert one.constraint is not None
+            try:
+                if tokens is not None and not one.constraint.ended:
+                    one.constraint.accept(tokens[at])
+                if not one.constraint.ended:
+                    one.constraint.fill(mask)
+            except Exception as fault:
+                faults[id(one)] = fault
+                mask[:] = 0xFFFFFFFF
+        return allowed
+
+
+def first_tokens(
+    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel
+) -> Chosen:
+    """What follows the tokens that were prefilled. logits: [sequences, vocabulary]."""
+    pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
+    fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
+    steps = [one.delivered for one in sequences]
+    faults: dict[int, Exception] = {}
+    chosen = Chooser(sequences, pasts, model)(logits, fed, steps, faults, new=False)
+    chosen.faults = faults
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """The tokens of a launched step. ran: whether there is a forward pass on them."""
+
+    chosen: Chosen
     ran: bool
 
 
+@dataclass(eq=False, slots=True)
+class PrefillGroup:
+    """Sequences that are prefilled together, in the order of their KV."""
+
+    cache: kv.BatchCache
+    sequences: list[ExecutorSequence]
+
+    @classmethod
+    def gathered(cls, sequences: Sequence[ExecutorSequence]) -> PrefillGroup:
+        """The group of just these sequences, which leave the groups that they are in.
+
+        Raises what MLX raises; the groups are then as they were.
+        """
+        groups = [one.group for one in sequences if one.group is not None]
+        if len(groups[0].sequences) == len(sequences) == groups.count(groups[0]):
+            return groups[0]
+        gathered = cls(kv.BatchCache(), list(sequences))
+        members = [
+            group.cache.member(group.sequences.index(one))
+            for one, group in zip(sequences, groups, strict=True)
+        ]
+        if len(sequences) == 1:
+            members = [(groups[0].extract(sequences[0]), 0)]
+        gathered.cache.join(members)
+        for one, group in zip(sequences, groups, strict=True):
+            group.drop(one)
+            one.group = gathered
+        return gathered
+
+    def alone(self, one: ExecutorSequence) -> kv.RowCache:
+        """The KV of a sequence, which from now on is a group of its own."""
+        return PrefillGroup.gathered([one]).cache.layers
+
+    def extract(self, one: ExecutorSequence) -> kv.RowCache:
+        """A copy of the KV of a sequence that owns its buffers."""
+        return self.cache.extract(self.sequences.index(one))
+
+    def drop(self, one: ExecutorSequence) -> None:
+        self.cache.leave([self.sequences.index(one)])
+        self.sequences.remove(one)
+
+
 class DecodeBatch:
-    """The sequences of one rectangle of KV."""
+    """The sequences of one rectangle of KV, whose tokens at hand wait to be fed."""
 
     def __init__(self, model: EngineModel) -> None:
+        self._engine_model = model
         self._model = model.model
-        self._vocabulary = model.vocabulary
-        self._end_ids = sorted(model.end_tokens)
         self.sequences: list[ExecutorSequence] = []
-        self._cache: kv.BatchCache | None = None
-        self._tokens: mx.array | None = None
-        self._choosers: _Choosers | None = None
-        self._pending: tuple[BatchLogprobs, SampledLogprobs, list[ExecutorSequence]] | None = None
+        self._cache = kv.BatchCache()
+        self._chosen: Chosen | None = None
+        self._chooser: Chooser | None = None
         self._fed: _Fed | None = None
         self._speculation: Speculation | None = None
         if model.drafting is not None:
             self._speculation = Speculation(
-                model.drafting, self._model, self._vocabulary, self._end_ids
+                model.drafting, self._model, model.vocabulary, sorted(model.end_tokens)
             )
 
     @property
     def nbytes(self) -> int:
-        return self._cache.nbytes if self._cache is not None else 0
+        return self._cache.nbytes
 
-    def join(self, joining: Sequence[ExecutorSequence]) -> None:
-        """Add sequences whose own caches hold all of their tokens but the last.
+    def join(self, group: PrefillGroup, joining: Sequence[ExecutorSequence]) -> None:
+        """Add sequences of a group, whose first tokens are chosen. They leave the group.
 
         Raises what MLX raises; the batch is then as it was.
         """
-        rows = [one.cache for one in joining if one.cache is not None]
-        tokens = mx.array([one.tokens[-1] for one in joining], dtype=mx.uint32)
-        if self._cache is None:
-            self._cache = kv.BatchCache(rows)
-        else:
-            assert self._tokens is not None
-            tokens = mx.concatenate([self._tokens, tokens])
-            self._cache.join(rows)
-        self._tokens = tokens
-        self.sequences += joining
-        self._choosers = None
+        first = [one.first for one in joining if one.first is not None]
+        tokens = [chosen.of(one) for chosen, one in zip(first, joining, strict=True)]
+        if self._chosen is not None:
+            tokens.insert(0, self._chosen.tokens)
+        joined = mx.concatenate(tokens)
+        self._cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
+        group.sequences = [one for one in group.sequences if one not in joining]
+        known = [] if self._chosen is None else [self._chosen]
+        known += {id(chosen): chosen for chosen in first}.values()
+        self.sequences = [*self.sequences, *joining]
+        self._chosen = Chosen(
+            self.sequences,
+            joined,
+            [one for chosen in known for one in chosen.logprobs],
+            {at: fault for chosen in known for at, fault in chosen.faults.items()},
+        )
+        self._chooser = None
+        for one in joining:
+            one.batch, one.group, one.first, one.media_prefill = self, None, None, None
 
     def launch(self) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
@@ -112,49 +257,46 @@ class DecodeBatch:
             self._launch()
 
     def read(self) -> list[Sampled]:
-        """The tokens that the launched step was fed, for every sequence for which they are new."""
+        """The tokens that the launched step was fed."""
         if self._fed is None:
             if (ahead := self._run_ahead()) is not None:
                 return ahead
             self._launch()
         assert self._fed is not None
         fed, self._fed = self._fed, None
-        tokens = _ids(fed.tokens)
+        tokens = _ids(fed.chosen.tokens)
         if fed.ran:
             for one, token in zip(self.sequences, tokens, strict=True):
                 one.history.append(token)
-        return self._delivered(fed, tokens)
+        sampled = _sampled(self.sequences, fed.chosen, tokens)
+        for one in self.sequences:
+            one.delivered += 1
+        return sampled
 
     def give_up(self, one: ExecutorSequence) -> list[Sampled]:
-        """Take a sequence out before its latest token was read; returns that token, if it is new.
+        """Take a sequence out before its latest token was read; returns that token.
 
-        Its grammar sees the token now, because the sequence is fed it again without delivery.
+        Its grammar sees the token now, because it is prefilled with the others of the sequence.
         """
+        assert self._chosen is not None
+        tokens = _ids(self._chosen.tokens)
         at = self.sequences.index(one)
-        sampled: list[Sampled] = []
-        if not one.fresh:
-            assert self._tokens is not None
-            tokens = _ids(self._tokens)
-            fault: Exception | None = None
-            if one.constraint is not None and not one.constraint.ended:
-                try:
-                    one.constraint.accept(tokens[at])
-                except Exception as refusal:
-                    fault = refusal
-            told = {} if self._pending is None else self._logprobs(self._pending, tokens)
-            one.delivered += 1
-            sampled = [Sampled(one, tokens[at], told.get(id(one)), fault)]
+        if one.constraint is not None and not one.constraint.ended:
+            try:
+                one.constraint.accept(tokens[at])
+            except Exception as refusal:
+                self._chosen.faults[id(one)] = refusal
+        sampled = _sampled(self.sequences, self._chosen, tokens)[at]
+        one.delivered += 1
         self.leave([one])
-        return sampled
+        return [sampled]
 
     def extract(self, one: ExecutorSequence) -> kv.RowCache:
         """A copy of the KV of a sequence; `history` has its tokens."""
-        assert self._cache is not None
         return self._cache.extract(self.sequences.index(one))
 
     def take(self, one: ExecutorSequence) -> kv.RowCache:
         """The KV of a sequence that is about to leave: the cache itself where it is alone."""
-        assert self._cache is not None
         return self._cache.layers if len(self.sequences) == 1 else self.extract(one)
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
@@ -162,125 +304,67 @@ class DecodeBatch:
         gone = set(map(id, leaving))
         places = [at for at, one in enumerate(self.sequences) if id(one) in gone]
         stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
-        self._choosers = None
+        self._chooser = None
         if self._speculation is not None:
             self._speculation.left(leaving)
-        if not stay:
-            self.sequences, self._cache, self._tokens, self._pending = [], None, None, None
-            return
-        assert self._tokens is not None
-        assert self._cache is not None
-        self._cache.leave(places)
-        self._tokens = self._tokens[mx.array(stay)]
         self.sequences = [self.sequences[at] for at in stay]
+        self._cache.leave(places)
+        if not stay:
+            self._chosen = None
+            return
+        assert self._chosen is not None
+        self._chosen.tokens = self._chosen.tokens[mx.array(stay)]
+        self._chosen.sequences = self.sequences
 
     def _launch(self) -> None:
-        assert self._tokens is not None
-        assert self._cache is not None
-        fed = self._tokens
-        deliver = [not one.fresh for one in self.sequences]
-        choosers = self._choosers or self._choose_choosers()
-        step = _Fed(fed, deliver, self._pending, {}, ran=not self._last_for_all())
-        self._fed = step
+        assert self._chosen is not None
+        chosen = self._chosen
+        step = self._fed = _Fed(chosen, ran=not self._last_for_all())
         if not step.ran:
             return
-        steps = [one.delivered + new for one, new in zip(self.sequences, deliver, strict=True)]
-        for one in self.sequences:
-            one.fresh = False
-        logits = self._model(fed[:, None], cache=self._cache.layers)[:, -1, :]
-        allowed: np.ndarray | None = None
-        if choosers.constrained:
-            mx.async_eval(logits)
-            allowed = self._advance(choosers.constrained, step)
-        self._tokens = choosers.sampler(logits, fed, steps, allowed)
-        self._pending = None
-        if not choosers.logprobs:
-            mx.async_eval(self._tokens)
-            return
-        told = choosers.logprobs(logits, self._tokens)
-        self._pending = (choosers.logprobs, told, list(self.sequences))
-        mx.async_eval(self._tokens, told.arrays)
-
-    def _advance(self, constrained: Sequence[int], step: _Fed) -> np.ndarray:
-        """Let the grammars see their latest tokens, and fill the masks of what may follow.
-
-        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go.
-        """
-        tokens = _ids(step.tokens)
-        allowed = np.full((len(constrained), words(self._vocabulary)), 0xFFFFFFFF, dtype=np.uint32)
-        for mask, at in zip(allowed, constrained, strict=True):
-            constraint = self.sequences[at].constraint
-            assert constraint is not None
-            try:
-                if step.deliver[at] and not constraint.ended:
-                    constraint.accept(tokens[at])
-                if not constraint.ended:
-                    constraint.fill(mask)
-            except Exception as fault:
-                step.faults[at] = fault
-                mask[:] = 0xFFFFFFFF
-        return allowed
-
-    def _delivered(self, fed: _Fed, tokens: Sequence[int]) -> list[Sampled]:
-        told = {} if fed.logprobs is None else self._logprobs(fed.logprobs, tokens)
-        sampled: list[Sampled] = []
-        for at, (one, token) in enumerate(zip(self.sequences, tokens, strict=True)):
-            if fed.deliver[at]:
-                one.delivered += 1
-                sampled.append(Sampled(one, token, told.get(id(one)), fed.faults.get(at)))
-        return sampled
+        if self._chooser is None:
+            pasts = [Past(one.history, len(one.prompt), one.longest) for one in self.sequences]
+            self._chooser = Chooser(self.sequences, pasts, self._engine_model)
+        logits = self._model(chosen.tokens[:, None], cache=self._cache.layers)[:, -1, :]
+        steps = [one.delivered + 1 for one in self.sequences]
+        self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
 
     def _run_ahead(self) -> list[Sampled] | None:
         """A step with guesses for the one sequence; None, and no step, where there are none."""
         assert self._speculation is not None
-        assert self._tokens is not None
-        assert self._cache is not None
+        assert self._chosen is not None
         (one,) = self.sequences
-        (token,) = _ids(self._tokens)
-        new = not one.fresh
-        tokens = self._speculation.advance(one, self._cache.layers, token, one.delivered + new)
+        (token,) = _ids(self._chosen.tokens)
+        tokens = self._speculation.advance(one, self._cache.layers, token, one.delivered + 1)
         if not tokens:
             return None
         fed = [token, *tokens[:-1]]
         one.history += fed
-        one.fresh = False
-        self._tokens = mx.array(tokens[-1:], dtype=mx.uint32)
-        delivered = fed if new else fed[1:]
-        one.delivered += len(delivered)
-        return [Sampled(one, each) for each in delivered]
-
-    def _logprobs(
-        self,
-        pending: tuple[BatchLogprobs, SampledLogprobs, list[ExecutorSequence]],
-        tokens: Sequence[int],
-    ) -> dict[int, TokenLogprob]:
-        """Log-probabilities of the tokens, by identity: sequences came and went since."""
-        logprobs, told, sampled_for = pending
-        fed = {id(one): token for one, token in zip(self.sequences, tokens, strict=True)}
-        chosen = [fed.get(id(one), 0) for one in sampled_for]
-        read = logprobs.read(told, chosen)
-        return {id(sampled_for[at]): entry for at, entry in read.items()}
+        one.delivered += len(fed)
+        latest = mx.array(tokens[-1:], dtype=mx.uint32)
+        self._chosen = Chosen(self.sequences, latest, [], {})
+        return [Sampled(one, each) for each in fed]
 
     def _last_for_all(self) -> bool:
         """Whether every sequence ends with the token at hand: no forward pass is needed."""
-        return all(not one.fresh and one.delivered + 1 >= one.limit for one in self.sequences)
+        return all(one.delivered + 1 >= one.limit for one in self.sequences)
 
-    def _choose_choosers(self) -> _Choosers:
-        requests = [one.request for one in self.sequences]
-        constrained = [at for at, one in enumerate(self.sequences) if one.constraint is not None]
-        self._choosers = _Choosers(
-            BatchSampler(
-                [request.sampling for request in requests],
-                [Past(one.history, len(one.prompt), one.longest) for one in self.sequences],
-                self._vocabulary,
-                end_ids=self._end_ids,
-                closed=[request.end_opens_at for request in requests],
-                constrained=constrained,
-            ),
-            BatchLogprobs([request.logprobs for request in requests]),
-            tuple(constrained),
-        )
-        return self._choosers
+
+def _sampled(
+    sequences: Sequence[ExecutorSequence], chosen: Chosen, tokens: Sequence[int]
+) -> list[Sampled]:
+    """The tokens with all that is known of them."""
+    by_sequence = {id(one): token for one, token in zip(sequences, tokens, strict=True)}
+    logprobs: dict[int, TokenLogprob] = {}
+    for part in chosen.logprobs:
+        # Some of them may have left since.
+        own = [by_sequence.get(id(one), 0) for one in part.sequences]
+        for at, entry in part.batch.read(part.sampled, own).items():
+            logprobs[id(part.sequences[at])] = entry
+    return [
+        Sampled(one, token, logprobs.get(id(one)), chosen.faults.get(id(one)))
+        for one, token in zip(sequences, tokens, strict=True)
+    ]
 
 
 def _ids(tokens: mx.array) -> list[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backend.engine.embedding.encoding import Piece
 from backend.engine.request import GenerationRequest
@@ -14,9 +13,12 @@ from backend.engine.request import GenerationRequest
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
     from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.loading.stages import Place, Stages
+    from backend.engine.model import Built
     from backend.engine.prefix_index import PrefixKey
     from backend.engine.score_plan import ScorePlan
-    from backend.engine.vision.plan import MediaPlan
+    from backend.engine.served_model import ServedModel
+    from backend.engine.vision.media_plan import MediaPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,15 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a model and let it take the place of the present one.
+    """Run the next stage of a load; after the last one the new model takes over.
 
-    read: does the work, on the engine thread, and returns what `Engine` needs of it. abandoned:
-    set when nobody waits for the result any more; the new model is then dropped.
+    abandoned: set when nobody waits for the load any more; it is then given up. done: where the
+    load goes on, or the model that is served now.
     """
 
-    epoch: int
-    read: Callable[[], Any]
+    stages: Stages[Built]
     abandoned: Event
-    done: Future[Any] = field(default_factory=Future)
+    done: Future[Place | ServedModel] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)

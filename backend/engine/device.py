@@ -197,6 +197,11 @@ def prefill_chunk(device: Device, settings: Settings) -> int:
     return settings.prefill_chunk or _PREFILL_CHUNK[device.kind]
 
 
+def warm_up_tokens(device: Device, settings: Settings) -> int:
+    """Longest prompt that a load ends with. A CPU compiles nothing that a short one leaves out."""
+    return 8 if device.kind == "cpu" else prefill_chunk(device, settings)
+
+
 def encode_tokens(device: Device, settings: Settings) -> int:
     """Most padded tokens of one step of embedding, ranking or labelling.
 

@@ -20,6 +20,7 @@ from backend.engine.commands import Cancel, Free, Load, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.kind import ModelKind
 from backend.engine.embedding.readers import Reader
+from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import (
     EngineError,
     NotLoaded,
@@ -28,19 +29,20 @@ from backend.engine.errors import (
     WrongKind,
 )
 from backend.engine.events import Finished, TokenLogprob
-from backend.engine.facts import EngineMetrics, EngineState, EngineStatus, ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
+from backend.engine.outbox import Publication
 from backend.engine.preparing import Preparer, Work
 from backend.engine.request import GenerationRequest
 from backend.engine.score_plan import ScoreRequest
+from backend.engine.served_model import ServedModel
 from backend.engine.text_calls import TextCalls
-from backend.engine.worker import Publication, Worker
+from backend.engine.worker import Worker
 from common.options import shown
 
 if TYPE_CHECKING:
-    from backend.engine.load import Served
+    from backend.engine.loading.stages import Place
 
 _SAVE_SECONDS_AT_FREE = 3.0  # the host waits 5 for the answer (contract 1.6.1)
 _FAILED = "the engine cannot go on and the backend ends: send the request again in a while"
@@ -62,7 +64,7 @@ class Engine:
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._tickets = itertools.count(1)
         self._epochs = itertools.count(1)
-        self._served: Served | None = None
+        self._served: ServedModel | None = None
         self._abandoned = threading.Event()
         self._loading = False
         self._stopping = False
@@ -89,29 +91,29 @@ class Engine:
         return self._worker.gauges.heartbeat
 
     @property
-    def loaded(self) -> ModelFacts | None:
+    def loaded(self) -> ServedModel | None:
         """The loaded model, or None."""
-        return self._served.facts if self._served is not None else None
+        return self._served
 
-    def require_model(self) -> ModelFacts:
+    def require_model(self) -> ServedModel:
         """The loaded model. Raises NotLoaded (also while a load is under way), ShuttingDown."""
-        return self._require().facts
+        return self._require()
 
-    def require_text_model(self, rpc: str) -> ModelFacts:
+    def require_text_model(self, rpc: str) -> ServedModel:
         """The loaded model, if it generates text. Raises WrongKind besides."""
-        facts = self.require_model()
-        if facts.kind is not ModelKind.TEXT:
-            raise _wrong_kind(rpc, facts)
-        return facts
+        served = self.require_model()
+        if served.kind is not ModelKind.TEXT:
+            raise _wrong_kind(rpc, served)
+        return served
 
     def reader(self, asked: type[Asked]) -> Asked:
         """What turns a request of that sort into rows for the loaded model. Raises WrongKind."""
         served = self._require()
         if not isinstance(served.reader, asked):
-            raise _wrong_kind(asked.rpc, served.facts)
+            raise _wrong_kind(asked.rpc, served)
         return served.reader
 
-    async def load(self, request: LoadRequest) -> ModelFacts:
+    async def load(self, request: LoadRequest) -> ServedModel:
         """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
 
         A failed load leaves a loaded model as it was. Cancelling the awaiting task cancels a
@@ -139,7 +141,7 @@ class Engine:
             finally:
                 self._loading = self.heartbeat.patient = False
             self.heartbeat.limit = self._served.step_timeout
-            return self._served.facts
+            return self._served
 
     async def free(self) -> bool:
         """Cancel all generations, drop the model, release its memory. False: nothing loaded."""
@@ -215,7 +217,7 @@ class Engine:
                 "kv_cache": gauges.row_bytes,
                 "prompt_cache": gauges.prefix_bytes,
             }
-            if self._served.facts.media:
+            if self._served.media:
                 breakdown["media_features"] = gauges.feature_bytes
         return EngineStatus(self._state(), total, breakdown)
 
@@ -260,17 +262,21 @@ class Engine:
         assert self._failure is not None, "start() comes first"
         return await asyncio.shield(self._failure)
 
-    async def _load(self, request: LoadRequest, abandoned: threading.Event) -> Served:
-        from backend.engine.load import find, read
+    async def _load(self, request: LoadRequest, abandoned: threading.Event) -> ServedModel:
+        from backend.engine.loading.loader import load
 
         assert self._loop is not None
-        found = await self._loop.run_in_executor(self._files, find, request, abandoned)
-        self._refuse_when_stopping()
-        epoch = next(self._epochs)
-        command = Load(epoch, lambda: read(found, request, epoch, abandoned), abandoned)
-        self._worker.send(command)
-        served: Served = await self._answered(command.done)
-        return served
+        stages = load(request, next(self._epochs), abandoned)
+        at: Place | ServedModel = "files"
+        while isinstance(at, str):
+            if at == "files" and not abandoned.is_set():
+                at = await self._loop.run_in_executor(self._files, next, stages)
+            else:
+                self._refuse_when_stopping()
+                command = Load(stages, abandoned)
+                self._worker.send(command)
+                at = await self._answered(command.done)
+        return at
 
     async def _answered(self, done: concurrent.futures.Future[Answer]) -> Answer:
         """What the engine thread answers to a command, which it obeys even if the caller leaves.
@@ -285,7 +291,7 @@ class Engine:
             raise ShuttingDown(_FAILED)
         return answer.result()
 
-    def _require(self) -> Served:
+    def _require(self) -> ServedModel:
         self._refuse_when_stopping()
         if self._loading:
             raise NotLoaded("a load is under way, try again when it is done")
@@ -342,7 +348,7 @@ class Engine:
             self._failure.set_result(cause)
 
 
-def _wrong_kind(rpc: str, facts: ModelFacts) -> WrongKind:
+def _wrong_kind(rpc: str, facts: ServedModel) -> WrongKind:
     return WrongKind(
         f"{rpc} is not served: the loaded model {shown(facts.name)} {facts.kind.words}"
     )

@@ -4,6 +4,10 @@ Every message is written for the person who reads it at the far end of the wire:
 with which value, what to do. None carries a path of the server or a secret.
 """
 
+from typing import Self
+
+from common.options import shown
+
 
 class EngineError(Exception):
     """Base of all errors that the engine reports to a caller; `str()` is the client's sentence."""
@@ -38,6 +42,11 @@ class ModelNotFound(EngineError):
 
 class ModelRejected(EngineError):
     """The reference leads to something, but not to a model that this backend can load."""
+
+    @classmethod
+    def because(cls, name: str, reason: str) -> Self:
+        """The refusal of the model of that name. reason: the rest of the sentence."""
+        return cls(f"model {shown(name)} cannot be loaded: {reason}")
 
 
 class ShuttingDown(EngineError):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from backend.engine import kv, prompt_logprobs
-from backend.engine.batch import DecodeBatch, Sampled
+from backend.engine.batch import Chosen, DecodeBatch, PrefillGroup, Sampled, first_tokens
 from backend.engine.constraints.constraint import Constraint
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
@@ -39,8 +39,8 @@ from backend.engine.scoring import Scoring
 
 if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
-    from backend.engine.vision.plan import MediaPlan
-    from backend.engine.vision.prefill import MediaPrefill
+    from backend.engine.vision.media_plan import MediaPlan
+    from backend.engine.vision.media_prefill import MediaPrefill
 
 
 @dataclass(eq=False, slots=True)
@@ -48,8 +48,9 @@ class ExecutorSequence:
     """One sequence as the executor has it.
 
     history: the tokens whose KV it has, in order. delivered: generated tokens that were read.
-    finished: whether it ended by itself, so that its answer may go to disk. fresh: whether the
-    token that is fed next was delivered before, or belongs to the prompt.
+    finished: whether it ended by itself, so that its answer may go to disk. group, batch: where
+    its KV is, while it is prefilled and while it decodes. first: its first token, chosen by the
+    pass that ended its prefill, with those of the others in that pass.
     """
 
     number: int
@@ -60,15 +61,15 @@ class ExecutorSequence:
     scoring: Scoring | None = None
     media: MediaPlan | None = None
     stored: StoredPrefix | None = None
-    cache: kv.RowCache | None = None
+    group: PrefillGroup | None = None
     media_prefill: MediaPrefill | None = None
     snapshots: dict[int, kv.Snapshot] = field(default_factory=dict)
     tokens: Sequence[int] = ()
     history: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     delivered: int = 0
-    fresh: bool = True
     finished: bool = False
+    first: Chosen | None = None
     batch: DecodeBatch | None = None
 
     @property
@@ -104,18 +105,18 @@ class _Entry:
 class _Pass:
     """A prefill pass that was launched and not waited for.
 
-    tokens: that it computes, padding included; read: of prompts. at: when it was launched. saves:
-    what goes to disk when it is done.
+    tokens: that it computes, padding included; read: of prompts. marks: small arrays that are
+    there when it is done. at: when it was launched. saves: what goes to disk when it is done.
     """
 
     tokens: int
     read: int
     sequences: tuple[ExecutorSequence, ...]
-    wanted: list[Any]
+    marks: list[mx.array]
     at: float = 0.0
     logits: mx.array | None = None
     following: Sequence[int] = ()
-    saves: list[tuple[ExecutorSequence, kv.RowCache]] = field(default_factory=list)
+    saves: list[tuple[ExecutorSequence, Sequence[int], kv.RowCache]] = field(default_factory=list)
 
 
 class Executor:
@@ -144,8 +145,9 @@ class Executor:
     @property
     def row_bytes(self) -> int:
         """Bytes of KV of the sequences that are prefilled or decoded."""
-        lone = sum(kv.nbytes(one.cache) for one in self.sequences.values() if one.cache is not None)
-        return lone + sum(batch.nbytes for batch in self._batches.values())
+        groups = {id(one.group): one.group for one in self.sequences.values() if one.group}
+        prefilled = sum(group.cache.nbytes for group in groups.values())
+        return prefilled + sum(batch.nbytes for batch in self._batches.values())
 
     @property
     def entry_bytes(self) -> int:
@@ -173,7 +175,7 @@ class Executor:
         joins: dict[int, list[ExecutorSequence]] = {}
         for join in plan.join:
             one = self.sequences[join.sequence]
-            if one.cache is not None and len(one.history) >= len(one.tokens) - 1:
+            if one.first is not None:
                 joins.setdefault(join.batch, []).append(one)
         for number, joining in joins.items():
             self._join(number, joining)
@@ -197,79 +199,75 @@ class Executor:
         try:
             if one.constraint is not None:
                 one.constraint.restart(generated)
-            reused = self._fill(one, start)
+            row, reused = self._fill(one, start)
             if self._model.media is not None:
-                assert one.cache is not None
-                one.media_prefill = self._model.media.begin(one.media, one.prompt, one.cache)
+                one.media_prefill = self._model.media.begin(one.media, one.prompt, row)
+            one.group = PrefillGroup(kv.BatchCache([row]), [one])
         except Exception as fault:
             self._failed([one], "prefix reuse", fault)
             return
         one.history = list(start.tokens[:reused])
         events.append(Started(one.number, reused))
-        if one.request.disk.path and one.cache is not None and self._saves_prompt(one):
-            self._save(one, one.history, one.cache)
+        whole = reused == len(one.prompt) - 1
+        if whole and one.request.disk.path and self._saves_prompt(one):
+            self._save(one, one.history, row)
 
-    def _fill(self, one: ExecutorSequence, start: Start) -> int:
-        """Give the sequence its KV; returns how many tokens are in it."""
+    def _fill(self, one: ExecutorSequence, start: Start) -> tuple[kv.RowCache, int]:
+        """The KV that a sequence starts with, and how many tokens are in it."""
         source = start.source
         one.snapshots = {}
         stored, one.stored = one.stored, None
         if source is not None and source.kind == "disk" and self._model.disk is not None:
             assert stored is not None
-            one.cache = self._model.disk.restore(stored, kv.new_row(self._model.model))
-            if one.cache is not None:
-                return source.length
+            restored = self._model.disk.restore(stored, kv.new_row(self._model.model))
+            if restored is not None:
+                return restored, source.length
         elif source is not None and source.kind == "entry":
             entry = self._entries[source.number]
             if source.move:
                 del self._entries[source.number]
-            one.cache = entry.cache if source.move else kv.clone(entry.cache)
-            return self._rewind(one, len(entry.tokens), start, entry.snapshots)
+            row = entry.cache if source.move else kv.clone(entry.cache)
+            return self._rewound(one, row, len(entry.tokens), start, entry.snapshots)
         elif source is not None and source.kind == "sequence":
             other = self.sequences[source.number]
-            if other.batch is not None:
-                one.cache = other.batch.extract(other)
-            elif other.cache is not None:
-                one.cache = kv.clone(other.cache)
-            if one.cache is not None:
-                return self._rewind(one, len(other.history), start, other.snapshots)
-        one.cache = kv.new_row(self._model.model)
-        return 0
+            if (home := other.batch or other.group) is not None:
+                row = home.extract(other)
+                return self._rewound(one, row, len(other.history), start, other.snapshots)
+        return kv.new_row(self._model.model), 0
 
-    def _rewind(
+    def _rewound(
         self,
         one: ExecutorSequence,
+        row: kv.RowCache,
         length: int,
         start: Start,
         snapshots: dict[int, kv.Snapshot],
-    ) -> int:
-        """Cut a cache of `length` tokens back to the source's; returns how many are in it then."""
-        assert one.cache is not None
+    ) -> tuple[kv.RowCache, int]:
+        """A cache of `length` tokens, cut back to the source's, and how many are in it then."""
         assert start.source is not None
         wanted = start.source.length
         # The other sequence may have found less than was planned, in this very step.
-        if wanted > length or not kv.rewind(one.cache, length - wanted, snapshots.get(wanted)):
-            one.cache = kv.new_row(self._model.model)
-            return 0
+        if wanted > length or not kv.rewind(row, length - wanted, snapshots.get(wanted)):
+            return kv.new_row(self._model.model), 0
         for at in start.snapshots:
             if at in snapshots:
                 one.snapshots[at] = snapshots[at]
-            elif kv.rewind(shorter := kv.clone(one.cache), wanted - at, None):
+            elif kv.rewind(shorter := kv.clone(row), wanted - at, None):
                 one.snapshots[at] = kv.snapshot(shorter)
-        return wanted
+        return row, wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
-        try:
-            batch = self._batches.get(number) or DecodeBatch(self._model)
-            batch.join(joining)
-        except Exception as fault:
-            # The batch is as it was: only those that were to join have lost their KV.
-            self._failed(joining, "joining the batch", fault)
-            return
-        self._batches[number] = batch
-        for one in joining:
-            self.prompt_tokens += not one.delivered  # the prompt's last token, which decode feeds
-            one.batch, one.cache, one.media_prefill = batch, None, None
+        for group in {id(one.group): one.group for one in joining}.values():
+            assert group is not None
+            members = [one for one in group.sequences if one in joining]
+            try:
+                batch = self._batches.get(number) or DecodeBatch(self._model)
+                batch.join(group, members)
+            except Exception as fault:
+                # The batch is as it was: only those that were to join have lost their KV.
+                self._failed(members, "joining the batch", fault)
+                continue
+            self._batches[number] = batch
 
     def _decode(self, batch: DecodeBatch) -> None:
         try:
@@ -292,13 +290,14 @@ class Executor:
         parts = [
             (one, part)
             for one, part in named
-            if one.cache is not None and len(one.history) == part.start
+            if one.group is not None and len(one.history) == part.start
         ]
         if not parts:
             return
         try:
-            if len(parts) == 1:
-                self._prefill_alone(*parts[0], events)
+            one, part = parts[0]
+            if one.media_prefill is not None or one.request.prompt_logprobs is not None:
+                self._prefill_alone(one, part, events)
             else:
                 self._prefill_together(parts, events)
         except Exception as fault:
@@ -307,65 +306,111 @@ class Executor:
     def _prefill_alone(
         self, one: ExecutorSequence, part: Prefill, events: list[PlannerEvent]
     ) -> None:
-        cache = one.cache
-        assert cache is not None
-        start, end = part.start, part.end
+        """A pass of a prompt that has images or sounds, or whose log-probabilities are wanted."""
+        assert one.group is not None
+        row = one.group.alone(one)
+        start, end = part.start, self._end(one, part)
         alternatives = one.request.prompt_logprobs
         if alternatives is not None:
-            longest = prompt_logprobs.longest_chunk(self._model.vocabulary)
-            end = min(end, start + longest)
-        if one.media_prefill is not None and one.media_prefill.look(start, end):
-            return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
-        tokens = one.tokens[start:end]
-        if one.media_prefill is not None and start < len(one.prompt):
+            end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
+        media = one.media_prefill if start < len(one.prompt) else None
+        if media is not None:
+            if media.look(start, end):
+                return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
             end = min(end, len(one.prompt))
-            tokens = one.tokens[start:end]
-            logits = one.media_prefill.run(start, end, cache)
-        else:
-            logits = self._model.model(mx.array([tokens]), cache=cache)
+        tokens = one.tokens[start:end]
+
+        def run() -> mx.array:
+            if media is not None:
+                return media.run(start, end, row)
+            logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
+            return logits
+
         one.history += tokens
-        wanted: list[Any] = [layer.state for layer in cache]
-        launched = _Pass(len(tokens), len(tokens), (one,), wanted)
-        if alternatives is not None and start < len(one.prompt) - 1:
-            launched.following = one.prompt[start + 1 : end + 1]
-            launched.logits = logits[0, : len(launched.following)]
-            wanted.append(logits)
-        snapshot = part.snapshot and end == part.end
-        if snapshot:
-            one.snapshots[end] = kv.snapshot(cache)
-        events.append(Prefilled(one.number, end, snapshot))
-        self._launch_pass(launched)
+        launched = _Pass(len(tokens), len(tokens), (one,), [])
+        last: mx.array | None = None
+        if alternatives is not None:
+            logits = run()
+            last = logits[:, -1]
+            if start < len(one.prompt) - 1:
+                launched.following = one.prompt[start + 1 : end + 1]
+                launched.logits = logits[0, : len(launched.following)]
+        elif end == len(one.tokens):
+            last = self._model.head.last(run, [len(tokens)])
+        else:
+            run()
+        self._finish_launch(launched, one.group, [(one, part, end)], last, events)
 
     def _prefill_together(
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
-        group = kv.BatchCache([one.cache for one, _ in parts if one.cache is not None])
-        texts = [one.tokens[part.start : part.end] for one, part in parts]
+        """A pass of one prompt, or of several, each padded to the longest."""
+        group = PrefillGroup.gathered([one for one, _ in parts])
+        planned = {part.sequence: part for _, part in parts}
+        ordered = [(one, planned[one.number]) for one in group.sequences]
+        ends = [(one, part, self._end(one, part)) for one, part in ordered]
+        texts = [one.tokens[part.start : end] for one, part, end in ends]
         counts = [len(text) for text in texts]
         width = max(counts)
-        padded = [[*text, *[0] * (width - len(text))] for text in texts]
-        with group.prefill(counts) as layers:
-            self._model.model(mx.array(padded), cache=layers)
-        wanted: list[Any] = []
-        for at, ((one, part), text) in enumerate(zip(parts, texts, strict=True)):
-            one.cache = group.extract(at)
-            one.history += text
-            wanted += [layer.state for layer in one.cache]
-            if part.snapshot:
-                one.snapshots[part.end] = kv.snapshot(one.cache)
-            events.append(Prefilled(one.number, part.end, part.snapshot))
-        together = tuple(one for one, _ in parts)
-        read = sum(map(len, texts))
-        self._launch_pass(_Pass(width * len(parts), read, together, wanted))
+        padded = mx.array([[*text, *[0] * (width - len(text))] for text in texts])
 
-    def _launch_pass(self, launched: _Pass) -> None:
-        launched.saves = [
-            (one, kv.clone(one.cache))
-            for one in launched.sequences
-            if one.cache is not None and self._saves_prompt(one)
-        ]
+        def run() -> mx.array:
+            with group.cache.prefill(counts) as layers:
+                logits: mx.array = self._model.model(padded, cache=layers)
+            return logits
+
+        whole = [at for at, (one, _, end) in enumerate(ends) if end == len(one.tokens)]
+        last: mx.array | None = None
+        if whole:
+            last = self._model.head.last(run, counts)
+            last = last if len(whole) == len(ends) else last[mx.array(whole)]
+        else:
+            run()
+        for (one, _, _), text in zip(ends, texts, strict=True):
+            one.history += text
+        launched = _Pass(width * len(ends), sum(counts), tuple(group.sequences), [])
+        self._finish_launch(launched, group, ends, last, events)
+
+    def _end(self, one: ExecutorSequence, part: Prefill) -> int:
+        """Where a stretch ends: before the last token if that cannot be cut off for the disk."""
+        last = len(one.prompt) - 1
+        early = part.start < last < part.end and not self._model.trims and self._saves_prompt(one)
+        return last if early else part.end
+
+    def _finish_launch(
+        self,
+        launched: _Pass,
+        group: PrefillGroup,
+        ends: Sequence[tuple[ExecutorSequence, Prefill, int]],
+        last: mx.array | None,
+        events: list[PlannerEvent],
+    ) -> None:
+        """Choose the first tokens, take the snapshots, and let the device begin.
+
+        last: logits of [sequences, vocabulary] of those whose last token this is.
+        """
+        whole = [one for one, _, end in ends if end == len(one.tokens)]
+        if last is not None and whole:
+            chosen = first_tokens(whole, last, self._model)
+            launched.marks += chosen.arrays
+            for one in whole:
+                one.first = chosen
+        snapshots: list[kv.Snapshot] = []
+        for at, (one, part, end) in enumerate(ends):
+            kept = part.snapshot and end == part.end
+            if kept:
+                one.snapshots[end] = group.cache.snapshot(at)
+                snapshots.append(one.snapshots[end])
+            last_token = len(one.prompt) - 1
+            if part.start < last_token <= end and self._saves_prompt(one):
+                row = group.extract(one)
+                kv.trim(row, end - last_token)
+                launched.saves.append((one, one.tokens[:last_token], row))
+            events.append(Prefilled(one.number, end, kept))
         launched.at = self._clock()
-        mx.async_eval(launched.wanted)
+        launched.marks.append(group.cache.marker(snapshots))
+        if launched.logits is not None:
+            mx.async_eval(launched.logits)
         self._launched.append(launched)
 
     # Reading a step.
@@ -410,7 +455,7 @@ class Executor:
         if not launched.sequences:
             return
         try:
-            mx.eval(launched.wanted)
+            mx.eval(launched.marks)
             if launched.logits is not None:
                 (one,) = launched.sequences
                 alternatives = one.request.prompt_logprobs
@@ -424,7 +469,7 @@ class Executor:
                 if batch is not None:
                     self._break(batch, fault)
             self._failed(
-                (one for one in launched.sequences if one.cache is not None), "prefill", fault
+                [one for one in launched.sequences if one.group is not None], "prefill", fault
             )
             return
         ready = self._clock()
@@ -432,17 +477,17 @@ class Executor:
         events.append(PrefillTimed(launched.tokens, ready - began))
         self._ready_at = ready
         self.prompt_tokens += launched.read
-        for one, cache in launched.saves:
-            self._save(one, one.tokens[: len(one.prompt) - 1], cache)
+        for one, tokens, row in launched.saves:
+            self._save(one, tokens, row)
 
     def _score(self, score: Score, events: list[PlannerEvent]) -> None:
         one = self.sequences.get(score.sequence)
-        if one is None or one.scoring is None or one.cache is None or one.scoring.done:
+        if one is None or one.scoring is None or one.group is None or one.scoring.done:
             return
         started = self._clock()
         try:
             ran, read = one.scoring.step(
-                self._model.model, self._model.vocabulary, one.cache, score.budget
+                self._model.model, self._model.vocabulary, one.group.alone(one), score.budget
             )
         except Exception as fault:
             self._failed([one], "scoring", fault)
@@ -465,6 +510,8 @@ class Executor:
                 continue
             if leave.entry is not None or self._saves_answer(one):
                 self._keep(one, leave.entry)
+            if one.group is not None:
+                one.group.drop(one)
             if one.batch is not None:
                 going.setdefault(id(one.batch), (one.batch, []))[1].append(one)
         for batch, leaving in going.values():
@@ -479,8 +526,8 @@ class Executor:
         try:
             if one.batch is not None:
                 cache = one.batch.take(one)
-            elif one.cache is not None:
-                cache = kv.owned(one.cache)
+            elif one.group is not None:
+                cache = one.group.extract(one)
             else:
                 self._unstored += [] if number is None else [number]
                 return
@@ -535,9 +582,10 @@ class Executor:
         """Back to no KV. What is in flight for it is nobody's any more."""
         for launched in (*self._passes, *self._launched):
             launched.sequences = tuple(other for other in launched.sequences if other is not one)
-        one.cache = one.batch = one.media_prefill = None
+        if one.group is not None:
+            one.group.drop(one)
+        one.group = one.batch = one.media_prefill = one.first = None
         one.history, one.snapshots = [], {}
-        one.fresh = True
 
     def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:
         broken = list(sequences)
@@ -577,11 +625,11 @@ class Executor:
         return text and one.finished and one.request.disk.saves_answer
 
     def _saves_prompt(self, one: ExecutorSequence) -> bool:
-        """Whether the prompt is saved now, where its prefill ends; files know of no images."""
-        whole = len(one.history) == len(one.prompt) - 1 and one.cache is not None
+        """Whether the prompt goes to disk, all but its last token: whoever sends it again needs
+        what follows that. Files know of no images."""
         if self._model.disk is None or one.media is not None or one.scoring is not None:
             return False
-        return whole and one.request.disk.saves_prompt(trimmable=kv.can_trim(one.cache or []))
+        return one.request.disk.saves_prompt(trimmable=self._model.trims)
 
     def _save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
         """Hand a copy of the KV to the disk thread. Where that fails, there is no file."""

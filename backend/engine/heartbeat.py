@@ -13,7 +13,7 @@ BYTES = 512
 TICK_SECONDS = 1.0
 
 _NAME = 64  # where the name of the step begins; numbers of eight bytes come before it
-_STEPS, _RUNNING, _TICKS, _LIMIT, _PATIENT = range(5)
+_STEPS, _RUNNING, _TICKS, _LIMIT, _PATIENT, _LOADS = range(6)
 _UNTIL_LOADED = 3600  # ticks a step may take before a model has set its own limit
 
 
@@ -37,10 +37,14 @@ class Heartbeat:
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
-    def begin(self, step: str) -> None:
-        """A step begins, and the one before it has ended. step: its name, for people."""
+    def begin(self, step: str, *, loads: bool = False) -> None:
+        """A step begins, and the one before it has ended.
+
+        step: its name, for people. loads: whether it is a stage of a load.
+        """
         name = step.encode()[: BYTES - _NAME - 1] + b"\0"
         self._memory[_NAME : _NAME + len(name)] = name
+        self._numbers[_LOADS] = loads
         self._numbers[_STEPS] += 1
         self._numbers[_RUNNING] = 1
 
@@ -83,7 +87,7 @@ class Heartbeat:
 
     @property
     def patient(self) -> bool:
-        """Whether the step is a load that somebody waits for: it may take any time."""
+        """Whether somebody waits for a load: its stages may take any time."""
         return bool(self._numbers[_PATIENT])
 
     @patient.setter
@@ -93,7 +97,7 @@ class Heartbeat:
     @property
     def guarded(self) -> bool:
         """Whether a standstill counts now."""
-        return self.limit > 0 and not self.patient
+        return self.limit > 0 and not (self.patient and self._numbers[_LOADS])
 
     @property
     def complaint(self) -> str:

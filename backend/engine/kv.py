@@ -16,14 +16,16 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from backend.engine.gather import gathered, gathers, keeps_state, taken
+from backend.engine.gather import BatchKV, gathered, gathers, keeps_state, taken
 from backend.engine.plan import CacheCost
-from backend.engine.quantized_kv import QuantizedRow
-from backend.engine.row_shift import RowShift
+from backend.engine.quantized_kv import QuantizedBatch, QuantizedRow
+from backend.engine.row_shift import BatchShift, RowShift
 
 RowCache = list[Any]
 Snapshot = list[Any]  # per layer of a row: a copy, or None where the layer can be cut back
+Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's place in them
 
+_KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
 _SETTLED = 256  # tokens after which a layer of an unknown kind grows evenly
 
 
@@ -55,7 +57,11 @@ def always_trims(cache: RowCache) -> bool:
 
 def snapshot(cache: RowCache) -> Snapshot:
     """Copies of the layers that cannot be cut back to any length."""
-    return [None if _keeps_all(layer) else taken((layer, 0)) for layer in cache]
+    return _snapshot(cache, 0)
+
+
+def _snapshot(layers: Sequence[Any], row: int) -> Snapshot:
+    return [None if _keeps_all(layer) else taken((layer, row)) for layer in layers]
 
 
 def evaluated(kept: Snapshot) -> int:
@@ -113,26 +119,18 @@ def nbytes(cache: RowCache) -> int:
     return sum(layer.nbytes for layer in cache)
 
 
-def owned(cache: RowCache) -> RowCache:
-    """A copy to store: its buffers hold what `nbytes` counts, and nobody else writes to them.
-
-    A row that is still being filled has room in its buffers, or shares them with a longer text.
-    Raises what MLX raises; the copying itself may still be under way.
-    """
-    return _alone(cache, 0)
-
-
 class BatchCache:
-    """The KV of the sequences that are decoded together. The index is the place in the batch.
+    """The KV of sequences that are run together. The index is the place in the batch.
 
     A lone sequence stays on its own row cache, where MLX has its fused kernels; two and more share
     rectangles (`rectangle`, `window`), where a mask is passed only if their lengths differ.
 
     Every change is one copy of those who stay and those who join, with room to grow up to the next
     whole step. A leave alone copies nothing until the layers are wanted again, so the leaves and
-    joins between two steps cost one copy together. Spare rows would save some of these copies, but
-    what a sequence has to be copied for is dwarfed by the prefill that came before its join, and
-    the spare rows would be charged to memory all the time.
+    joins between two steps cost one copy together; a batch that is taken over whole is not copied.
+    Spare rows would save some of these copies, but what a sequence has to be copied for is dwarfed
+    by the prefill that came before its join, and the spare rows would be charged to memory all the
+    time.
 
     A change builds the new layers before it lets go of the old ones: if it raises, nothing has
     changed. MLX computes lazily, so a lack of memory shows when the layers are evaluated.
@@ -143,7 +141,7 @@ class BatchCache:
         self._layers: list[Any] = []
         self._rows: list[int] = []  # of each sequence, its place in `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
-        self.join(rows)
+        self.join([(row, 0) for row in rows])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -152,27 +150,37 @@ class BatchCache:
     def layers(self) -> list[Any]:
         """What the model is called with, a cache per layer. Ask again after every change."""
         if not self._settled:
-            self._become(self._members() if len(self) > 1 else [(self.extract(0), 0)])
+            self._become([self.member(place) for place in range(len(self))])
         return self._layers
 
     @property
     def nbytes(self) -> int:
         return nbytes(self._layers)
 
-    def join(self, rows: Sequence[RowCache]) -> None:
-        """Append copies of the rows, in order. Raises ValueError where `can_batch` says no."""
-        if rows:
-            self._become([*self._members(), *((row, 0) for row in rows)])
+    def member(self, place: int) -> Member:
+        """Where the KV of a sequence is, for a batch that it joins."""
+        if len(self) == 1 and not self._settled:
+            return self.extract(place), 0
+        return self._layers, self._rows[place]
+
+    def join(self, members: Sequence[Member]) -> None:
+        """Append copies of the sequences, in order. Raises ValueError where `can_batch` says no.
+
+        A row that is to be alone is not copied but used as it is.
+        """
+        if members:
+            self._become([*map(self.member, range(len(self))), *members])
 
     def absorb(self, other: BatchCache, places: Sequence[int]) -> None:
         """Append sequences of another batch, which leave it, in the order of the places."""
         if not places:
             return
-        layers = other.layers if len(other) == 1 else other._layers
-        joining = [(layers, other._rows[place]) for place in places]
-        if len(self) + len(joining) == 1 < len(other):
-            joining = [(other.extract(places[0]), 0)]
-        self._become([*self._members(), *joining])
+        if not len(self) and list(places) == list(range(len(other))):
+            self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
+        elif len(self) + len(places) == 1 < len(other):
+            self.join([(other.extract(places[0]), 0)])
+        else:
+            self.join(list(map(other.member, places)))
         other.leave(places)
 
     def leave(self, places: Sequence[int]) -> None:
@@ -185,8 +193,36 @@ class BatchCache:
             self._layers, self._settled = [], True
 
     def extract(self, place: int) -> RowCache:
-        """A copy that owns its buffers, as `owned` makes it."""
-        return _alone(self._layers, self._rows[place])
+        """A copy to store: its buffers hold what `nbytes` counts, and nobody else writes to them.
+
+        A sequence that is still being filled has room in its buffers, and may share them with a
+        longer text. Raises what MLX raises; the copying itself may still be under way.
+        """
+        alone = [taken((layer, self._rows[place])) for layer in self._layers]
+        mx.async_eval([layer.state for layer in alone])
+        return alone
+
+    def snapshot(self, place: int) -> Snapshot:
+        """What `snapshot` takes of a sequence's own cache."""
+        return _snapshot(self._layers, self._rows[place])
+
+    def marker(self, snapshots: Sequence[Snapshot] = ()) -> mx.array:
+        """A number that is there as soon as the KV is, and snapshots of it: to wait for.
+
+        Whoever keeps the KV's own arrays to wait for them makes MLX copy them whole when the next
+        tokens are written.
+        """
+        buffers = [
+            (leaf.keys, leaf.values) if hasattr(leaf, "keys") else leaf.state
+            for leaf in leaves(self._layers)
+        ]
+        kept = [layer.state for one in snapshots for layer in one if layer is not None]
+        found: Any = tree_flatten([kept, buffers])
+        arrays = [array for _, array in found if array is not None]
+        latest = arrays[-1]
+        mark: mx.array = latest[tuple(slice(-1, None) for _ in latest.shape)] * 1
+        mx.async_eval(arrays, mark)
+        return mark
 
     @contextmanager
     def prefill(self, counts: Sequence[int]) -> Iterator[list[Any]]:
@@ -210,10 +246,7 @@ class BatchCache:
             layer.finalize()
         self._settled = False
 
-    def _members(self) -> list[tuple[list[Any], int]]:
-        return [(self._layers, row) for row in self._rows]
-
-    def _become(self, members: Sequence[tuple[list[Any], int]]) -> None:
+    def _become(self, members: Sequence[Member]) -> None:
         """Hold these sequences and no others. A lone one is a row cache."""
         layers, _ = members[-1]
         if len(members) > 1:
@@ -223,12 +256,6 @@ class BatchCache:
                 gathered([(own[at], row) for own, row in members]) for at in range(len(layers))
             ]
         self._layers, self._rows, self._settled = layers, list(range(len(members))), True
-
-
-def _alone(layers: Sequence[Any], row: int) -> RowCache:
-    alone = [taken((layer, row)) for layer in layers]
-    mx.async_eval([layer.state for layer in alone])
-    return alone
 
 
 def vocabulary_size(model: Any) -> int:
@@ -271,7 +298,8 @@ def _alike(left: RowCache, right: RowCache) -> bool:
     """Whether two rows hold the same, up to the rounding of their type."""
     leaves: list[dict[str, Any]] = [{}, {}]
     for row, found in zip((left, right), leaves, strict=True):
-        tree_flatten([layer.state for layer in owned(row)], destination=found)
+        own = BatchCache([row]).extract(0)
+        tree_flatten([layer.state for layer in own], destination=found)
     if leaves[0].keys() != leaves[1].keys():
         return False
     return all(_close(leaves[0][name], leaves[1][name]) for name in leaves[0])
@@ -321,7 +349,7 @@ def cost(model: Any) -> CacheCost:
 
 def _keeps_all(layer: Any) -> bool:
     """Whether a layer keeps every token, so that it can be cut back to any length."""
-    return all(type(leaf) in (KVCache, QuantizedRow, RowShift) for leaf in leaves([layer]))
+    return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 
 def _feed(model: Any, row: RowCache, tokens: int) -> None:

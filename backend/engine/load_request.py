@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from backend.engine.loading.adapters import AdapterRequest
+    from backend.engine.cache_kind import CacheKind
+    from backend.engine.loading.adapters import Adapter, AdapterRequest
+    from backend.engine.loading.checkpoint import Checkpoint
+    from backend.engine.media.limits import MediaLimits
+    from backend.engine.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +43,20 @@ class LoadRequest:
     most_audios: int = 0
     most_videos: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """A load request whose every part has passed the checks that need no weights.
+
+    epoch: the number of the load.
+    """
+
+    request: LoadRequest
+    epoch: int
+    settings: Settings
+    checkpoint: Checkpoint
+    cache_kind: CacheKind
+    adapters: tuple[Adapter, ...]
+    draft: Checkpoint | None
+    media_limits: MediaLimits

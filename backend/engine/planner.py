@@ -91,8 +91,9 @@ class SequenceState:
 
     @property
     def target(self) -> int:
-        """Tokens to prefill; the first decode step feeds the last one."""
-        return self.total - 1
+        """Tokens to prefill. The pass that ends with the last one chooses what follows it; scoring
+        feeds the last one itself."""
+        return self.total if self.arrived.joins else self.total - 1
 
     @property
     def charged(self) -> int:
@@ -236,8 +237,6 @@ class Planner:
         """
         one.filled = reused
         one.snapshots = {place for place in one.snapshots if place <= reused}
-        if one.state == "decode" and reused < one.target:
-            one.state = "prefill"
 
     def _ended(self, one: SequenceState, *, failed: bool) -> None:
         self._admitted.pop(one.number, None)
@@ -483,21 +482,18 @@ class Planner:
         """Tokens of a running sequence's KV that can be copied for another one."""
         if other.width > 1:
             return 0
-        filled = other.filled if other.state == "prefill" else other.prompt - 1
+        filled = other.filled if other.state == "prefill" else other.prompt
         shared = min(self._shared(one, other), filled)
         if self.limits.trims:
             return one.uncut(shared)
         return max((place for place in other.snapshots if place <= shared), default=0)
 
     def _expects(self, one: SequenceState, source: Source | None) -> bool:
-        """Whether it is better off once what both begin with is computed, or stored.
-
-        The last token of either prompt does not count: it is never prefilled.
-        """
+        """Whether it is better off once what both begin with is computed, or stored."""
         if one.arrived.fresh or one.generated or not self.limits.prompt_cache:
             return False
         for other in self.of("prefill"):
-            length = min(self._shared(one, other), other.prompt - 1)
+            length = min(self._shared(one, other), other.target)
             if other.filled >= length or other.width > 1:
                 continue
             own = source is not None and source.kind == "sequence" and source.number == other.number

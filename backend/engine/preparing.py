@@ -20,15 +20,16 @@ from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
 from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
+from backend.engine.outbox import Publication
 from backend.engine.prompts import require_tellable
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from backend.engine.score_plan import ScoreRequest
-from backend.engine.worker import Publication, Worker
+from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import Constraint
     from backend.engine.disk_cache.cache import StoredPrefix
-    from backend.engine.load import Served
+    from backend.engine.served_model import ServedModel
 
 Stage = Literal["text", "long", "media", "grammar", "disk"]
 
@@ -40,7 +41,7 @@ _TOO_DEEP = (
 )
 
 # Yields the threads on which it wants to go on.
-Work = Callable[["Served", int], Iterator[Stage]]
+Work = Callable[["ServedModel", int], Iterator[Stage]]
 
 
 class Preparer:
@@ -64,7 +65,7 @@ class Preparer:
             for stage, count in _THREADS.items()
         }
 
-    def start(self, work: Work, served: Served, ticket: int) -> None:
+    def start(self, work: Work, served: ServedModel, ticket: int) -> None:
         """Queue the work for a ticket. Its owner is sent a failure."""
         self._go_on(work(served, ticket), "text", ticket)
 
@@ -76,7 +77,7 @@ class Preparer:
     def generation(self, request: GenerationRequest) -> Work:
         """Render, tokenise, compile the grammar, look on disk."""
 
-        def work(served: Served, ticket: int) -> Iterator[Stage]:
+        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             if request.attachments is not None:
                 yield "media"
             elif _characters(request.prompt) > _LONG:
@@ -105,7 +106,7 @@ class Preparer:
             if not isinstance(generation := self._owners.get(ticket), Generation):
                 return
             generation.prompt_tail = prompt.tail
-            room = served.facts.context_size - len(prompt.tokens)
+            room = served.context_size - len(prompt.tokens)
             limit = min(bare.max_tokens or served.default_max_tokens or room, room)
             self._worker.send(
                 Submit(
@@ -127,12 +128,12 @@ class Preparer:
     def score(self, request: ScoreRequest) -> Work:
         """Tokenise the candidates, and find what all of them begin with."""
 
-        def work(served: Served, ticket: int) -> Iterator[Stage]:
+        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
             scored = score_plan.plan(
                 request,
                 served.prompts.encode_open,
-                served.facts.context_size,
+                served.context_size,
                 wanted=lambda: ticket in self._owners,
             )
             if ticket not in self._owners:
@@ -151,7 +152,7 @@ class Preparer:
     def encoding(self, read: Callable[[], list[Piece]]) -> Work:
         """Read the rows, of which there may be none."""
 
-        def work(served: Served, ticket: int) -> Iterator[Stage]:
+        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
             if pieces := read():
                 self._worker.send(Encode(served.epoch, ticket, pieces))
@@ -185,7 +186,7 @@ class Preparer:
                 self._worker.send(Cancel(ticket))
 
     def _find_on_disk(
-        self, served: Served, request: GenerationRequest, prompt: list[int]
+        self, served: ServedModel, request: GenerationRequest, prompt: list[int]
     ) -> StoredPrefix | None:
         if served.disk is None or request.prompt_logprobs is not None:
             return None
@@ -194,7 +195,7 @@ class Preparer:
         )
 
 
-def _constraint(served: Served, request: GenerationRequest, tail: str) -> Constraint | None:
+def _constraint(served: ServedModel, request: GenerationRequest, tail: str) -> Constraint | None:
     """Compile what constrains the answer. Raises InvalidRequest."""
     if request.constraint is None:
         return None

@@ -20,12 +20,12 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
-from backend.engine.vision.plan import MediaItem, MediaPlan, grown, spliced
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.tool_text import in_words, speaks_of_calls
 
 if TYPE_CHECKING:
     from backend.engine.tool_support import ToolSupport
-    from backend.engine.vision.prompts import MediaPrompts
+    from backend.engine.vision.media_prompts import MediaPrompts
 
 _log = logging.getLogger(__name__)
 

@@ -54,14 +54,13 @@ Prompt = RawPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The images, sounds and videos of a request as they came, still encoded.
+    """The images and sounds of a request as they came, still encoded.
 
     image_messages, audio_messages: the message of each, as an index into Messages; None: unknown.
     """
 
     images: tuple[str, ...] = ()
     audios: tuple[str, ...] = ()
-    videos: tuple[str, ...] = ()
     image_messages: tuple[int, ...] | None = None
     audio_messages: tuple[int, ...] | None = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -40,6 +41,12 @@ from common.stop_strings import StopMatcher
 _log = logging.getLogger(__name__)
 
 Publish = Callable[[int, Event | EngineError], None]
+
+
+class Flush(Protocol):
+    def __call__(self, *, everything: bool = False) -> None: ...
+
+
 Report = Callable[[str, BaseException], None]
 
 _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
@@ -51,7 +58,7 @@ class Scheduler:
     """Owner of the planner, the executor and the answers of one loaded model.
 
     publish: takes an event or a failure for a sequence's owner. flush: hands over what was
-    published before the step goes on. report: logs a fault with its exception.
+    published, before a step takes its time. report: logs a fault with its exception.
     """
 
     def __init__(
@@ -60,7 +67,7 @@ class Scheduler:
         publish: Publish,
         report: Report,
         gauges: Gauges,
-        flush: Callable[[], None] = lambda: None,
+        flush: Flush = lambda *, everything=False: None,  # noqa: ARG005
     ) -> None:
         self._model = model
         self._publish = publish
@@ -158,6 +165,8 @@ class Scheduler:
         self._gauges.heartbeat.begin(str(plan))
         for refusal in plan.refuse:
             self._refuse(refusal)
+        if not plan.only_decodes:
+            self._flush(everything=True)
         self._learn(self.executor.launch(plan))
         if not plan.only_decodes or self._steps % _WEIGH_EVERY == 0:
             self._weigh()
@@ -225,7 +234,7 @@ class Scheduler:
             else:
                 whole = len(sequence.history) >= len(sequence.prompt) - 1
                 over = (
-                    whole and sequence.cache is not None and not self.executor.in_flight(sequence)
+                    whole and sequence.group is not None and not self.executor.in_flight(sequence)
                 )
             if over:
                 self._end_if_over(number, output.finish_unstarted())

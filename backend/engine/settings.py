@@ -1,6 +1,7 @@
-"""Our own settings of a model: one table, from which values are checked and the docs are written.
+"""The settings of a model: one table, by which values are checked and from which docs are made.
 
-Nothing here needs MLX, so the servicer can check settings before the engine is woken.
+Nothing here needs MLX, so the servicer checks settings before the engine has to import it.
+`python -m backend.engine.settings` prints the table of docs/options.md.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
-from backend.engine.setting_rules import Rule, checked, flag, number, share, text
+from backend.engine.setting_rule import Rule, flag, number, text
 from common.options import did_you_mean, shown
 
 _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte count
@@ -23,7 +24,7 @@ class Settings:
 
     parallel: int = number(16, 1, 256, "Generations that are decoded together.")
     max_queue: int = number(
-        256, 0, 100_000, "Requests that may wait for a place; further ones are refused."
+        256, 0, 100_000, "Requests that may wait for a slot; further ones are refused."
     )
     prefill_chunk: int | None = number(
         None, 16, 8192, "Most prompt tokens in one prefill step; auto suits the device."
@@ -31,12 +32,19 @@ class Settings:
     stall_ms: int = number(
         250, 1, 60_000, "Longest pause, in ms, that a prefill step should cause in running streams."
     )
+    stream_interval_ms: int = number(
+        10,
+        0,
+        1000,
+        "Time, in ms, in which a fast model's tokens are gathered into one Reply of a stream; the"
+        " first text of an answer and its end never wait. 0 sends each token by itself.",
+    )
     step_timeout: int | None = number(
         None,
         0,
         86_400,
-        "Seconds after which a step of the engine that has not ended is taken for one that hangs,"
-        " and ends the process; 0 means never, auto is 600 on a GPU and 3600 on a CPU.",
+        "Seconds after which an engine step that has not ended counts as hung, and the process"
+        " exits; 0 means never, auto is 600 on a GPU and 3600 on a CPU.",
     )
     prompt_cache_mib: int | None = number(
         None,
@@ -78,8 +86,8 @@ class Settings:
         0,
         0,
         100_000,
-        "Tokens that do nothing but repeat a stretch before them, after which an answer ends with"
-        " stop and the trailer `mlx-ended-by: repetition`; 0 turns the guard off.",
+        "Number of tokens that only repeat the stretch before them after which an answer ends with"
+        " `stop` and the trailer `mlx-ended-by: repetition`; 0 turns the guard off.",
     )
     max_tokens: int = number(
         0,
@@ -93,25 +101,29 @@ class Settings:
         1 << 20,
         "Tokens before which an answer cannot end; a request may set its own (`mlx.min_tokens`).",
     )
-    xtc_probability: float = share(
+    xtc_probability: float = number(
         0.0,
+        0,
+        1,
         "Chance per token that XTC sampling excludes all likely tokens but the last; a request may"
         " set its own (`mlx.xtc_probability`).",
     )
-    xtc_threshold: float = share(
+    xtc_threshold: float = number(
         0.1,
-        "Share of probability from which XTC takes a token for likely; a request may set its own"
+        0,
+        1,
+        "Probability from which XTC counts a token as likely; a request may set its own"
         " (`mlx.xtc_threshold`).",
     )
     grammar_type: str = text(
         "auto",
-        "How a request's Grammar is read; auto takes a JSON object for a JSON schema, and other"
-        " text for GBNF; a request may set its own (`mlx.grammar_type`).",
+        "How a request's Grammar is read; auto reads a JSON object as a JSON schema, and other text"
+        " as GBNF; a request may set its own (`mlx.grammar_type`).",
         ("auto", "gbnf", "json_schema", "lark", "regex"),
     )
     parallel_tool_calls: bool = flag(
         True,
-        "Whether a demanded tool call may be several; a request may set its own"
+        "Whether an answer that must call a tool may make several calls; a request may set its own"
         " (`mlx.parallel_tool_calls`).",
     )
     n_draft: int = number(
@@ -122,8 +134,8 @@ class Settings:
     )
     prompt_lookup: bool = flag(
         False,
-        "Whether tokens are guessed from earlier text of the same request, which is faster where an"
-        " answer quotes or repeats and changes no output.",
+        "Whether tokens are guessed from earlier text of the same request: faster where an answer"
+        " quotes or repeats, with the same output.",
     )
     dtype: str = text(
         "auto",
@@ -154,24 +166,24 @@ class Settings:
     max_audio_seconds: int = number(
         600, 1, 7200, "Most seconds of all sounds of a request together."
     )
-    max_media_mib: int = number(64, 1, 1024, "Most MiB of an image or sound, as its file is.")
+    max_media_mib: int = number(64, 1, 1024, "Most MiB of one image or sound, as encoded.")
     vision_cache_mib: int = number(
         512,
         0,
         _MIB,
-        "Memory in MiB for images and sounds seen before: half for what the model made of them,"
-        " half for what its processor did; 0 turns it off.",
+        "Memory in MiB for images and sounds of earlier requests: half for the model's features,"
+        " half for the processor's output; 0 turns it off.",
     )
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")
     type: str = text(
         "",
-        "Kind of model, in place of what the checkpoint says: text (of a vision-language model its"
-        " text part alone), vision, embedding, rerank or token_classify.",
+        "Kind of model, in place of what the checkpoint says; text serves only the text part of a"
+        " vision-language model.",
         ("", "text", "vision", "embedding", "rerank", "token_classify"),
     )
     pooling: str = text(
         "",
-        "How token vectors become the vector of Embedding: none gives them as they are; empty means"
+        "How token vectors become the vector of Embedding: none returns each of them; empty means"
         " what the checkpoint says, and last for a model that generates.",
         ("", "mean", "last", "cls", "max", "none"),
     )
@@ -193,12 +205,7 @@ class Settings:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Settings:
         """Settings from typed values; the rest have their defaults. Raises InvalidRequest."""
-        for name in values:
-            if name not in RULES:
-                raise InvalidRequest(unknown_setting("setting", name))
-        return cls(
-            **{name: checked(RULES[name], "setting", name, value) for name, value in values.items()}
-        )
+        return cls(**{name: checked("setting", name, value) for name, value in values.items()})
 
     @property
     def extras(self) -> Extras:
@@ -247,7 +254,31 @@ def weight_dtype(settings: Settings, field_value: str) -> str:
     return name
 
 
+def checked(source: str, name: str, value: Any) -> Any:
+    """The value in the setting's own type. Raises InvalidRequest, which names source and name."""
+    if name not in RULES:
+        raise InvalidRequest(unknown_setting(source, name))
+    try:
+        return RULES[name].check(value)
+    except ValueError as expected:
+        words = f"{source} {name} must be {expected}, but it is {shown(value)}"
+        raise InvalidRequest(words) from None
+
+
 def unknown_setting(source: str, name: str) -> str:
     """What to say of a name that is none of ours; source: where it was given."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
+
+
+def render_table() -> str:
+    """The table of settings in Markdown, for docs/options.md."""
+    rows = ["| option | value | default | meaning |", "|---|---|---|---|"]
+    for name, rule in RULES.items():
+        default = "auto" if rule.default is None else str(rule.default).lower()
+        rows.append(f"| `{name}` | {rule.expects} | {default} | {rule.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_table(), end="")

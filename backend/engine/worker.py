@@ -1,8 +1,9 @@
 """The engine thread: the only one that creates or touches an MLX object.
 
 It takes commands from one queue and hands out publications in batches, once per round. While
-there is nothing to do it sleeps in the queue. mlx and everything above it are imported here, on
-the first load, so that the process answers Health before.
+there is nothing to do it sleeps in the queue. A load comes as a stage a round, so that it stops no
+stream. mlx and everything above it are imported with the first load, so that the process answers
+Health before.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Encode, Free, Load, Stop, Submit
-from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
-from backend.engine.events import Event
 from backend.engine.gauges import Gauges
+from backend.engine.outbox import Outbox, Publication
 
 if TYPE_CHECKING:
-    from backend.engine.embedding.encode_queue import EncodeQueue
+    from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder
+    from backend.engine.model import Built, EngineModel
     from backend.engine.scheduler import Scheduler
+    from backend.engine.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
-
-Publication = tuple[int, Event | Encoded | EngineError]
 
 
 class Worker:
@@ -39,10 +39,9 @@ class Worker:
     def __init__(
         self, deliver: Callable[[list[Publication]], None], fatal: Callable[[str], None]
     ) -> None:
-        self._deliver = deliver
         self._fatal = fatal
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._outbox: list[Publication] = []
+        self._outbox = Outbox(deliver)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._epoch = 0
         self._scheduler: Scheduler | None = None
@@ -79,17 +78,18 @@ class Worker:
                     heartbeat.begin("round of generation")
                     self._scheduler.step()
                 if self._encoder is not None and self._encoder.busy:
+                    self._outbox.flush(everything=True)
                     self._encoder.step(running=generating)
                 if self._suspect:
                     heartbeat.begin("check after a fault")
                     self._probe()
-                self._flush()
+                self._outbox.flush()
         except BaseException as fault:
             _log.critical("the engine thread failed", exc_info=fault)
             self._fatal(f"the engine cannot go on: {type(fault).__name__}: {fault}")
         finally:
             self._refuse_rest()
-            self._flush()
+            self._outbox.flush(everything=True)
             self._drop_model()
             self._clear_streams()
 
@@ -103,10 +103,13 @@ class Worker:
             except queue.Empty:
                 return
             idle = False
-            self.gauges.heartbeat.begin(f"command {type(command).__name__}")
+            loads = isinstance(command, Load)
+            if loads:
+                self._outbox.flush(everything=True)
+            self.gauges.heartbeat.begin(f"command {type(command).__name__}", loads=loads)
             self._handle(command)
-            if self._stopping:
-                return
+            if loads or self._stopping:
+                return  # a step comes between two stages of a load
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -115,6 +118,7 @@ class Worker:
             case Encode():
                 self._encode(command)
             case Cancel(ticket):
+                self._outbox.cancelled(ticket)
                 for rows in (self._scheduler, self._encoder):
                     if rows is not None:
                         rows.cancel(ticket)
@@ -132,75 +136,83 @@ class Worker:
 
     def _submit(self, command: Submit) -> None:
         if self._scheduler is None or command.epoch != self._epoch:
-            self._publish(command.ticket, NotLoaded("it was unloaded before the request began"))
+            self._outbox.publish(
+                command.ticket, NotLoaded("it was unloaded before the request began")
+            )
             return
         self._scheduler.submit(command)
 
     def _encode(self, command: Encode) -> None:
         if self._encoder is None or command.epoch != self._epoch:
-            self._publish(command.ticket, NotLoaded("it was unloaded before the request began"))
+            self._outbox.publish(
+                command.ticket, NotLoaded("it was unloaded before the request began")
+            )
             return
         self._encoder.submit(command)
 
     def _load(self, command: Load) -> None:
-        """Read the new model beside the old one, and let it take over only when it is whole."""
+        """Run a stage. The model that serves goes on until the new one is whole."""
         if not command.done.set_running_or_notify_cancel():
             return
-        from backend.engine.embedding.encode_queue import EncodeQueue
-        from backend.engine.scheduler import Scheduler
-
         try:
-            loaded = command.read()
+            if command.abandoned.is_set():
+                raise Cancelled("the load was cancelled")
+            place = next(command.stages)
+        except StopIteration as whole:
+            built: Built = whole.value
         except BaseException as fault:
+            command.stages.close()
             # The traceback's frames hold what was already read of the model.
             command.done.set_exception(fault.with_traceback(None))
             del fault
             _release()
             return
-        if command.abandoned.is_set():
-            del loaded
-            _release()
-            command.done.set_exception(Cancelled("the load was cancelled"))
+        else:
+            command.done.set_result(place)
             return
+        command.done.set_result(self._take_over(*built))
+
+    def _take_over(
+        self, model: EngineModel | None, new_encoder: NewEncoder | None, served: ServedModel
+    ) -> ServedModel:
+        from backend.engine.scheduler import Scheduler
+
         self._end_all(Cancelled("another model was loaded"))
         self._drop_model()
-        if loaded.engine is not None:
+        if model is not None:
+            self._outbox.interval = model.stream_interval_ms / 1e3
             self._scheduler = Scheduler(
-                loaded.engine, self._publish, self._report, self.gauges, self._flush
+                model, self._outbox.publish, self._report, self.gauges, self._outbox.flush
             )
-        if loaded.encoder is not None:
-            self._encoder = EncodeQueue(loaded.encoder, self._publish, self._report, self.gauges)
-        self._epoch = command.epoch
-        command.done.set_result(loaded.served)
+        if new_encoder is not None:
+            self._encoder = new_encoder(self._outbox.publish, self._report, self.gauges)
+        self._epoch = served.epoch
+        return served
 
     def _refuse_rest(self) -> None:
         """Answer the commands that come after the end, so that nobody waits for them."""
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(ticket=ticket) | Encode(ticket=ticket):
-                    self._publish(ticket, ShuttingDown())
-                case Load(done=done) | Free(done=done):
-                    if done.set_running_or_notify_cancel():
-                        done.set_exception(ShuttingDown())
+                    self._outbox.publish(ticket, ShuttingDown())
+                case Load(stages=stages, done=load):
+                    stages.close()
+                    if load.set_running_or_notify_cancel():
+                        load.set_exception(ShuttingDown())
+                case Free(done=free):
+                    if free.set_running_or_notify_cancel():
+                        free.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
         for rows in (self._scheduler, self._encoder):
             if rows is not None:
                 rows.cancel_all(error)
-        self._flush()
+        self._outbox.flush(everything=True)
 
     def _drop_model(self) -> None:
         if self._scheduler is not None or self._encoder is not None:
             self._scheduler = self._encoder = None
             _release()
-
-    def _publish(self, ticket: int, what: Event | Encoded | EngineError) -> None:
-        self._outbox.append((ticket, what))
-
-    def _flush(self) -> None:
-        if self._outbox:
-            publications, self._outbox = self._outbox, []
-            self._deliver(publications)
 
     def _report(self, where: str, fault: BaseException) -> None:
         _log.error("%s failed", where, exc_info=fault)

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Sequence
 
 from backend.engine.events import Finished, TextDelta, TokenLogprob
-from backend.engine.facts import ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
+from backend.engine.served_model import ServedModel
 from backend.rpc import logprobs
 from backend.rpc.reasoning_tokens import ReasoningTokens
 from common.chat_events import ChatEvent, Content, merged
@@ -23,14 +23,14 @@ class Answer:
     """The parser of one generation; it starts with the first piece, when the prompt is known."""
 
     def __init__(
-        self, facts: ModelFacts, request: GenerationRequest, generation: Generation
+        self, facts: ServedModel, request: GenerationRequest, generation: Generation
     ) -> None:
         self._facts = facts
         self._request = request
         self._generation = generation
         self._parser: ChatParser | None = None
-        self._untold: list[TokenLogprob] = []
-        self._told = 0
+        self._unsent: list[TokenLogprob] = []
+        self._sent = 0
         self._thought = ReasoningTokens()
 
     @property
@@ -40,16 +40,16 @@ class Answer:
 
     def feed(self, piece: TextDelta) -> Sequence[ChatEvent]:
         """The next piece of text."""
-        self._untold += piece.logprobs
+        self._unsent += piece.logprobs
         parser = self._started()
         if parser is None:
             return [Content(piece.text)]
-        told: list[ChatEvent] = []
+        read: list[ChatEvent] = []
         for text, tokens in piece.pieces:
             events = parser.feed(text)
             self._thought.add(events, tokens)
-            told += events
-        return merged(told)
+            read += events
+        return merged(read)
 
     def finish(self, end: Finished) -> Sequence[ChatEvent]:
         """The end of the text."""
@@ -63,15 +63,15 @@ class Answer:
 
         Tokens whose text is held back, or is markup, go with the next Reply that there is.
         """
-        if not self._request.stream_logprobs or not self._untold:
+        if not self._request.stream_logprobs or not self._unsent:
             return b""
-        told, self._untold = self._untold, []
-        self._told += len(told)
-        return logprobs.as_json(told, self._facts.token_bytes)
+        entries, self._unsent = self._unsent, []
+        self._sent += len(entries)
+        return logprobs.as_json(entries, self._facts.token_bytes)
 
     async def last_logprobs(self, end: Finished) -> bytes:
         """Those of the whole answer, less what has gone piece by piece, and those of the prompt."""
-        rest = (end.logprobs or ())[self._told :]
+        rest = (end.logprobs or ())[self._sent :]
         if end.prompt_logprobs is not None:
             # A long prompt takes a second to write out, and other calls wait on this loop.
             return await asyncio.to_thread(
@@ -81,7 +81,7 @@ class Answer:
                 end.prompt_logprobs,
                 self._facts.new_text(False),
             )
-        if end.logprobs is None or (self._told and not rest):
+        if end.logprobs is None or (self._sent and not rest):
             return b""
         return logprobs.as_json(rest, self._facts.token_bytes)
 

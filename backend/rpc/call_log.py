@@ -1,6 +1,6 @@
 """One log line for each call that ended, with what the servicer noted on the way.
 
-Probes and look-ups are told at debug level only: a host asks for Health all day long.
+Probes and look-ups are logged at debug level only: a host asks for Health all day long.
 """
 
 from __future__ import annotations

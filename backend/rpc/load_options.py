@@ -1,97 +1,48 @@
-"""ModelOptions → LoadRequest, with a place for every field of the message.
+"""ModelOptions → LoadRequest, and the settings that a host gives in Options and EngineArgs.
 
-The host fills dozens of fields for engines of all kinds (contract 2.2), so most arrive with a
-default and mean nothing here; those must never fail a load. A field whose loss would change the
-answers is refused by value instead of being dropped. A test walks the descriptor: a field that is
-neither read nor in a table fails it.
+A value that cannot work fails the load at once, with a sentence, instead of every request after
+it. `backend.rpc.fields` says what becomes of each field.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.given_settings import parse_settings
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
-from backend.rpc.neutral import Refused, empty, one_of, require_neutral, word_of
+from backend.engine.settings import RULES, checked, unknown_setting
+from backend.rpc.fields import MODEL_OPTIONS
+from backend.rpc.json_field import json_object
+from common.options import shown
 from wire import backend_pb2 as pb
 
-_LATER = "this version does not apply it"
-_ROPE = "positions are as the checkpoint's config.json says"
-
-REFUSED: Mapping[str, Refused] = {
-    "LoraBase": Refused(
-        empty, "adapters are applied to the weights of the model itself", "leave it empty"
+_PER_REQUEST = "has no effect here: the host sends this value with every request"
+WITHOUT_EFFECT: dict[str, str] = dict.fromkeys(
+    (
+        "temperature",
+        "temp",
+        "top_p",
+        "min_p",
+        "top_k",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
     ),
-    "MMProj": Refused(
-        empty, "a vision model for MLX has its vision tower among its weights", "remove mmproj"
-    ),
-    "Quantization": Refused(
-        empty, "an MLX checkpoint carries its own quantisation", "choose a quantised checkpoint"
-    ),
-    "LoadFormat": Refused(
-        word_of("auto", "safetensors"), "only safetensors are read", "leave it empty"
-    ),
-    "Tokenizer": Refused(empty, "the checkpoint's own tokenizer is used", "leave it empty"),
-    "Overrides": Refused(empty, _LATER, "edit the checkpoint's config.json"),
-    "RopeScaling": Refused(word_of("none"), _ROPE, "leave it empty"),
-    "RopeFreqBase": Refused(one_of(0), _ROPE, "send 0"),
-    "RopeFreqScale": Refused(one_of(0, 1), _ROPE, "send 0"),
-    "YarnExtFactor": Refused(one_of(0, -1), _ROPE, "send 0"),
-    "YarnAttnFactor": Refused(one_of(0, 1), _ROPE, "send 0"),
-    "YarnBetaFast": Refused(one_of(0, 32), _ROPE, "send 0"),
-    "YarnBetaSlow": Refused(one_of(0, 1), _ROPE, "send 0"),
-    "TensorParallelSize": Refused(one_of(0, 1), "one process serves the model", "send 0 or 1"),
-}
-
-_DEVICE = "MLX places memory and work itself"
-_CHECKPOINT = "the checkpoint's config.json says it"
-_IMAGES = "for models that make images"
-
-UNUSED: Mapping[str, str] = {
-    "Seed": "every request brings its own",
-    "NBatch": "prefill is cut by the prefill_chunk setting",
-    "Threads": _DEVICE,
-    "F16Memory": "DType, or the platform, decides the type of weights and cache",
-    "MLock": _DEVICE,
-    "MMap": _DEVICE,
-    "NUMA": _DEVICE,
-    "LowVRAM": _DEVICE,
-    "NGPULayers": _DEVICE,
-    "MainGPU": _DEVICE,
-    "TensorSplit": _DEVICE,
-    "NoMulMatQ": _DEVICE,
-    "NoKVOffload": _DEVICE,
-    "FlashAttention": "MLX chooses its attention kernels itself",
-    "EnforceEager": _DEVICE,
-    "EnableScore": "Score is always served",
-    "SwapSpace": _DEVICE,
-    "GPUMemoryUtilization": "the memory_limit_mib setting bounds memory",
-    "RMSNormEps": _CHECKPOINT,
-    "NGQA": _CHECKPOINT,
-    "GrammarTriggers": "start a grammar, and requests with a grammar are refused",
-    "DisableLogStatus": "MLX_BACKEND_LOG sets the log level",
-    "VocabOnly": "no host sets it",
-    "Type": "names a class of another engine; the checkpoint says what it is",
-    "PipelineType": _IMAGES,
-    "SchedulerType": _IMAGES,
-    "CUDA": _IMAGES,
-    "CFGScale": _IMAGES,
-    "IMG2IMG": _IMAGES,
-    "CLIPModel": _IMAGES,
-    "CLIPSubfolder": _IMAGES,
-    "CLIPSkip": _IMAGES,
-    "ControlNet": _IMAGES,
-    "AudioPath": "for models that make sound",
-    "Proxy": "for LocalAI's cloud proxy",
+    _PER_REQUEST,
+) | {"quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"}
+_REFUSED: dict[str, str] = {
+    "max_kv_size": "is not supported: a rotating context forgets the start of the prompt without"
+    " saying so; set context_size to bound memory"
 }
 
 
 def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
     """The validated request, and warnings for the log. Raises InvalidRequest."""
-    require_neutral(options, REFUSED)
+    MODEL_OPTIONS.require_neutral(options)
     settings, warnings = parse_settings(list(options.Options), options.EngineArgs)
     trusted: bool = settings.get("trust_remote_code", options.TrustRemoteCode)
     request = LoadRequest(
@@ -115,6 +66,48 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
     if not request.model and not request.model_file:
         raise InvalidRequest("Model is empty: name a hub repository or a model directory")
     return request, warnings
+
+
+def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, Any], list[str]]:
+    """The settings that were given, typed and checked, and warnings for the log.
+
+    An unknown option is a warning, since hosts add options of their own; an unknown key in
+    EngineArgs, and a wrong value in either, raises InvalidRequest. EngineArgs wins.
+    """
+    given, warnings = split_options(options)
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        if name in RULES:
+            values[name] = checked("option", name, RULES[name].parse(text))
+        elif name in _REFUSED:
+            raise InvalidRequest(f"option {name} {_REFUSED[name]}")
+        elif name in WITHOUT_EFFECT:
+            warnings.append(f"option {name} {WITHOUT_EFFECT[name]}")
+        else:
+            warnings.append(unknown_setting("option", name))
+    arguments = json_object("EngineArgs", engine_args, "a JSON object of settings")
+    for name, value in arguments.items():
+        if why := _REFUSED.get(name) or WITHOUT_EFFECT.get(name):
+            raise InvalidRequest(f"EngineArgs key {name} {why}; remove it")
+        values[name] = checked("EngineArgs key", name, value)
+    return values, warnings
+
+
+def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The texts by key, and a sentence for each entry that is not of the form `key:value`.
+
+    An entry is split at its first colon; of entries with the same key the last one counts.
+    """
+    given: dict[str, str] = {}
+    warnings: list[str] = []
+    for entry in entries:
+        key, colon, text = (part.strip() for part in entry.partition(":"))
+        if key and colon:
+            given[key] = text
+        else:
+            missing = "key" if colon else "colon"
+            warnings.append(f"option {shown(entry)} has no {missing}: write it as key:value")
+    return given, warnings
 
 
 def _reference(name: str, value: str) -> str:

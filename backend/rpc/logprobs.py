@@ -24,7 +24,7 @@ def as_json(
 
     bytes_of: what a token writes. text: a fresh decoder, for the texts of the prompt's tokens.
     """
-    shown: dict[str, Any] = {"content": [_told(entry, bytes_of) for entry in entries]}
+    shown: dict[str, Any] = {"content": [_entry(entry, bytes_of) for entry in entries]}
     if prompt is not None and text is not None:
         shown["prompt"] = list(_of_prompt(prompt, bytes_of, text))
     return json.dumps(shown, ensure_ascii=False).encode()
@@ -35,23 +35,23 @@ def _of_prompt(
 ) -> Iterator[dict[str, Any]]:
     """One entry per token; their texts add up to the text of the prompt."""
     unknown: dict[str, Any] = {"logprob": None, "top_logprobs": []}
-    first = _named(prompt.first, bytes_of) | unknown
-    entries = [first, *(_told(entry, bytes_of) for entry in prompt.rest)]
+    first = _token(prompt.first, bytes_of) | unknown
+    entries = [first, *(_entry(entry, bytes_of) for entry in prompt.rest)]
     for place, entry in enumerate(entries, 1):
         written = text.add(entry["id"])
         yield entry | {"text": written + text.finish() if place == len(entries) else written}
 
 
-def _told(entry: TokenLogprob, bytes_of: BytesOf) -> dict[str, Any]:
-    top = [_valued(token, value, bytes_of) for token, value in entry.top]
-    return _valued(entry.token, entry.logprob, bytes_of) | {"top_logprobs": top}
+def _entry(entry: TokenLogprob, bytes_of: BytesOf) -> dict[str, Any]:
+    top = [_with_value(token, value, bytes_of) for token, value in entry.top]
+    return _with_value(entry.token, entry.logprob, bytes_of) | {"top_logprobs": top}
 
 
-def _valued(token: int, value: float, bytes_of: BytesOf) -> dict[str, Any]:
-    return _named(token, bytes_of) | {"logprob": max(value, LEAST)}
+def _with_value(token: int, value: float, bytes_of: BytesOf) -> dict[str, Any]:
+    return _token(token, bytes_of) | {"logprob": max(value, LEAST)}
 
 
-def _named(token: int, bytes_of: BytesOf) -> dict[str, Any]:
+def _token(token: int, bytes_of: BytesOf) -> dict[str, Any]:
     written = bytes_of(token)
     return {
         "id": token,

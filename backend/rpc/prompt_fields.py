@@ -1,10 +1,10 @@
-"""What a generation goes on from: the prompt's text, its tokens, or messages with their tools."""
+"""The fields of PredictOptions that make the prompt: text, tokens, or messages with tools."""
 
 from __future__ import annotations
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
-from backend.rpc import template_arguments
+from backend.rpc.request_metadata import template_arguments
 from common.messages import template_messages
 from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
@@ -14,22 +14,22 @@ LARGEST_JSON = 2 << 20
 
 
 def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Prompt:
-    """Messages through the template iff asked for and present, else Prompt (contract 3.3).
+    """Messages for the template where asked for and present, else Prompt (contract 3.3).
 
     Raises InvalidRequest with the field at fault.
     """
     chats = options.UseTokenizerTemplate and len(options.Messages) > 0
     if extras.continue_final_message and not chats:
         raise InvalidRequest(
-            "Metadata mlx.continue_final_message is true, but there are no Messages to go on with:"
+            "Metadata mlx.continue_final_message is true, but there are no Messages to continue:"
             " send them with UseTokenizerTemplate, or leave it out"
         )
     if extras.prompt_token_ids is not None:
         return _token_prompt(options, extras.prompt_token_ids, vocabulary_size, chats=chats)
     if chats and extras.prompt_logprobs:
         raise InvalidRequest(
-            "Metadata mlx.prompt_logprobs is true, but Messages are given: it tells of the tokens"
-            " of a raw prompt; send Prompt, or leave it out"
+            "Metadata mlx.prompt_logprobs is true, but Messages are given: only a raw prompt has"
+            " log-probabilities; send Prompt, or leave it out"
         )
     if chats:
         _require_bounded(options)
@@ -39,8 +39,8 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
             raise InvalidRequest(str(error)) from None
         if extras.continue_final_message:
             _require_begun(options)
-        tools, _ = tools_of(options)
-        arguments = template_arguments.of(options.Metadata)
+        arguments = template_arguments(options.Metadata)
+        tools = _offered_tools(options)
         return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
     if options.Prompt:
         return RawPrompt(options.Prompt)
@@ -59,7 +59,7 @@ def _require_begun(options: pb.PredictOptions) -> None:
     place = f"Messages[{len(options.Messages) - 1}]"
     if last.role != "assistant" or not last.content or last.tool_calls:
         raise InvalidRequest(
-            f"{place} cannot be continued: Metadata mlx.continue_final_message wants an assistant's"
+            f"{place} cannot be continued: Metadata mlx.continue_final_message needs an assistant's"
             " text there, without tool calls"
         )
 
@@ -94,10 +94,16 @@ def _token_prompt(
     return TokenPrompt(ids)
 
 
-def tools_of(options: pb.PredictOptions) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools that the model may see, and the choice among them (contract 3.6)."""
+def tool_choice(options: pb.PredictOptions) -> ToolChoice:
+    """Whether the model may, must or must not call a tool (contract 3.6). Raises InvalidRequest."""
     try:
-        choice = parse_tool_choice(options.ToolChoice)
-        return offered(parse_tools(options.Tools), choice), choice
+        return parse_tool_choice(options.ToolChoice)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _offered_tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
+    try:
+        return offered(parse_tools(options.Tools), tool_choice(options))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None

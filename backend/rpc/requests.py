@@ -1,7 +1,7 @@
 """PredictOptions → GenerationRequest: the one place where a generation is validated.
 
 What comes out can be served as it is; what cannot is refused with the field, its value and what
-to send instead (contract 3.1). `backend.rpc.request_fields` says what becomes of the fields that
+to send instead (contract 3.1). `backend.rpc.fields` says what becomes of the fields that
 are not read here.
 """
 
@@ -13,12 +13,11 @@ import secrets
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.errors import InvalidRequest
-from backend.engine.facts import ModelFacts
-from backend.engine.request import Attachments, Extras, GenerationRequest
-from backend.rpc.extras import of as read_extras
-from backend.rpc.neutral import require_neutral
-from backend.rpc.prompt_fields import prompt_of, tools_of
-from backend.rpc.request_fields import REFUSED
+from backend.engine.request import Attachments, ChatPrompt, Extras, GenerationRequest, Prompt
+from backend.engine.served_model import ServedModel
+from backend.rpc.fields import PREDICT_OPTIONS
+from backend.rpc.prompt_fields import prompt_of, tool_choice
+from backend.rpc.request_metadata import extras_of
 from backend.rpc.sampling_fields import sampling
 from common.options import shown
 from wire import backend_pb2 as pb
@@ -31,14 +30,14 @@ _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> GenerationRequest:
+def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
     """The validated request to the loaded model. Raises InvalidRequest with the field at fault."""
-    require_neutral(options, REFUSED)
-    extras = read_extras(options.Metadata, facts.defaults)
+    PREDICT_OPTIONS.require_neutral(options)
+    extras = extras_of(options.Metadata, facts.defaults)
     prompt = prompt_of(options, extras, facts.vocabulary_size)
-    constraint = _constraint(options, extras)
+    constraint = _constraint(options, prompt, extras)
     if constraint is not None and extras.continue_final_message:
-        raise _held_from_its_start(constraint)
+        raise _cannot_constrain_continuation(constraint)
     max_tokens = _max_tokens(options.Tokens)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
@@ -64,40 +63,39 @@ def generation_request(options: pb.PredictOptions, facts: ModelFacts) -> Generat
     )
 
 
-def _held_from_its_start(constraint: ConstraintSpec) -> InvalidRequest:
-    begun = "an answer that was begun: begin none, or"
+def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest:
+    begun = "an answer that was begun: send none, or"
     if constraint.kind != "calls":
-        return InvalidRequest(f"the grammar cannot hold {begun} leave out Grammar")
+        return InvalidRequest(f"the grammar cannot constrain {begun} leave out Grammar")
     if constraint.optional:
         return InvalidRequest(
             f"strict tools cannot be enforced in {begun} offer tools that are not strict"
         )
-    return InvalidRequest(f"tool calls cannot be enforced in {begun} demand no call")
+    return InvalidRequest(f"tool calls cannot be enforced in {begun} require no call")
 
 
 def _attachments(
-    options: pb.PredictOptions, extras: Extras, facts: ModelFacts
+    options: pb.PredictOptions, extras: Extras, facts: ServedModel
 ) -> Attachments | None:
-    """The media of the prompt; what they hold is looked at on a prompt thread."""
+    """The media of the prompt, still encoded: a prompt thread decodes them."""
     given = Attachments(
         tuple(options.Images),
         tuple(options.Audios),
-        tuple(options.Videos),
         extras.image_messages,
         extras.audio_messages,
     )
     if given == Attachments():
         return None
-    for name in ("Images", "Audios", "Videos"):
+    for name in ("Images", "Audios"):
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
                 f"{name} has {len(getattr(options, name))} items, but the loaded model"
-                f" {shown(facts.name)} takes text alone: send none, or load a vision-language model"
+                f" {shown(facts.name)} takes only text: send none, or load a vision-language model"
             )
     if not facts.media:
         raise InvalidRequest(
-            f"Metadata mlx.image_messages and mlx.audio_messages place media, and the loaded model"
-            f" {shown(facts.name)} takes text alone: leave them out"
+            f"Metadata mlx.image_messages and mlx.audio_messages place media, but the loaded model"
+            f" {shown(facts.name)} takes only text: leave them out"
         )
     if extras.prompt_token_ids is not None or extras.prompt_logprobs:
         key = "prompt_logprobs" if extras.prompt_token_ids is None else "prompt_token_ids"
@@ -135,21 +133,23 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
     return stops
 
 
-def _constraint(options: pb.PredictOptions, extras: Extras) -> ConstraintSpec | None:
-    """What the answer must match: the grammar, else a call where one is demanded.
+def _constraint(
+    options: pb.PredictOptions, prompt: Prompt, extras: Extras
+) -> ConstraintSpec | None:
+    """What the answer must match: the grammar, else a tool call where one is required.
 
-    Where the choice is free, a strict tool binds the calls that are made: of all the tools, since
-    they share the call format. A host that makes a grammar of its tools sends both; the grammar is
-    then the whole wish, unless the host says that it is for what is said instead of a call.
+    Where the model may choose, a strict tool constrains the calls that it makes: of all tools,
+    since they share the call format. A host that makes a grammar of its tools sends both; then the
+    grammar is all there is, unless the host says that it holds only for an answer without calls.
     """
     answer = None
     if options.Grammar.strip():
         answer = spec_of_grammar(options.Grammar, extras.grammar_type)
         if not extras.grammar_or_calls:
             return answer
-    if not (options.UseTokenizerTemplate and options.Messages):
+    if not isinstance(prompt, ChatPrompt):
         return answer
-    tools, choice = tools_of(options)
+    tools, choice = prompt.tools or (), tool_choice(options)
     parallel = extras.parallel_tool_calls
     if choice.mode == "required":
         if choice.name:
@@ -177,7 +177,7 @@ def _n_draft(value: int) -> int:
 
 
 def _logprobs(options: pb.PredictOptions) -> int | None:
-    """How many alternatives to tell per token; None where nothing is asked for."""
+    """How many alternatives to return per token; None: no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
         if (value := getattr(options, name)) < 0:
             raise InvalidRequest(f"{name} is {value}: send a count, or 0 for none")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import WHOLE, Extras, Sampling
+from backend.rpc.json_field import json_object
 from common.options import shown
 from wire import backend_pb2 as pb
 
@@ -34,14 +34,14 @@ def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -
         top_k=_top_k(options.TopK),
         typical_p=_share("TypicalP", options.TypicalP),
         top_p=_share("TopP", options.TopP),
-        min_p=within("MinP", options.MinP, 0.0, 1.0),
+        min_p=_within("MinP", options.MinP, 0.0, 1.0),
         xtc_probability=extras.xtc_probability,
         xtc_threshold=extras.xtc_threshold,
         seed=_seed(options.Seed),
     )
 
 
-def within(name: str, value: float, low: float, high: float) -> float:
+def _within(name: str, value: float, low: float, high: float) -> float:
     """The value, if it is a finite number in the range."""
     if math.isfinite(value) and low <= value <= high:
         return value
@@ -50,22 +50,22 @@ def within(name: str, value: float, low: float, high: float) -> float:
 
 
 def _temperature(value: float) -> float:
-    value = within("Temperature", value, 0.0, HOTTEST)
+    value = _within("Temperature", value, 0.0, HOTTEST)
     return value if value >= _GREEDY_BELOW else 0.0
 
 
 def _share(name: str, value: float) -> float:
     """A share of probability: 0 is unset, and 1 or more keeps everything."""
-    value = within(name, value, 0.0, math.inf)
+    value = _within(name, value, 0.0, math.inf)
     return value if 0 < value < 1 else 1.0
 
 
 def _repetition(value: float) -> float:
-    return within("Penalty", value, 1 / LARGEST_PENALTY, LARGEST_PENALTY) if value else 1.0
+    return _within("Penalty", value, 1 / LARGEST_PENALTY, LARGEST_PENALTY) if value else 1.0
 
 
 def _additive(name: str, value: float) -> float:
-    return within(name, value, -LARGEST_PENALTY, LARGEST_PENALTY)
+    return _within(name, value, -LARGEST_PENALTY, LARGEST_PENALTY)
 
 
 def _top_k(value: int) -> int:
@@ -90,16 +90,7 @@ def _seed(value: int) -> int:
 
 def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
     """Contract 3.1: a JSON object, token id → what is added to its logit."""
-    if not text.strip():
-        return ()
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"LogitBias is not valid JSON: {error}") from None
-    if given is None:
-        return ()
-    if not isinstance(given, dict):
-        raise InvalidRequest('LogitBias must be a JSON object such as {"42": -100}')
+    given = json_object("LogitBias", text, 'a JSON object such as {"42": -100}')
     if len(given) > MOST_BIASES:
         raise InvalidRequest(f"LogitBias has {len(given)} tokens: send at most {MOST_BIASES}")
     return tuple((_token(key, vocabulary_size), _bias(key, value)) for key, value in given.items())

@@ -25,12 +25,12 @@ def score_request(request: pb.ScoreRequest) -> ScoreRequest:
 
 def response(
     request: pb.ScoreRequest,
-    told: Sequence[Sequence[TokenLogprob]],
+    logprobs: Sequence[Sequence[TokenLogprob]],
     bytes_of: Callable[[int], bytes],
 ) -> pb.ScoreResponse:
     """Natural logarithms throughout; an empty candidate has the probability 1."""
     answer = pb.ScoreResponse()
-    for tokens in told:
+    for tokens in logprobs:
         values = [max(token.logprob, LEAST) for token in tokens]
         score = answer.candidates.add(log_prob=sum(values), num_tokens=len(values))
         if request.length_normalize and values:

@@ -14,12 +14,22 @@ from typing import Any, TypeAlias
 import grpc
 
 from backend.engine.engine import Engine
+from backend.engine.engine_state import EngineState
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Event, Finished, Usage
-from backend.engine.facts import EngineState, ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
-from backend.rpc import embedding, logs, metadata, replies, rerank, scores, token_classify, trailers
+from backend.engine.served_model import ServedModel
+from backend.rpc import (
+    embedding,
+    logs,
+    model_metadata,
+    replies,
+    rerank,
+    scores,
+    token_classify,
+    trailers,
+)
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
@@ -65,7 +75,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
         return pb.Result(success=True, message=words)
 
-    async def _load(self, name: str, wanted: LoadRequest) -> ModelFacts:
+    async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
         """Load, and remember the name even if the caller left just before the end."""
         async with self._loading:
             before = self._engine.loaded
@@ -83,27 +93,27 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
     async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
         events: list[ChatEvent] = []
-        usage, told = Usage(), b""
+        usage, logprobs = Usage(), b""
         generation, answer = self._submit(request)
         async with generation:
             async for event in generation:
                 usage = event.usage
                 events += _read(answer, event)
                 if isinstance(event, Finished):
-                    told = await answer.last_logprobs(event)
+                    logprobs = await answer.last_logprobs(event)
                     context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
-        return replies.whole(message_of(events), usage, told)
+        return replies.whole(message_of(events), usage, logprobs)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         generation, answer = self._submit(request)
         async with generation:
             async for event in generation:
                 for part in _read(answer, event):
-                    told = answer.piece_logprobs()
-                    await context.write(replies.piece(part, event.usage, told))
+                    logprobs = answer.piece_logprobs()
+                    await context.write(replies.piece(part, event.usage, logprobs))
                 if isinstance(event, Finished):
-                    told = await answer.last_logprobs(event)
-                    await context.write(replies.last(event.usage, told))
+                    logprobs = await answer.last_logprobs(event)
+                    await context.write(replies.last(event.usage, logprobs))
                     context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
 
     def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
@@ -148,15 +158,15 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def ModelMetadata(
         self, _: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
-        return metadata.response(self._engine.require_model())
+        return model_metadata.response(self._engine.require_model())
 
     async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         return await embedding.answer(self._engine, request)
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         facts = self._engine.require_text_model("Score")
-        told = await self._engine.score(scores.score_request(request))
-        return scores.response(request, told, facts.token_bytes)
+        logprobs = await self._engine.score(scores.score_request(request))
+        return scores.response(request, logprobs, facts.token_bytes)
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         return await rerank.answer(self._engine, request)

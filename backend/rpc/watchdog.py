@@ -23,7 +23,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Watchdog:
-    """Watches one heartbeat. hangs: told the cause, once.
+    """Watches one heartbeat. hangs: called once, with the cause.
 
     Made before the engine thread starts, because the heartbeat moves into shared memory.
     """
@@ -38,14 +38,14 @@ class Watchdog:
     async def watch(self) -> None:
         """Look once a tick, for ever."""
         heartbeat, engine = self._heartbeat, Standstill()
-        told = False
+        reported = False
         while True:
             await asyncio.sleep(TICK_SECONDS)
             heartbeat.tick()
             due = heartbeat.guarded and heartbeat.running
             looks = engine.look(heartbeat.steps, due=due)
-            if due and looks >= heartbeat.limit and not told:
-                told = True
+            if due and looks >= heartbeat.limit and not reported:
+                reported = True
                 self._hangs(heartbeat.complaint)
 
     def start_monitor(self) -> None:

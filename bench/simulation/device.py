@@ -233,7 +233,7 @@ class SimulatedDevice:
         else:
             _check(source.kind == "sequence", "nothing is on disk here")
             other = self._with_kv(source.number)
-            whole = other.total - 1 if other.batch else other.filled
+            whole = other.total if other.batch else other.filled
             shared, kept = other.key, other.snapshots
         length = source.length
         _check(length <= whole, "a source is shorter than it should be")
@@ -247,7 +247,8 @@ class SimulatedDevice:
         changed = set()
         for join in joins:
             one = self._with_kv(join.sequence)
-            _check(one.batch == 0 and one.filled == one.total - 1, "joined before its prefill")
+            # mlx_lm.server leaves a prompt's last token to the first decode step.
+            _check(one.batch == 0 and one.filled >= one.total - 1, "joined before its prefill")
             del self._prefilling[one.number]
             one.batch = join.batch
             self._batches.setdefault(join.batch, []).append(one)
@@ -281,7 +282,7 @@ class SimulatedDevice:
             one = self._with_kv(part.sequence)
             _check(one.batch == 0, "prefilled while it decodes")
             _check(part.start == one.filled, "prefill leaves a gap, or goes back")
-            _check(part.start < part.end < one.total, "prefill is empty, or too long")
+            _check(part.start < part.end <= one.total, "prefill is empty, or too long")
             one.filled = part.end
             if part.snapshot:
                 self._latest_snapshot += 1

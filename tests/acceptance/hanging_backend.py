@@ -2,7 +2,7 @@
 
 `released`: a decode step waits for ever, like a kernel that never ends. `held`: the same inside a
 native call that keeps the interpreter's lock. `slow`: every decode step takes half a second more.
-`slow-load`: a load takes 15 seconds more. `hung-load`: a load waits for ever.
+`slow-load`: a stage of a load takes 15 seconds more. `hung-load`: it waits for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backend import __main__ as entry
-from backend.engine import batch, load, worker
+from backend.engine import batch, device, worker
 
 _EVER = 100_000
 
@@ -31,8 +31,8 @@ _WAYS: dict[str, tuple[Any, str, Callable[[], None]]] = {
     "released": (batch.DecodeBatch, "read", lambda: time.sleep(_EVER)),
     "held": (batch.DecodeBatch, "read", _hold_the_lock),
     "slow": (batch.DecodeBatch, "read", lambda: time.sleep(0.5)),
-    "slow-load": (load, "read", lambda: time.sleep(15)),
-    "hung-load": (load, "read", lambda: time.sleep(_EVER)),
+    "slow-load": (device, "detect", lambda: time.sleep(15)),
+    "hung-load": (device, "detect", lambda: time.sleep(_EVER)),
 }
 
 

@@ -169,6 +169,20 @@ def test_a_load_that_somebody_waits_for_may_take_its_time() -> None:
         next(backend.stream())
 
 
+def test_a_step_that_hangs_is_noticed_while_a_load_waits_behind_it() -> None:
+    with faulty("released") as backend:
+        stream = backend.stream()
+        backend.go_wrong()
+        assert backend.says() == "wrong"
+        failure = failure_of(backend.load)
+        assert failure.code is grpc.StatusCode.UNAVAILABLE
+        assert failure_of(lambda: stream).code is grpc.StatusCode.UNAVAILABLE
+        code, line = backend.ended()
+        assert code == 1
+        assert "the engine hangs: " in line
+        assert "command Load" not in line
+
+
 def test_an_idle_process_is_left_alone() -> None:
     with faulty("released") as backend:
         time.sleep(PAST_BOTH)  # its subject is time that passes

@@ -142,6 +142,23 @@ def test_a_failed_load_leaves_the_loaded_model_as_it_was(bare: Backend) -> None:
     assert bare.stub.Predict(chat("Count to 5."), timeout=WAIT).message
 
 
+def test_a_stream_goes_on_while_another_model_is_loaded(bare: Backend) -> None:
+    vision = TINY_TEXT.parent / "tiny_vision"
+    bare.load(vision)
+    bare.load(ContextSize=100_000)
+    stream = bare.stub.PredictStream(chat(STORY, IgnoreEOS=True), timeout=WAIT)
+    next(stream)
+    told: list[int] = []
+    with ThreadPoolExecutor() as reader:
+        reading = reader.submit(lambda: told.extend(len(reply.message) for reply in stream))
+        before = len(told)
+        bare.load(vision)
+        with pytest.raises(grpc.RpcError) as ended:
+            reading.result(WAIT)
+    assert ended.value.code() is grpc.StatusCode.CANCELLED
+    assert sum(told[before:]) > 40
+
+
 def test_sigterm_in_the_middle_of_streams_ends_them_and_the_process(bare: Backend) -> None:
     bare.load()
     streams = [bare.stub.PredictStream(chat(STORY, IgnoreEOS=True), timeout=WAIT) for _ in range(4)]

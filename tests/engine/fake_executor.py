@@ -61,6 +61,11 @@ class FakeSequence:
         """What its KV has to be made of, as caches compare it."""
         return [*self.arrived.key.tokens.tolist(), *self.generated]
 
+    @property
+    def target(self) -> int:
+        """Tokens to prefill."""
+        return len(self.content) - (not self.arrived.joins)
+
     def sampled(self, at: int) -> int:
         return (7 * self.number + at) % 5
 
@@ -276,8 +281,8 @@ class FakeExecutor:
         assert one.batch is None
         if one.kv is None or one.started_short:
             return
-        assert len(one.kv) == len(one.content) - 1, "it joins before it is prefilled"
-        one.batch = batch
+        assert len(one.kv) == len(one.content), "it joins before it is prefilled"
+        one.batch, one.pending = batch, True
 
     def _prefill(self, group: tuple[Prefill, ...]) -> None:
         width = max(part.end - part.start for part in group)
@@ -289,7 +294,7 @@ class FakeExecutor:
             assert len(group) == 1 or not one.arrived.alone
             if one.kv is None or one.started_short:
                 continue
-            assert len(one.kv) == part.start < part.end <= len(one.content) - 1
+            assert len(one.kv) == part.start < part.end <= one.target
             end = part.end
             if len(group) == 1 and self.dice.random() < self.faults.short_prefill:
                 end = self.dice.randint(part.start, part.end)
@@ -319,12 +324,10 @@ class FakeExecutor:
             assert one.kv is not None
             fed = [*one.content, one.sampled(len(one.generated))]
             one.kv.append(fed[len(one.kv)])
-            if one.pending:
-                for _ in range(ahead):
-                    if one.number not in self.ended:
-                        self._deliver(one)
-                one.kv = one.content
-            one.pending = True
+            for _ in range(ahead):
+                if one.number not in self.ended:
+                    self._deliver(one)
+            one.kv = one.content
 
     def _deliver(self, one: FakeSequence) -> None:
         if one.number in self.ended:

@@ -11,6 +11,7 @@ from backend.engine.commands import Submit
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, Finished, TextDelta
 from backend.engine.gauges import Gauges
+from backend.engine.logits_head import LogitsHead
 from backend.engine.model import EngineModel
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
@@ -25,6 +26,7 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
     table = [f"<{token}>".encode() for token in range(4096)]
     settings: dict[str, Any] = {
         "model": model,
+        "head": LogitsHead(model, kv.vocabulary_size(model)),
         "vocabulary": kv.vocabulary_size(model),
         "end_tokens": frozenset({0}),
         "new_text": lambda continues: ByteStream(table, strip_first_space=False),

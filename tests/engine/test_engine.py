@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.engine import Engine
+from backend.engine.engine_state import EngineState
 from backend.engine.errors import (
     Cancelled,
     InvalidRequest,
@@ -25,7 +26,6 @@ from backend.engine.errors import (
     ShuttingDown,
 )
 from backend.engine.events import Event, Finished
-from backend.engine.facts import EngineState
 from backend.engine.load_request import LoadRequest
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler

@@ -19,13 +19,15 @@ import mlx.core as mx
 import pytest
 
 from backend.engine import batch as decode_batch
+from backend.engine import executor as plan_executor
 from backend.engine import kv, prompt_logprobs
-from backend.engine.batch import DecodeBatch
+from backend.engine.batch import DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting import speculation
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupDrafter
-from backend.engine.drafting.loading import Drafting
 from backend.engine.errors import Cancelled, EngineFailed
+from backend.engine.logits_head import LogitsHead
 from backend.engine.logprobs import BatchLogprobs
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
@@ -135,33 +137,40 @@ class Action:
 NOBODY, ONE, BATCH = 0, 1, 9
 ACTIONS = [
     Action(kv, "new_row", ONE, caller="_fill"),
-    Action(kv, "rewind", ONE, caller="_rewind"),
-    Action(kv, "rewind", ONE, caller="_rewind", late=True, kind="hybrid"),
+    Action(kv, "rewind", ONE, caller="_rewound"),
+    Action(kv, "rewind", ONE, caller="_rewound", late=True, kind="hybrid"),
     Action(kv, "clone", ONE, caller="_fill"),
     Action(DecodeBatch, "extract", ONE, caller="_fill"),
     Action(DecodeBatch, "extract", NOBODY, caller="take"),
     Action(DecodeBatch, "take", NOBODY),
-    Action(kv, "owned", NOBODY),
+    Action(PrefillGroup, "extract", ONE, caller="_fill"),
+    Action(PrefillGroup, "extract", NOBODY, caller="_keep"),
+    Action(PrefillGroup, "gathered", BATCH),
     Action(kv, "evaluate", NOBODY, caller="_finish_entries"),
     Action(kv, "evaluated", NOBODY, kind="hybrid"),
-    Action(kv, "snapshot", ONE, kind="hybrid"),
+    Action(kv.BatchCache, "snapshot", BATCH, kind="hybrid"),
+    Action(kv.BatchCache, "marker", BATCH),
     Action(kv.BatchCache, "join", BATCH),
+    Action(LogitsHead, "last", BATCH),
+    Action(LogitsHead, "last", BATCH, late=True),
+    Action(plan_executor, "first_tokens", BATCH),
+    Action(plan_executor, "first_tokens", BATCH, late=True),
     Action(DecodeBatch, "__init__", BATCH),
     Action(DecodeBatch, "join", BATCH),
     Action(mx, "concatenate", BATCH, caller="join"),
     Action(DecodeBatch, "launch", BATCH),
     Action(DecodeBatch, "launch", BATCH, late=True),
     Action(BatchSampler, "__call__", BATCH),
-    Action(BatchLogprobs, "__call__", BATCH, caller="_launch"),
+    Action(BatchLogprobs, "__call__", BATCH, caller="__call__"),
     Action(decode_batch, "_ids", BATCH, caller="read"),
-    Action(decode_batch, "_ids", BATCH, caller="_advance"),
+    Action(decode_batch, "_ids", BATCH, caller="__call__"),
     Action(DecodeBatch, "read", BATCH, late=True),
-    Action(DecodeBatch, "_logprobs", BATCH),
+    Action(decode_batch, "_sampled", BATCH),
     Action(DecodeBatch, "give_up", BATCH),
     Action(DecodeBatch, "give_up", BATCH, late=True),
     Action(DecodeBatch, "leave", BATCH),
     Action(DecodeBatch, "leave", BATCH, late=True),
-    Action(kv.BatchCache, "leave", BATCH),
+    Action(kv.BatchCache, "leave", BATCH, caller="leave"),
     Action(mx, "eval", BATCH, caller="_finish_pass"),
     Action(prompt_logprobs, "read", BATCH),
     Action(Scoring, "step", ONE),
@@ -469,7 +478,7 @@ def test_a_preempted_sequence_tells_of_its_prompt_once() -> None:
     tell nothing."""
     for generated in range(1, 6):
         rounds = Rounds(model_of("full"))
-        submit(rounds, 4, 4)
+        rounds.submit(4, spread(24, 7), 200)
         rounds.step()
         submit(rounds, 9, 9)
         while len(rounds.heard[9].tokens) < generated:
@@ -480,8 +489,7 @@ def test_a_preempted_sequence_tells_of_its_prompt_once() -> None:
         rounds.scheduler.planner.limits = limits
         rounds.drain(2000)
         assert rounds.scheduler.planner.preemptions == 1
-        for number in (4, 9):
-            same(rounds.heard[number], alone("full", number))
+        same(rounds.heard[9], alone("full", 9))
 
 
 def test_a_constrained_sequence_is_preempted_at_any_token() -> None:

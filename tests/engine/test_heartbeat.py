@@ -42,14 +42,22 @@ def test_another_process_reads_what_was_written_last(steps: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "patient", "guarded"), [(5, False, True), (5, True, False), (0, False, False)]
+    ("limit", "patient", "loads", "guarded"),
+    [
+        (5, False, False, True),
+        (5, False, True, True),
+        (5, True, False, True),
+        (5, True, True, False),
+        (0, False, False, False),
+    ],
 )
 def test_a_load_and_a_limit_of_nothing_are_not_guarded(
-    limit: int, patient: bool, guarded: bool
+    limit: int, patient: bool, loads: bool, guarded: bool
 ) -> None:
     heartbeat = Heartbeat.fresh()
     assert heartbeat.guarded
     heartbeat.limit, heartbeat.patient = limit, patient
+    heartbeat.begin("step", loads=loads)
     assert heartbeat.guarded is guarded
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,24 +24,27 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in sorted(ENGINE.rglob("*.py"))}
 
 
-def loaded_at_once(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that run when the module is loaded: none in functions or for type checkers."""
+def statements(tree: ast.AST, *, ever: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that run when the module is loaded, or with `ever` when its functions are called.
+
+    None that are for type checkers.
+    """
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.Import() | ast.ImportFrom():
                 yield node
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if not ever:
                 pass
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 pass
             case _:
-                yield from loaded_at_once(node)
+                yield from statements(node, ever=ever)
 
 
-def imports(name: str) -> set[str]:
-    """The modules of the engine that a module loads."""
+def imports(name: str, *, ever: bool = False) -> set[str]:
+    """The modules of the engine that a module loads at once, or ever."""
     found: set[str] = set()
-    for node in loaded_at_once(ast.parse(MODULES[name].read_text())):
+    for node in statements(ast.parse(MODULES[name].read_text()), ever=ever):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         else:
@@ -50,22 +53,28 @@ def imports(name: str) -> set[str]:
     return found & MODULES.keys() - {name}
 
 
-def reaches(start: str) -> set[str]:
+def reaches(start: str, loads: Mapping[str, set[str]]) -> set[str]:
     found: set[str] = set()
     left = [start]
     while left:
-        for other in imports(left.pop()) - found:
+        for other in loads[left.pop()] - found:
             found.add(other)
             left.append(other)
     return found
 
 
-def test_no_module_loads_itself_through_others() -> None:
-    assert [name for name in MODULES if name in reaches(name)] == []
+def test_no_module_loads_itself_through_others_now_or_later() -> None:
+    loads = {name: imports(name, ever=True) for name in MODULES}
+    assert [name for name in MODULES if name in reaches(name, loads)] == []
+
+
+def test_a_file_name_means_one_thing() -> None:
+    names = [path.name for path in MODULES.values() if path.name != "__init__.py"]
+    assert [name for name in set(names) if names.count(name) > 1] == []
 
 
 # What modules for text need to know of images and sounds: plain data, and one kind of cache.
-PLAIN = {f"{ROOM}.{name}" for name in ("media.limits", "vision.families", "vision.plan")}
+PLAIN = {f"{ROOM}.{name}" for name in ("media.limits", "vision.families", "vision.media_plan")}
 
 
 def test_modules_for_text_load_nothing_that_sees_or_hears() -> None:
@@ -74,6 +83,14 @@ def test_modules_for_text_load_nothing_that_sees_or_hears() -> None:
     text = (MODULES.keys() - media) | PLAIN
     leaks = {name: leak for name in text if (leak := imports(name) & media - PLAIN)}
     assert leaks == {}
+
+
+def test_only_the_loader_chooses_a_builder_and_only_once_it_knows_the_kind() -> None:
+    builders = {name for name in MODULES if name.endswith("_builder")}
+    assert len(builders) == 3
+    loader = f"{ROOM}.loading.loader"
+    assert imports(loader, ever=True) & builders == builders
+    assert imports(loader) & builders == set()
 
 
 @pytest.mark.parametrize("name", ["planner", "plan", "prefix_index"])

@@ -77,7 +77,7 @@ class Floor:
         self.gone: list[Text] = []
 
     def arrive(self, texts: Sequence[Text]) -> None:
-        self.group.join([kv.new_row(self.model) for _ in texts])
+        self.group.join([(kv.new_row(self.model), 0) for _ in texts])
         self.reading += texts
 
     def read(self, most: Sequence[int]) -> None:
@@ -118,7 +118,7 @@ class Floor:
 
     def return_(self, places: Sequence[int]) -> None:
         """Go on from stored texts, which stay stored."""
-        self.batch.join([kv.clone(self.stored[place][1]) for place in places])
+        self.batch.join([(kv.clone(self.stored[place][1]), 0) for place in places])
         self.running += [self.stored[place][0].copy() for place in places]
 
 
@@ -180,7 +180,7 @@ def test_a_mask_is_an_array_only_where_lengths_differ(kind: str) -> None:
     batch = kv.BatchCache([_filled(kind, 9), _filled(kind, 9, 2)])
     assert _masks(batch, 1) == [None, None]
     assert _masks(batch, 3) == ["causal", "causal"]
-    batch.join([_filled(kind, 5)])
+    batch.join([(_filled(kind, 5), 0)])
     assert all(isinstance(mask, mx.array) for mask in _masks(batch, 1) + _masks(batch, 3))
     batch.leave([2])
     assert _masks(batch, 1) == [None, None]
@@ -200,7 +200,7 @@ def test_a_lone_sequence_stays_on_its_own_row() -> None:
     batch.absorb(group, [0])
     assert batch.layers is row
     assert not len(group)
-    batch.join([_filled("attention", 5)])
+    batch.join([(_filled("attention", 5), 0)])
     batch.leave([1])
     assert [type(layer) for layer in batch.layers] == [type(layer) for layer in row]
     assert batch.nbytes == 9 * kv.cost(kv_model("attention")).per_token
@@ -210,7 +210,7 @@ def test_caches_that_hold_one_sequence_stay_alone() -> None:
     model = kv_model("compressed")
     batch = kv.BatchCache([kv.new_row(model)])
     with pytest.raises(ValueError, match="one sequence at a time"):
-        batch.join([kv.new_row(model)])
+        batch.join([(kv.new_row(model), 0)])
     with batch.prefill([3]) as layers:
         model(mx.array([[1, 2, 3]]), cache=layers)
     assert batch.extract(0)[0].offset == 3
@@ -246,7 +246,7 @@ def test_a_turnover_is_one_copy_and_waits_for_nothing(
     batch.extract(1)
     batch.leave([1])
     assert not made
-    batch.join([joining])
+    batch.join([(joining, 0)])
     assert len(made) == len(batch.layers) == len(joining)
     batch.leave([0, 3])
     assert len(batch.layers) == len(joining)
@@ -261,7 +261,7 @@ def test_a_join_that_fails_changes_nothing() -> None:
     alien = _filled("attention", 4)
     alien[1].keys = mx.zeros((1, 3, 4, 8))  # of a model with three heads
     with pytest.raises(ValueError, match="broadcast"):
-        batch.join([_filled("attention", 7), alien])
+        batch.join([(_filled("attention", 7), 0), (alien, 0)])
     assert len(batch) == 2
     fed = mx.array([[3], [4]])
     assert mx.array_equal(model(fed, cache=batch.layers), model(fed, cache=twin.layers))
@@ -303,10 +303,10 @@ def _fill_store(model: Any, dice: random.Random, stored: list[kv.RowCache], roun
             tokens = [words(max(lengths), dice.randrange(9)) for _ in lengths]
             with group.prefill(lengths) as layers:
                 mx.eval(model(mx.array(tokens), cache=layers))
-            stored.append(group.extract(0) if len(group) > 1 else kv.owned(group.layers))
+            stored.append(group.extract(0))
             batch.absorb(group, range(len(group)))
         if stored and dice.random() < 0.3:
-            batch.join([kv.clone(dice.choice(stored))])
+            batch.join([(kv.clone(dice.choice(stored)), 0)])
         for _ in range(dice.choice([0, 1, 4])):
             if len(batch):
                 mx.eval(model(mx.array([[5]] * len(batch)), cache=batch.layers))

@@ -30,11 +30,12 @@ from backend.engine.loading.adapters import (
     find_adapters,
 )
 from backend.engine.loading.checkpoint import inspect
-from backend.engine.loading.reference import HubModel
+from backend.engine.loading.model_reference import HubModel
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.settings import Settings
 from tests.engine.loading_models import read_weights, write_model, write_weights
+from tests.engine.loads import at_once
 
 CPU = Device("cpu", "a CPU", 64 * GIB, 64 * GIB)
 METAL = Device("metal", "an Apple GPU", 64 * GIB, 64 * GIB)
@@ -114,7 +115,7 @@ def find(
 
 def load(model: Path, *adapters: Adapter, device: Device = CPU, **settings: Any) -> LoadedModel:
     chosen = Settings(**settings)
-    return load_model(inspect(model, "m", chosen), chosen, device, adapters=adapters)
+    return at_once(load_model(inspect(model, "m", chosen), chosen, device, adapters=adapters))
 
 
 def with_change(model: Path, weights: Weights, scale: float, **settings: Any) -> Any:

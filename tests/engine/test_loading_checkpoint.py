@@ -16,8 +16,8 @@ import pytest
 
 from backend.engine.errors import ModelRejected
 from backend.engine.loading import architectures
+from backend.engine.loading.architectures import aliases
 from backend.engine.loading.checkpoint import inspect
-from backend.engine.loading.packages import aliases
 from backend.engine.settings import Settings
 from tests.engine.loading_models import read_weights, write_model, write_weights
 

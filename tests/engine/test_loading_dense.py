@@ -23,6 +23,7 @@ from backend.engine.loading.dense import dense_growth, make_dense, quantized_lay
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.settings import Settings
 from tests.engine.loading_models import write_model
+from tests.engine.loads import at_once
 
 CPU = Device("cpu", "a CPU", 64 * GIB, 64 * GIB)
 METAL = Device("metal", "an Apple GPU", 64 * GIB, 64 * GIB)
@@ -47,7 +48,7 @@ def quantised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def load(path: Path, device: Device = CPU, **settings: Any) -> LoadedModel:
     chosen = Settings(**settings)
-    return load_model(inspect(path, "m", chosen), chosen, device)
+    return at_once(load_model(inspect(path, "m", chosen), chosen, device))
 
 
 def test_a_cpu_computes_what_the_dequantised_checkpoint_says(quantised: Path) -> None:

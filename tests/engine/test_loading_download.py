@@ -16,7 +16,7 @@ from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRe
 from backend.engine.loading import hub_process
 from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.download import download, hub_cache
-from backend.engine.loading.reference import HubModel
+from backend.engine.loading.model_reference import HubModel
 from backend.engine.settings import Settings
 from tests.engine.hub_server import COMMIT, Hub, running_hub
 from tests.engine.loading_models import write_model

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
-from backend.engine.loading.reference import HubModel, LocalModel, resolve
+from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 
 
 @pytest.fixture

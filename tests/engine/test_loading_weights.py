@@ -14,12 +14,13 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.device import GIB, Device
-from backend.engine.errors import Cancelled, EngineError, InvalidRequest, ModelRejected
+from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading import weights
 from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.settings import Settings
 from tests.engine.loading_models import CHAT_TEMPLATE, read_weights, write_model, write_weights
+from tests.engine.loads import at_once
 
 Result = TypeVar("Result")
 
@@ -39,7 +40,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(path: Path, device: Device = CPU, wish: str = "", **settings: Any) -> LoadedModel:
     chosen = Settings(**settings)
-    return load_model(inspect(path, path.name, chosen), chosen, device, dtype=wish)
+    return at_once(load_model(inspect(path, path.name, chosen), chosen, device, dtype=wish))
 
 
 def in_thread(work: Callable[[], Result]) -> Result:
@@ -170,33 +171,53 @@ def test_the_peak_of_a_cast_stays_near_the_final_size(
     assert mx.get_peak_memory() - before < 1.25 * loaded.weights_bytes
 
 
-def test_a_load_can_be_cancelled_between_slices(
+def test_each_slice_of_the_weights_is_a_stage(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_SLICE_BYTES", 1)
+    evaluate, evaluated = mx.eval, 0
+
+    def counted(*arrays: Any) -> None:
+        nonlocal evaluated
+        evaluated += 1
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", counted)
+    in_a_stage = set()
+    for _ in load_model(inspect(dense, "dense", Settings()), Settings(), CPU):
+        in_a_stage.add(evaluated)
+        evaluated = 0
+    assert in_a_stage == {0, 1}
+
+
+def test_a_load_that_is_given_up_keeps_nothing_of_the_model(
     dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_SLICE_BYTES", 1)
-    cancel = threading.Event()
-    evaluate, seen = mx.eval, []
-
-    def cancel_at_third(*arrays: Any) -> None:
-        seen.append(arrays)
-        if len(seen) == 3:
-            cancel.set()
-        evaluate(*arrays)
-
-    monkeypatch.setattr(mx, "eval", cancel_at_third)
-    with pytest.raises(Cancelled, match="loading of model 'dense' was cancelled"):
-        load_model(inspect(dense, "dense", Settings()), Settings(), CPU, cancel=cancel)
-    assert len(seen) == 3
-
-
-def test_an_error_keeps_nothing_of_the_model(dense: Path) -> None:
-    cancel = threading.Event()
-    cancel.set()
     gc.collect()
     before = mx.get_active_memory()
-    with pytest.raises(Cancelled) as cancelled:
-        load_model(inspect(dense, "dense", Settings()), Settings(), CPU, cancel=cancel)
-    assert cancelled.value.__context__ is None
+    stages = load_model(inspect(dense, "dense", Settings()), Settings(), CPU)
+    while mx.get_active_memory() < before + 64 * 1024:
+        next(stages)
+    stages.close()
+    gc.collect()
+    mx.clear_cache()
+    assert mx.get_active_memory() <= before + 1024
+
+
+def test_an_error_keeps_nothing_of_the_model(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_SLICE_BYTES", 1)
+    gc.collect()
+    before = mx.get_active_memory()
+    evaluate = mx.eval
+
+    def fail_in_the_middle(*arrays: Any) -> None:
+        if mx.get_active_memory() > before + 64 * 1024:
+            raise ModelRejected("a file is gone")  # pytest keeps what is logged
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", fail_in_the_middle)
+    with pytest.raises(ModelRejected) as rejected:
+        load(dense)
+    assert rejected.value.__context__ is None
     gc.collect()
     mx.clear_cache()
     assert mx.get_active_memory() <= before + 1024

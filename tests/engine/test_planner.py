@@ -271,9 +271,9 @@ def test_a_file_serves_once() -> None:
 
 def test_a_sequence_that_found_less_than_planned_is_prefilled_before_it_joins() -> None:
     world = World(limits_of(), faults=Faults(short_start=1.0))
-    number = world.arrive(numbered(200), on_disk=199)
+    world.arrive(numbered(200), on_disk=199)
     plan = world.step()
-    assert [join.sequence for join in plan.join] == [number]
+    assert [(part.start, part.end) for group in plan.prefill for part in group] == [(199, 200)]
     plan = world.step()
     assert not plan.join
     assert [part.start for group in plan.prefill for part in group] == [0]

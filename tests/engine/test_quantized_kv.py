@@ -14,18 +14,20 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
 
-from backend.engine import kv, load
+from backend.engine import kv
 from backend.engine.cache_form import use_cache_kind
 from backend.engine.cache_kind import CacheKind, cache_kind
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
+from backend.engine.loading.loader import load
 from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedRow
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.settings import Settings
 from tests.engine.loading_models import write_model
+from tests.engine.loads import at_once
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import engine_model
 from tests.engine.test_parity import _check_schedule
@@ -129,7 +131,7 @@ def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> No
     assert plain.per_token == LAYERS * 2 * 2 * 64 * 4 > cost.per_token
     row = prefilled(model, list(range(1, 40)))
     assert kv.nbytes(row) == cost.of(39)
-    assert kv.nbytes(kv.owned(row)) == 39 * per_token
+    assert kv.nbytes(kv.BatchCache([row]).extract(0)) == 39 * per_token
     assert kv.BatchCache([row, row]).nbytes == 2 * cost.of(39)
 
 
@@ -321,8 +323,7 @@ def test_a_load_prepares_the_cache_that_it_was_asked_for() -> None:
     costs = {}
     for name in ("", "q8_0", "q4_0"):
         request = LoadRequest("m", model, cache_type_key=name, cache_type_value=name)
-        found = load.find(request, threading.Event())
-        engine = load.read(found, request, 1, threading.Event()).engine
+        engine, _, _ = at_once(load(request, 1, threading.Event()))
         assert engine is not None
         costs[name] = engine.cost.per_token
         assert engine.slots == 16

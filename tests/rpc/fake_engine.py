@@ -11,21 +11,24 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import cast
 
 from backend.engine.engine import Asked, Engine
+from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, TextDelta, Usage
-from backend.engine.facts import EngineMetrics, EngineState, EngineStatus, ModelFacts
 from backend.engine.generation import Generation
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
+from backend.engine.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest
+from backend.engine.served_model import ServedModel
 from backend.engine.token_text import ByteStream
 from common.chat_format import ChatFormat
 
 CHAT = ChatFormat.named("hermes", "qwen3")
 WRITTEN = [b"%d" % token for token in range(512)]
-FACTS = ModelFacts(
+FACTS = ServedModel(
     name="tiny",
     model_type="qwen3",
     context_size=2048,
@@ -35,6 +38,11 @@ FACTS = ModelFacts(
     vocabulary_size=512,
     token_bytes=WRITTEN.__getitem__,
     new_text=lambda continues: ByteStream(WRITTEN, strip_first_space=not continues),
+    prompts=cast(PromptBuilder, None),
+    capacity=1,
+    step_timeout=0,
+    weights_bytes=0,
+    epoch=1,
 )
 
 
@@ -89,7 +97,7 @@ class FakeGeneration(Generation):
 class FakeEngine(Engine):
     """One scripted model slot. The threading events are for the test's own thread."""
 
-    def __init__(self, facts: ModelFacts | None = FACTS) -> None:
+    def __init__(self, facts: ServedModel | None = FACTS) -> None:
         self._heartbeat = Heartbeat.fresh()
         self.facts = facts
         self.script = Script()
@@ -111,10 +119,10 @@ class FakeEngine(Engine):
         return self._heartbeat
 
     @property
-    def loaded(self) -> ModelFacts | None:
+    def loaded(self) -> ServedModel | None:
         return self.facts
 
-    def require_model(self) -> ModelFacts:
+    def require_model(self) -> ServedModel:
         if self.facts is None:
             raise NotLoaded
         return self.facts
@@ -123,7 +131,7 @@ class FakeEngine(Engine):
         self.require_model()
         raise WrongKind(f"{asked.rpc} is not served: the model does what a script says")
 
-    async def load(self, request: LoadRequest) -> ModelFacts:
+    async def load(self, request: LoadRequest) -> ServedModel:
         self.loads.append(request)
         if self.load_fault:
             raise self.load_fault

@@ -8,7 +8,7 @@ import threading
 import grpc
 import pytest
 
-from backend.engine.facts import EngineState
+from backend.engine.engine_state import EngineState
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script

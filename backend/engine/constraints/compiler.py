@@ -12,7 +12,7 @@ import llguidance
 import numpy as np
 
 from backend.engine.constraints.constraint import Constraint, words
-from backend.engine.constraints.limits import MARGIN, STACK
+from backend.engine.constraints.grammar_limits import MARGIN, STACK
 from backend.engine.constraints.matching import matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
 from backend.engine.constraints.recent import Recent

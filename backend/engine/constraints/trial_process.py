@@ -17,7 +17,7 @@ from typing import Any
 
 import llguidance
 
-from backend.engine.constraints.limits import (
+from backend.engine.constraints.grammar_limits import (
     CPU_SECONDS,
     MEMORY,
     READING_DEPTH,

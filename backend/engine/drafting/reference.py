@@ -13,7 +13,7 @@ from typing import Any
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint, inspect
-from backend.engine.loading.reference import HubModel, LocalModel, resolve
+from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.settings import SPECIAL_TOKENS, Settings
 
 _CUT_SCHEME = re.compile(r"^(https?|hf|huggingface|file):/(?!/)", re.IGNORECASE)

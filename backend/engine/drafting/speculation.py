@@ -19,8 +19,8 @@ from backend.engine.penalties import Past
 from backend.engine.sampling import BatchSampler
 
 if TYPE_CHECKING:
+    from backend.engine.drafting.draft_loading import Drafting
     from backend.engine.drafting.drafter import Drafter
-    from backend.engine.drafting.loading import Drafting
     from backend.engine.executor import ExecutorSequence
     from backend.engine.request import GenerationRequest
 

@@ -32,19 +32,9 @@ _TIDY_EVERY = 256  # steps between two returns of freed buffers to the system
 Run = Callable[[Sequence[Piece]], list[np.ndarray]]
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderModel:
-    """What the engine thread holds of a model that turns text into numbers.
-
-    run: one step; an output per piece. step_tokens: most padded tokens of a step. stall_ms: the
-    pause that a step may cause in running streams. room: bytes left beside the weights.
-    """
-
-    run: Run
-    cost: ActivationCost
-    step_tokens: int
-    stall_ms: int
-    room: int
+Publish = Callable[[int, "Encoded | EngineError"], None]
+Report = Callable[[str, BaseException], None]
+NewEncoder = Callable[[Publish, Report, Gauges], "EncodeQueue"]
 
 
 @dataclass(eq=False, slots=True)
@@ -69,21 +59,28 @@ class _Row:
 class EncodeQueue:
     """Owner of all such requests of one loaded model.
 
-    publish: tells a request's owner of the answer or of the failure. report: logs a fault.
+    run: one step of the model; an output per piece. pace: the padded tokens of a step. room: bytes
+    left beside the weights. publish: takes a request's answer, or its failure. report: logs a
+    fault.
     """
 
     def __init__(
         self,
-        model: EncoderModel,
-        publish: Callable[[int, Encoded | EngineError], None],
-        report: Callable[[str, BaseException], None],
+        run: Run,
+        cost: ActivationCost,
+        pace: Pace,
+        room: int,
+        publish: Publish,
+        report: Report,
         gauges: Gauges,
     ) -> None:
-        self._model = model
+        self._run = run
+        self._cost = cost
+        self._room = room
         self._publish = publish
         self._report = report
         self._gauges = gauges
-        self._pace = Pace(model.step_tokens, model.stall_ms)
+        self._pace = pace
         self._buckets: dict[int, deque[_Row]] = {}
         self._arrivals = 0
         self._steps = 0
@@ -95,13 +92,13 @@ class EncodeQueue:
     def submit(self, command: Encode) -> None:
         """Queue the rows of a request, or refuse it where one row alone is too much."""
         longest = max(len(piece.ids) for piece in command.pieces)
-        needed = self._model.cost.of(1, longest)
-        if needed > self._model.room:
+        needed = self._cost.of(1, longest)
+        if needed > self._room:
             self._publish(
                 command.ticket,
                 Overloaded(
                     f"a text of {longest} tokens needs {needed // MIB} MiB beside the model, but"
-                    f" {self._model.room // MIB} MiB are left: send a shorter text, or raise"
+                    f" {self._room // MIB} MiB are left: send a shorter text, or raise"
                     " memory_limit_mib"
                 ),
             )
@@ -130,7 +127,7 @@ class EncodeQueue:
         self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}")
         started = time.perf_counter()
         try:
-            outputs = self._model.run([row.piece for row in rows])
+            outputs = self._run([row.piece for row in rows])
         except Exception as fault:
             self._report("encoding", fault)
             failure = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
@@ -152,7 +149,7 @@ class EncodeQueue:
         bucket = min(self._buckets, key=lambda size: self._buckets[size][0].arrival)
         waiting = self._buckets[bucket]
         lengths = (row.length for row in waiting)
-        count = rows_that_fit(lengths, tokens, self._model.cost, self._model.room)
+        count = rows_that_fit(lengths, tokens, self._cost, self._room)
         rows = [waiting.popleft() for _ in range(count)]
         if not waiting:
             del self._buckets[bucket]

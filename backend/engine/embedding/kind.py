@@ -113,7 +113,7 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
     families = FAMILIES[kind]
     model_type = config["model_type"]
     if model_type not in families:
-        raise _rejected(
+        raise ModelRejected.because(
             name,
             f"it {kind.words}, and its model type {shown(model_type)} is not among those that are"
             f" served for that: {_listed(sorted(families))}",
@@ -121,7 +121,7 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
     if kind is ModelKind.RERANK and model_type not in ANSWERING_RERANKERS:
         _require_one_score(name, config)
     if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
-        raise _rejected(name, "its config.json does not name the labels (id2label)")
+        raise ModelRejected.because(name, "its config.json does not name the labels (id2label)")
     for key, computed in (
         ("hidden_act", ("gelu",)),
         ("hidden_activation", ("gelu",)),
@@ -129,7 +129,7 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
     ):
         value = config.get(key, computed[0])
         if "bert" in families[model_type] and value not in computed:
-            raise _rejected(
+            raise ModelRejected.because(
                 name, f"its {key} is {shown(value)}, and only {_listed(computed)} is computed"
             )
 
@@ -137,7 +137,7 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
 def _require_one_score(name: str, config: Mapping[str, Any]) -> None:
     labels = config.get("num_labels") or len(labels_of(config)) or 1
     if labels != 1:
-        raise _rejected(
+        raise ModelRejected.because(
             name,
             f"it sorts texts into {labels} classes; of such models only rerankers are served, which"
             " give one score",
@@ -155,7 +155,3 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _listed(words: Sequence[str]) -> str:
     return ", ".join(words)
-
-
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

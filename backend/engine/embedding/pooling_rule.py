@@ -78,7 +78,9 @@ def pooling_of_checkpoint(
         elif kind != "Transformer" and not (
             kind == "Dense" and config["model_type"] in _DENSE_FAMILIES
         ):
-            raise _rejected(name, f"its step {shown(kind)} of modules.json is not computed here")
+            raise ModelRejected.because(
+                name, f"its step {shown(kind)} of modules.json is not computed here"
+            )
     return _overridden(PoolingRule(mode, normalize), settings)
 
 
@@ -119,10 +121,14 @@ def _mode(stated: Any, name: str) -> Mode | None:
         names = named if isinstance(named, list) else [named]
         unknown = [word for word in names if word not in _NAMES]
         if unknown:
-            raise _rejected(name, f"its pooling {shown(unknown[0])} is not computed here")
+            raise ModelRejected.because(
+                name, f"its pooling {shown(unknown[0])} is not computed here"
+            )
         chosen = [_NAMES[word] for word in names]
     if len(chosen) > 1:
-        raise _rejected(name, f"it joins several poolings ({', '.join(chosen)}) in one vector")
+        raise ModelRejected.because(
+            name, f"it joins several poolings ({', '.join(chosen)}) in one vector"
+        )
     return chosen[0] if chosen else None
 
 
@@ -133,8 +139,6 @@ def _read(file: Path, name: str) -> Any:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
-        raise _rejected(name, f"{file.parent.name}/{file.name} is not valid JSON") from None
-
-
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")
+        raise ModelRejected.because(
+            name, f"{file.parent.name}/{file.name} is not valid JSON"
+        ) from None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
-from backend.engine.loading.reference import HubModel, resolve
+from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.shards import ShardError, read_header
 from common.options import shown
 

@@ -1,15 +1,18 @@
-"""Which model types mlx-lm can build: its package has one module for each.
+"""Which models mlx-lm and mlx-vlm can build, read from their files without importing them.
 
-The check runs before a download, on a thread that must not touch MLX.
+Either package has one module for each model type. The check runs before a download, on a thread
+that must not touch MLX; importing either costs a second.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
+from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
-
-from backend.engine.loading.packages import aliases, model_files
 
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
 
@@ -53,3 +56,28 @@ def is_multimodal(config: dict[str, Any]) -> bool:
 def holds_media(tensors: frozenset[str]) -> bool:
     """Whether weights of a part that sees or hears are among the tensors."""
     return any(not _MEDIA_MODULES.isdisjoint(name.split(".")) for name in tensors)
+
+
+def model_files(package: str, pattern: str) -> Iterable[Path]:
+    """The files of its `models` that match; none where it is not installed."""
+    folder = _folder(package)
+    return (folder / "models").glob(pattern) if folder else ()
+
+
+@cache
+def aliases(package: str) -> Mapping[str, str]:
+    """Model types that the package builds with another type's module."""
+    folder = _folder(package)
+    if folder is None:
+        return {}
+    # MODEL_REMAPPING is a literal in mlx-lm 0.32 and mlx-vlm 0.7.
+    for node in ast.parse((folder / "utils.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MODEL_REMAPPING":
+            table: dict[str, str] = ast.literal_eval(node.value)
+            return table
+    return {}
+
+
+def _folder(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None

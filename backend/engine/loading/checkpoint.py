@@ -19,7 +19,7 @@ from backend.engine.loading.architectures import (
     is_multimodal,
     model_types,
 )
-from backend.engine.loading.reference import gguf_rejected
+from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_seen
@@ -72,7 +72,7 @@ def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
         _require_tokenizer(path, name)
         return Checkpoint(path, name, config, shards.bytes, kind, media)
     except OSError as error:
-        raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
+        raise ModelRejected.because(name, f"its files cannot be read: {error.strerror}") from None
 
 
 def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
@@ -81,30 +81,34 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
     config = _read_config(path, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise _rejected(name, "config.json names no model_type")
+        raise ModelRejected.because(name, "config.json names no model_type")
     if own_code := config.get("model_file"):
         if not settings.trust_remote_code:
-            raise _rejected(
+            raise ModelRejected.because(
                 name,
                 f"it brings its own Python code ({shown(own_code)}), which is not run unless the"
                 " host sets trust_remote_code; do so only if you trust its author",
             )
         if Path(str(own_code)).name != own_code or own_code not in files:
-            raise _rejected(name, f"its code file {shown(own_code)} is not in its folder")
+            raise ModelRejected.because(
+                name, f"its code file {shown(own_code)} is not in its folder"
+            )
         return config
     kind = _kind(config, files, settings)
     if kind is not ModelKind.TEXT:
         require_family(name, kind, config)
         return config
     if config.get("is_encoder_decoder"):
-        raise _rejected(name, "it is an encoder-decoder model; this version serves decoders only")
+        raise ModelRejected.because(
+            name, "it is an encoder-decoder model; this version serves decoders only"
+        )
     tensors = _indexed(path, name)
     if not tensors and is_multimodal(config) and settings.type != "text":
         why = why_not_seen(config)
         if not why:
             return config
         if model_type not in model_types():
-            raise _rejected(name, why)
+            raise ModelRejected.because(name, why)
     if not _takes_media(name, config, tensors, settings):
         _require_text_family(name, model_type)
     return config
@@ -112,7 +116,7 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
 
 def _require_text_family(name: str, model_type: str) -> None:
     if model_type not in model_types():
-        raise _rejected(
+        raise ModelRejected.because(
             name,
             f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
             f"{did_you_mean(model_type, model_types())}",
@@ -127,9 +131,9 @@ def _read_config(path: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads((path / "config.json").read_bytes())
     except (ValueError, RecursionError):
-        raise _rejected(name, "config.json is not valid JSON") from None
+        raise ModelRejected.because(name, "config.json is not valid JSON") from None
     if not isinstance(config, dict):
-        raise _rejected(name, "config.json is not a JSON object")
+        raise ModelRejected.because(name, "config.json is not a JSON object")
     return config
 
 
@@ -138,37 +142,39 @@ def require_files(name: str, files: frozenset[str]) -> None:
     names = [file.lower() for file in files]
     weights = any(fnmatch(file, PATTERN) for file in files)
     if not files:
-        raise IncompleteError(_sentence(name, "the folder is empty"))
+        raise IncompleteError.because(name, "the folder is empty")
     if not weights and any(file.endswith(".gguf") for file in names):
         raise gguf_rejected(name)
     if "adapter_config.json" in files and "config.json" not in files:
-        raise _rejected(name, "it is a LoRA adapter, not a model: name the model it was made for")
+        raise ModelRejected.because(
+            name, "it is a LoRA adapter, not a model: name the model it was made for"
+        )
     if "config.json" not in files:
         reason = "the folder has no config.json, so it is not a model directory"
-        raise IncompleteError(_sentence(name, reason))
+        raise IncompleteError.because(name, reason)
     if weights:
         return
     if any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in names):
-        raise _rejected(
+        raise ModelRejected.because(
             name,
             "its weights are PyTorch files: convert it with mlx_lm.convert, or find a version with"
             " safetensors files",
         )
-    raise IncompleteError(_sentence(name, "the folder has no weights (model*.safetensors)"))
+    raise IncompleteError.because(name, "the folder has no weights (model*.safetensors)")
 
 
 def _weights(path: Path, name: str) -> Shards:
     try:
         return read_shards(path)
     except ShardError as error:
-        raise IncompleteError(_sentence(name, str(error))) from None
+        raise IncompleteError.because(name, str(error)) from None
 
 
 def _indexed(path: Path, name: str) -> frozenset[str]:
     try:
         return indexed_tensors(path)
     except ShardError as error:
-        raise IncompleteError(_sentence(name, str(error))) from None
+        raise IncompleteError.because(name, str(error)) from None
 
 
 def _takes_media(
@@ -185,11 +191,13 @@ def _takes_media(
     if not wanted and not (is_multimodal(config) and holds_media(tensors)):
         return False
     if wanted and tensors and not holds_media(tensors):
-        raise _rejected(name, "type is vision, but its weights hold no part that sees or hears")
+        raise ModelRejected.because(
+            name, "type is vision, but its weights hold no part that sees or hears"
+        )
     if why := why_not_seen(config):
         text_part = config["model_type"] in model_types()
         hint = "; to serve its text part alone, set the option type:text" if text_part else ""
-        raise _rejected(name, f"{why}{hint}")
+        raise ModelRejected.because(name, f"{why}{hint}")
     return True
 
 
@@ -199,12 +207,4 @@ def _require_tokenizer(path: Path, name: str) -> None:
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return
     reason = "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
-    raise IncompleteError(_sentence(name, f"{reason} vocabulary file"))
-
-
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(_sentence(name, reason))
-
-
-def _sentence(name: str, reason: str) -> str:
-    return f"model {shown(name)} cannot be loaded: {reason}"
+    raise IncompleteError.because(name, f"{reason} vocabulary file")

@@ -22,7 +22,7 @@ from backend.engine.loading.checkpoint import (
     require_files,
 )
 from backend.engine.loading.hub_process import fetch
-from backend.engine.loading.reference import HubModel
+from backend.engine.loading.model_reference import HubModel
 from backend.engine.settings import Settings
 from common.options import shown
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from backend.engine.device import MIB
 from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRejected
-from backend.engine.loading.reference import HubModel
+from backend.engine.loading.model_reference import HubModel
 from common.options import shown
 
 _log = logging.getLogger(__name__)

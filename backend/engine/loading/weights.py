@@ -1,15 +1,14 @@
-"""The step from a checked directory to a model in memory, on the engine thread.
+"""The step from a checked directory to a model in memory.
 
 Weights are opened lazily, cast, and evaluated a slice at a time: the peak stays near the final
-size, progress can be told, and a load can be cancelled between slices. Nothing lazy is left: an
-array that was recorded on one thread cannot be evaluated on another.
+size, and running streams and a cancelled load wait for one slice. Nothing lazy is left: an array
+that was recorded on one thread cannot be evaluated on another.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,10 +24,11 @@ from backend.engine.device import (
     memory_limit,
     weight_type,
 )
-from backend.engine.errors import Cancelled, EngineError, ModelRejected
+from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.context import context_of
+from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.settings import Settings, weight_dtype
 from common.options import shown
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SLICE_BYTES = 256 * MIB
+OpenModel = Callable[[Path], tuple[Any, dict[str, Any]]]
+
+_SLICE_BYTES = 32 * MIB
 _PROGRESS_SECONDS = 2.0
 
 
@@ -82,26 +84,23 @@ def load_model(
     *,
     dtype: str = "",
     adapters: Sequence[Adapter] = (),
-    cancel: threading.Event | None = None,
-    open_model: Callable[[Path], tuple[Any, dict[str, Any]]] | None = None,
-) -> LoadedModel:
-    """Load a checkpoint with its adapters. Raises ModelRejected, InvalidRequest, Cancelled.
+    open_model: OpenModel | None = None,
+) -> Stages[LoadedModel]:
+    """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
 
     `dtype` is the load request's own field. open_model: makes the model, its weights still lazy,
     and tells its configuration; None leaves that to mlx-lm. After any error nothing is kept.
     """
     wanted = weight_type(device, weight_dtype(settings, dtype))
     try:
-        return _load(checkpoint, settings, device, wanted, adapters, cancel, open_model)
+        return (yield from _load(checkpoint, settings, device, wanted, adapters, open_model))
     except EngineError as error:
         refusal = error
     except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
         _log.warning(
             "model %s: its weights cannot be loaded", shown(checkpoint.name), exc_info=True
         )
-        refusal = ModelRejected(
-            f"model {shown(checkpoint.name)} cannot be loaded: {_reason(error, checkpoint.path)}"
-        )
+        refusal = ModelRejected.because(checkpoint.name, _reason(error, checkpoint.path))
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
     raise refusal.with_traceback(None)
@@ -113,12 +112,13 @@ def _load(
     device: Device,
     wanted: WeightType | None,
     adapters: Sequence[Adapter],
-    cancel: threading.Event | None,
-    open_model: Callable[[Path], tuple[Any, dict[str, Any]]] | None,
-) -> LoadedModel:
+    open_model: OpenModel | None,
+) -> Stages[LoadedModel]:
+    yield "files"
     from mlx_lm.utils import load_model as open_text_model
 
     tokenizer = load_tokenizer(checkpoint, settings)
+    yield "engine"
     if open_model is not None:
         model, config = open_model(checkpoint.path)
     else:
@@ -137,12 +137,12 @@ def _load(
     )
     size = _bytes_of(model)
     if size > limit:
-        raise ModelRejected(
-            f"model {shown(checkpoint.name)} cannot be loaded: its weights take"
-            f" {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise memory_limit_mib or use"
-            " a smaller or more quantised model"
+        raise ModelRejected.because(
+            checkpoint.name,
+            f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
+            " memory_limit_mib or use a smaller or more quantised model",
         )
-    _evaluate(model, checkpoint.name, size, cancel)
+    yield from _evaluate(model, size)
     return LoadedModel(
         name=checkpoint.name,
         model=model,
@@ -204,14 +204,13 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
     return True
 
 
-def _evaluate(model: Any, name: str, total: int, cancel: threading.Event | None) -> None:
+def _evaluate(model: Any, total: int) -> Stages[None]:
     import mlx.core as mx
 
     started = told = time.monotonic()
     done = 0
     for part in _slices(model):
-        if cancel is not None and cancel.is_set():
-            raise Cancelled(f"loading of model {shown(name)} was cancelled")
+        yield "engine"
         mx.eval(part)
         done += sum(array.nbytes for array in part)
         if time.monotonic() - told >= _PROGRESS_SECONDS:

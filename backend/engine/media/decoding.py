@@ -18,21 +18,12 @@ from backend.engine.media.picture import decode_picture
 from backend.engine.media.sound import decode_sound
 
 _Item = TypeVar("_Item", Picture, Sound)
-_VIDEO = (
-    "is a video, and videos are not decoded here: send single frames of it as images, in the order"
-    " of time"
-)
 
 
-def decode(
-    images: Sequence[str], audios: Sequence[str], videos: Sequence[str], limits: MediaLimits
-) -> Media:
+def decode(images: Sequence[str], audios: Sequence[str], limits: MediaLimits) -> Media:
     """Every item of a request, decoded. Raises InvalidRequest, which names the item."""
     _require_count("Images", "LimitImagePerPrompt", len(images), limits.images)
     _require_count("Audios", "LimitAudioPerPrompt", len(audios), limits.audios)
-    _require_count("Videos", "LimitVideoPerPrompt", len(videos), limits.videos)
-    if videos:
-        raise refusal("Videos[0]", _VIDEO)
     return Media(_pictures(images, limits), _sounds(audios, limits))
 
 

@@ -36,24 +36,14 @@ class Sound:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """One video as the pictures taken from it, evenly over its length in seconds."""
-
-    frames: tuple[Picture, ...]
-    seconds: float
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Media:
     """Everything that a request brought beside its text, in the order in which it came."""
 
     pictures: tuple[Picture, ...] = ()
     sounds: tuple[Sound, ...] = ()
-    clips: tuple[Clip, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.pictures or self.sounds or self.clips)
+        return bool(self.pictures or self.sounds)
 
 
 class BadItem(Exception):

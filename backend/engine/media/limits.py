@@ -18,7 +18,7 @@ PICTURES_IN_ALL = 4
 class MediaLimits:
     """Bounds of one load, for each request.
 
-    images, audios, videos: items. item_bytes: of one item, encoded as its file is.
+    images, audios: items. item_bytes: of one item, encoded as its file is.
     image_pixels: of one image; all images of a request together may have `PICTURES_IN_ALL` times
     as many. audio_seconds: of all sounds of a request together. allow_paths: whether an item may
     be a path of a file on this machine.
@@ -26,7 +26,6 @@ class MediaLimits:
 
     images: int = DEFAULT_COUNT
     audios: int = DEFAULT_COUNT
-    videos: int = DEFAULT_COUNT
     item_bytes: int = 64 * MIB
     image_pixels: int = 33_554_432
     audio_seconds: int = 600
@@ -50,7 +49,6 @@ def media_limits(settings: Settings, images: int, videos: int, audios: int) -> M
             )
     return MediaLimits(
         images=images or DEFAULT_COUNT,
-        videos=videos or DEFAULT_COUNT,
         audios=audios or DEFAULT_COUNT,
         item_bytes=settings.max_media_mib * MIB,
         image_pixels=settings.max_image_pixels,

@@ -1,6 +1,6 @@
 """Which model types are served with what sees and hears, decided without importing mlx-vlm.
 
-What can be found out by trying is found out when the model is loaded (`engine.vision.loading`).
+What can be found out by trying is found out when the model is loaded (`vision_builder`).
 Listed here is what no trial shows: families that would answer, and wrongly.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from backend.engine.loading.packages import aliases, model_files
+from backend.engine.loading.architectures import aliases, model_files
 from common.options import shown
 
 _ALL_SEEN = "its prompt is read in both directions, which a batch of text rows is not"

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.vision.model import SeeingModel, accepted
-from backend.engine.vision.plan import MediaItem
+from backend.engine.vision.media_plan import MediaItem
+from backend.engine.vision.seeing_model import SeeingModel, accepted
 
 # Outputs of mlx-vlm's get_input_embeddings. Positions are computed for the whole prompt instead.
 _READ = {"inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs"}

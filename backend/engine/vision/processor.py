@@ -20,7 +20,7 @@ import numpy as np
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.items import Picture, Sound
 from backend.engine.vision.features import frozen
-from backend.engine.vision.plan import MediaItem
+from backend.engine.vision.media_plan import MediaItem
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from backend.engine.drafting.reference import resolve_draft
 from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading.reference import HubModel, LocalModel
+from backend.engine.loading.model_reference import HubModel, LocalModel
 from tests.engine.drafting.tiny import MODELS, draft_model
 from tests.engine.loading_models import write_model
 

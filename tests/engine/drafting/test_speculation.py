@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
+from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupDrafter
-from backend.engine.drafting.loading import Drafting
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model

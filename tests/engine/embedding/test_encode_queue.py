@@ -9,10 +9,11 @@ import numpy as np
 
 from backend.engine.commands import Encode
 from backend.engine.embedding.batch_plan import ActivationCost
-from backend.engine.embedding.encode_queue import EncodeQueue, EncoderModel
+from backend.engine.embedding.encode_queue import EncodeQueue
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
 from backend.engine.gauges import Gauges
+from backend.engine.prefill import Pace
 
 
 class Room:
@@ -22,8 +23,15 @@ class Room:
         self.steps: list[list[int]] = []
         self.told: dict[int, Any] = {}
         self.faults: list[str] = []
-        model = EncoderModel(self._run, ActivationCost(1, 16, 4), 64, 250, room)
-        self.queue = EncodeQueue(model, self.told.__setitem__, self._report, Gauges())
+        self.queue = EncodeQueue(
+            self._run,
+            ActivationCost(1, 16, 4),
+            Pace(64, 250),
+            room,
+            self.told.__setitem__,
+            self._report,
+            Gauges(),
+        )
 
     def _run(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
         self.steps.append([len(piece.ids) for piece in pieces])

@@ -31,11 +31,11 @@ SOUNDS += [
 
 
 def as_picture(content: bytes) -> None:
-    decode([base64.b64encode(content).decode()], [], [], LIMITS)
+    decode([base64.b64encode(content).decode()], [], LIMITS)
 
 
 def as_sound(content: bytes) -> None:
-    decode([], [base64.b64encode(content).decode()], [], LIMITS)
+    decode([], [base64.b64encode(content).decode()], LIMITS)
 
 
 def only_refused(read: Callable[[bytes], None], content: bytes) -> None:
@@ -72,7 +72,7 @@ def damage(content: bytes, seed: int) -> bytes:
 def test_no_text_raises_anything_but_a_refusal(text: str) -> None:
     for images, audios in (([text], []), ([], [text])):
         with pytest.raises(InvalidRequest):
-            decode(images, audios, [], LIMITS)
+            decode(images, audios, LIMITS)
 
 
 @given(

@@ -54,7 +54,7 @@ def test_the_samples_are_what_they_are_meant_to_be() -> None:
 )
 def test_every_encoding_gives_the_same_bytes(text: str) -> None:
     assert item_bytes(text, MIB, allow_paths=False) == PNG
-    assert decode([text], [], [], LIMITS).pictures[0].width == 9
+    assert decode([text], [], LIMITS).pictures[0].width == 9
 
 
 def test_no_mlx_is_needed() -> None:
@@ -95,7 +95,7 @@ def test_a_bare_jpeg_is_no_path() -> None:
 )
 def test_all_else_is_refused_by_the_name_of_the_item(text: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        decode([STANDARD, STANDARD, text], [], [], LIMITS)
+        decode([STANDARD, STANDARD, text], [], LIMITS)
     assert str(caught.value).startswith("Images[2] ")
     assert says in str(caught.value)
 
@@ -104,9 +104,9 @@ def test_paths_are_taken_where_the_load_allows_them(tmp_path: Path) -> None:
     file = tmp_path / "staged image.png"
     file.write_bytes(PNG)
     allowed = media_limits(Settings(allow_media_paths=True), 0, 0, 0)
-    assert decode([str(file)], [], [], allowed).pictures[0].width == 9
+    assert decode([str(file)], [], allowed).pictures[0].width == 9
     with pytest.raises(InvalidRequest, match=r"Images\[0\] is a path or no base64") as caught:
-        decode([str(file)], [], [], LIMITS)
+        decode([str(file)], [], LIMITS)
     assert str(tmp_path) not in str(caught.value)
 
 
@@ -127,17 +127,17 @@ def test_only_regular_files_within_the_bound_are_read(tmp_path: Path) -> None:
     limits = MediaLimits(allow_paths=True, item_bytes=MIB)
     for path, says in refused.items():
         with pytest.raises(InvalidRequest, match=says) as caught:
-            decode([path], [], [], limits)
+            decode([path], [], limits)
         assert str(tmp_path) not in str(caught.value)
 
 
 def test_no_item_is_larger_than_the_load_allows() -> None:
     limits = MediaLimits(item_bytes=len(PNG))
-    assert decode([STANDARD], [], [], limits).pictures
+    assert decode([STANDARD], [], limits).pictures
     limits = MediaLimits(item_bytes=len(PNG) - 1)
     for text in (STANDARD, f"data:image/png,{quote_from_bytes(PNG)}"):
         with pytest.raises(InvalidRequest, match="larger max_media_mib"):
-            decode([text], [], [], limits)
+            decode([text], [], limits)
 
 
 def test_items_come_in_order_and_are_counted() -> None:
@@ -145,38 +145,36 @@ def test_items_come_in_order_and_are_counted() -> None:
     images = [base64.b64encode(save(plain(colour=c), "PNG")).decode() for c in colours]
     wave = base64.b64encode(sound_corpus.save(sound_corpus.tone())).decode()
     limits = media_limits(Settings(), 3, 0, 1)
-    media = decode(images, [wave], [], limits)
+    media = decode(images, [wave], limits)
     assert [picture.pixels.getpixel((0, 0)) for picture in media.pictures] == colours
-    assert (len(media.sounds), media.clips, bool(media)) == (1, (), True)
-    assert not decode([], [], [], limits)
+    assert (len(media.sounds), bool(media)) == (1, True)
+    assert not decode([], [], limits)
     with pytest.raises(InvalidRequest, match=r"Images has 4 items.* larger LimitImagePerPrompt"):
-        decode([*images, ""], [], [], limits)
+        decode([*images, ""], [], limits)
     with pytest.raises(InvalidRequest, match=r"Audios has 2 items.* larger LimitAudioPerPrompt"):
-        decode([], [wave, wave], [], limits)
+        decode([], [wave, wave], limits)
     with pytest.raises(InvalidRequest, match=r"Audios\[0\] is in the format PNG"):
-        decode([], images[:1], [], limits)
+        decode([], images[:1], limits)
     with pytest.raises(InvalidRequest, match=r"Images\[0\] is a WAV file"):
-        decode([wave], [], [], limits)
-    with pytest.raises(InvalidRequest, match=r"Videos\[0\] is a video"):
-        decode([], [], [wave], limits)
+        decode([wave], [], limits)
 
 
 def test_a_request_is_bounded_as_a_whole() -> None:
     image = base64.b64encode(save(plain(size=(100, 10)), "PNG")).decode()
     limits = MediaLimits(image_pixels=1000)
-    assert len(decode([image] * 4, [], [], limits).pictures) == 4
+    assert len(decode([image] * 4, [], limits).pictures) == 4
     with pytest.raises(InvalidRequest, match=r"Images\[4\] .*may have 4000 in all, of which 0"):
-        decode([image] * 5, [], [], limits)
+        decode([image] * 5, [], limits)
     second = base64.b64encode(sound_corpus.save(sound_corpus.tone(seconds=1))).decode()
-    assert len(decode([], [second] * 2, [], MediaLimits(audio_seconds=2)).sounds) == 2
+    assert len(decode([], [second] * 2, MediaLimits(audio_seconds=2)).sounds) == 2
     with pytest.raises(InvalidRequest, match=r"Audios\[2\] .*may have 2 together"):
-        decode([], [second] * 3, [], MediaLimits(audio_seconds=2))
+        decode([], [second] * 3, MediaLimits(audio_seconds=2))
 
 
 def test_limits_come_from_the_load() -> None:
     settings = Settings(max_image_pixels=7, max_audio_seconds=8, max_media_mib=9)
     limits = media_limits(settings, 1, 2, 0)
-    assert (limits.images, limits.videos, limits.audios) == (1, 2, DEFAULT_COUNT)
+    assert (limits.images, limits.audios) == (1, DEFAULT_COUNT)
     assert (limits.image_pixels, limits.audio_seconds, limits.item_bytes) == (7, 8, 9 * MIB)
     assert media_limits(Settings(), 0, 0, 0) == MediaLimits()
     with pytest.raises(InvalidRequest, match="LimitVideoPerPrompt is -1"):

@@ -156,7 +156,6 @@ async def test_what_a_user_writes_is_no_picture(engine: Engine) -> None:
     ("attachments", "sentence"),
     [
         (Attachments(audios=("aGk=",)), "Audios has 1 items, but this model takes no audio"),
-        (Attachments(videos=("aGk=",)), r"Videos\[0\] is a video"),
         (Attachments(("aGk=",)), r"Images\[0\] is no image"),
         (shown("red", image_messages=(1,)), "names message 1, which is no message of a user"),
         (shown("red", image_messages=()), "has 0 entries, and Images 1"),

@@ -17,9 +17,9 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.request import Attachments, Sampling
 from backend.engine.score_plan import ScoreRequest
-from backend.engine.vision import prefill
+from backend.engine.vision import media_prefill
 from backend.engine.vision.features import Features, encode
-from backend.engine.vision.plan import MediaItem
+from backend.engine.vision.media_plan import MediaItem
 from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, asking, said, seeing, shown
 
 COUNTING = "Count to 30."
@@ -69,7 +69,7 @@ async def test_a_picture_is_encoded_once_for_each_content(
         return encode(model, item)
 
     async with seeing(prompt_cache_mib=0) as engine:
-        monkeypatch.setattr(prefill, "encode", counting)
+        monkeypatch.setattr(media_prefill, "encode", counting)
         for question in (ONE, ONE, "Name the colour of the image."):
             await said(engine, asking(question, shown("red")))
         assert len(encoded) == 1

@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.vision.plan import MediaItem, MediaPlan, spliced
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, spliced
 
 MARKER = (901, 902)
 

@@ -1,9 +1,8 @@
-"""What a loaded model drafts with; runs on the engine thread, after the model is loaded."""
+"""What a loaded model drafts with; loaded after the model itself."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from backend.engine.drafting.drafter import Drafter, FirstOf, LookupDrafter
 from backend.engine.drafting.reference import in_its_name, own_settings
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.prefill import Pace
 from backend.engine.settings import Settings
@@ -50,12 +50,11 @@ def load_drafting(
     device: Device,
     *,
     dtype: str = "",
-    cancel: threading.Event | None = None,
-) -> Drafting | None:
+) -> Stages[Drafting | None]:
     """Load the draft model, and say how to draft; None where nothing asks for it.
 
-    context_size: tokens that the main model is served with. Raises ModelRejected,
-    InvalidRequest, Cancelled.
+    Begins and ends on `engine`. context_size: tokens that the main model is served with. Raises
+    ModelRejected, InvalidRequest.
     """
     if checkpoint is None and not settings.prompt_lookup:
         return None
@@ -68,7 +67,7 @@ def load_drafting(
     if checkpoint is None:
         return Drafting(settings.n_draft, LookupDrafter)
     with in_its_name():
-        draft = _load(checkpoint, main, context_size, settings, device, dtype, cancel)
+        draft = yield from _load(checkpoint, main, context_size, settings, device, dtype)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
 
     def new_drafter() -> Drafter:
@@ -85,9 +84,9 @@ def _load(
     settings: Settings,
     device: Device,
     dtype: str,
-    cancel: threading.Event | None,
-) -> DraftModel:
-    loaded = load_model(checkpoint, own_settings(settings), device, dtype=dtype, cancel=cancel)
+) -> Stages[DraftModel]:
+    loaded = yield from load_model(checkpoint, own_settings(settings), device, dtype=dtype)
+    yield "engine"
     if difference := _difference(main.tokenizer, loaded.tokenizer):
         raise ModelRejected(
             f"model {shown(loaded.name)} cannot guess for {shown(main.name)}, because their"
@@ -104,9 +103,9 @@ def _load(
     else:
         broken = ""
     if broken:
-        raise _rejected(loaded.name, f"it failed on its first token ({broken})")
+        raise ModelRejected.because(loaded.name, f"it failed on its first token ({broken})")
     if not trims:
-        raise _rejected(
+        raise ModelRejected.because(
             loaded.name,
             "it cannot go back on a wrong guess: its cache has a window or a recurrent state",
         )
@@ -121,7 +120,7 @@ def _load(
     )
     needed, limit = main.weights_bytes + draft.nbytes, memory_limit(device, settings)
     if needed > limit:
-        raise _rejected(
+        raise ModelRejected.because(
             loaded.name,
             f"with the model it takes {needed // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
             " memory_limit_mib, lower context_size, or load without it",
@@ -158,7 +157,3 @@ def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
 
 def _id(vocabulary: Mapping[str, int], token: str) -> str:
     return str(vocabulary[token]) if token in vocabulary else "absent"
-
-
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

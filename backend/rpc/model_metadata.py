@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from backend.engine.facts import ModelFacts
+from backend.engine.served_model import ServedModel
 from wire import backend_pb2 as pb
 
 
-def response(facts: ModelFacts) -> pb.ModelMetadataResponse:
+def response(facts: ServedModel) -> pb.ModelMetadataResponse:
     """Thinking, a sample rendering, and the markers around calls and reasoning."""
     chat = facts.format_of(tools=True)
     markers = pb.ToolFormatMarkers()

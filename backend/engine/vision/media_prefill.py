@@ -14,8 +14,8 @@ import numpy as np
 
 from backend.engine.row_shift import RowShift
 from backend.engine.vision.features import FeatureCache, Features, encode, of_text, positions_of
-from backend.engine.vision.model import SeeingModel
-from backend.engine.vision.plan import MediaPlan, Span
+from backend.engine.vision.media_plan import MediaPlan, Span
+from backend.engine.vision.seeing_model import SeeingModel
 
 
 class MediaReader:

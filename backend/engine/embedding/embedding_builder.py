@@ -1,23 +1,22 @@
-"""Checkpoints that turn text into numbers: weights through mlx-vlm, readers around them."""
+"""Builds a model that turns text into numbers: weights through mlx-vlm, a reader around them."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from backend.engine import device as devices
 from backend.engine.chat import chat_format
-from backend.engine.device import MIB, Device
+from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
-from backend.engine.embedding.encode_queue import EncoderModel, Run
+from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
 from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, ModelKind, labels_of
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.pooling_rule import (
@@ -34,17 +33,18 @@ from backend.engine.embedding.readers import (
     yes_no_prompt,
 )
 from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.load_request import LoadOrder
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.context import served_context
-from backend.engine.loading.weights import LoadedModel, load_model
+from backend.engine.loading.stages import Stages
+from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
+from backend.engine.model import Built
+from backend.engine.prefill import Pace
 from backend.engine.prompts import PromptBuilder
+from backend.engine.served_model import ServedModel
 from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts
 from common.options import shown
-
-if TYPE_CHECKING:
-    from backend.engine.load import Found, Loaded
-    from backend.engine.load_request import LoadRequest
 
 _log = logging.getLogger(__name__)
 
@@ -55,34 +55,31 @@ _CLASSES = {
 }
 
 
-def read_encoder(
-    found: Found, request: LoadRequest, epoch: int, cancelled: threading.Event
-) -> Loaded:
-    """Load such a model and prove it. Raises ModelRejected, InvalidRequest, Cancelled."""
-    from backend.engine.facts import ModelFacts
-    from backend.engine.load import Loaded, Served
-
-    started = time.perf_counter()
-    settings, checkpoint = found.settings, found.checkpoint
+def build(order: LoadOrder) -> Stages[Built]:
+    """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
+    settings, checkpoint = order.settings, order.checkpoint
+    yield "engine"
     here = devices.detect()
     devices.prepare(here)
-    loaded = load_model(
+    loaded = yield from load_model(
         checkpoint,
         settings,
         here,
-        dtype=request.dtype,
-        adapters=found.adapters,
-        cancel=cancelled,
+        dtype=order.request.dtype,
+        adapters=order.adapters,
         open_model=_opener(checkpoint),
     )
     plan = devices.memory_plan(here, settings, loaded.weights_bytes)
-    devices.apply(plan)
-    limits = _limits(checkpoint, loaded, request.context_size)
+    limits = _limits(checkpoint, loaded, order.request.context_size)
+
+    yield "files"
     run, reader = _read_kind(checkpoint, loaded, settings, limits)
-    _prove(run, loaded.name)
     prompts = PromptBuilder(loaded.tokenizer, limits.context, limits.vocabulary)
     texts = TokenTexts(loaded.tokenizer)
-    facts = ModelFacts(
+
+    yield "engine"
+    _prove(run, loaded.name)
+    served = ServedModel(
         name=loaded.name,
         model_type=loaded.model_type,
         context_size=limits.context,
@@ -93,39 +90,24 @@ def read_encoder(
         token_bytes=texts.bytes_of,
         new_text=texts.stream,
         kind=checkpoint.kind,
+        epoch=order.epoch,
+        prompts=prompts,
+        capacity=settings.parallel + settings.max_queue,
+        step_timeout=devices.step_timeout(here, settings),
+        weights_bytes=loaded.weights_bytes,
+        reader=reader,
     )
-    _log.info(
-        "model %s: %s, %s on %s, %s, reads %d tokens, weights %d MiB, loaded in %.1f s",
-        shown(loaded.name),
-        loaded.model_type,
-        checkpoint.kind.value,
-        here.kind,
-        loaded.arithmetic,
-        limits.context,
-        loaded.weights_bytes // MIB,
-        time.perf_counter() - started,
-    )
-    return Loaded(
-        engine=None,
-        encoder=_encoder(run, loaded, settings, here, plan.limit - loaded.weights_bytes),
-        served=Served(
-            epoch=epoch,
-            facts=facts,
-            prompts=prompts,
-            constraints=None,
-            disk=None,
-            capacity=settings.parallel + settings.max_queue,
-            default_max_tokens=0,
-            step_timeout=devices.step_timeout(here, settings),
-            weights_bytes=loaded.weights_bytes,
-            reader=reader,
-        ),
+    devices.apply(plan)
+    return (
+        None,
+        _new_encoder(run, loaded, settings, here, plan.limit - loaded.weights_bytes),
+        served,
     )
 
 
 def text_embedder(
     loaded: LoadedModel, settings: Settings, here: Device, limits: Limits, room: int
-) -> tuple[EncoderModel, TextReader] | tuple[None, None]:
+) -> tuple[NewEncoder, TextReader] | tuple[None, None]:
     """What lets a generating model answer Embedding: nothing is computed until it is asked to.
 
     None where the model does not show what comes before its vocabulary.
@@ -135,10 +117,10 @@ def text_embedder(
     rule = pooling_of_text_model(settings)
     run = networks.embedder(networks.causal(loaded.model), (), rule, pad_token=0)
     reader = TextReader(loaded.tokenizer.encode, limits, per_token=rule.mode == "none")
-    return _encoder(run, loaded, settings, here, room), reader
+    return _new_encoder(run, loaded, settings, here, room), reader
 
 
-def _opener(checkpoint: Checkpoint) -> Callable[[Path], tuple[Any, dict[str, Any]]] | None:
+def _opener(checkpoint: Checkpoint) -> OpenModel | None:
     """How weights become a model: by mlx-vlm, except for rerankers that answer in words."""
     family = FAMILIES[checkpoint.kind][checkpoint.config["model_type"]]
     if not family:
@@ -203,7 +185,7 @@ def _read_kind(
     if checkpoint.config["model_type"] in ANSWERING_RERANKERS:
         yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
         if yes is None or no is None:
-            raise _rejected(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
+            raise ModelRejected.because(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
         run = networks.yes_or_no(model, yes, no, pad)
         return run, PairReader(yes_no_prompt(tokenizer), limits)
     tells_apart = "token_type_ids" in loaded.tokenizer.model_input_names
@@ -238,38 +220,37 @@ def _privacy_path(path: Path, labels: tuple[str, ...]) -> Callable[[np.ndarray],
     return likeliest
 
 
-def _encoder(
+def _new_encoder(
     run: Run, loaded: LoadedModel, settings: Settings, here: Device, room: int
-) -> EncoderModel:
+) -> NewEncoder:
     part = _part(loaded.config)
     hidden = int(part.get("hidden_size") or part.get("n_embd") or part.get("dim") or 4096)
     heads = int(part.get("num_attention_heads") or part.get("n_head") or 16)
     itemsize = 4 if loaded.dtype == "float32" else 2
-    return EncoderModel(
-        run=run,
-        cost=ActivationCost(heads, 16 * hidden, itemsize),
-        step_tokens=devices.encode_tokens(here, settings),
-        stall_ms=settings.stall_ms,
-        room=max(room, 0),
-    )
+    cost = ActivationCost(heads, 16 * hidden, itemsize)
+    pace = Pace(devices.encode_tokens(here, settings), settings.stall_ms)
+    return partial(EncodeQueue, run, cost, pace, max(room, 0))
 
 
 def _prove(run: Run, name: str) -> None:
-    """Run one token, so that a model that cannot compute fails its load. Raises ModelRejected."""
+    """Run two short texts, so that a model that cannot compute fails its load, and the first
+    request finds its kernels compiled. Raises ModelRejected."""
     from backend.engine.embedding.encoding import Piece
 
     try:
-        (output,) = run([Piece([0], [0])])
-        sound = bool(np.isfinite(output).all())
+        outputs = run([Piece([0] * length, [0] * length) for length in (8, 1)])
+        sound = all(bool(np.isfinite(output).all()) for output in outputs)
     except EngineError:
         raise
     except Exception as fault:
-        _log.warning("model %s: the first token failed", shown(name), exc_info=True)
-        raise _rejected(name, f"it failed on its first token ({type(fault).__name__})") from None
+        _log.warning("model %s: the first text failed", shown(name), exc_info=True)
+        raise ModelRejected.because(
+            name, f"it failed on its first text ({type(fault).__name__})"
+        ) from None
     finally:
         mx.clear_cache()
     if not sound:
-        raise _rejected(name, "its first token gave values that are no numbers")
+        raise ModelRejected.because(name, "its first text gave values that are no numbers")
 
 
 def _own_tokenizer(loaded: LoadedModel) -> Any:
@@ -281,7 +262,9 @@ def _own_tokenizer(loaded: LoadedModel) -> Any:
 
     backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise _rejected(loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing")
+        raise ModelRejected.because(
+            loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing"
+        )
     tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -306,7 +289,3 @@ def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the part that reads text."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "hidden_size" in inner else config
-
-
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"model {shown(name)} cannot be loaded: {reason}")

@@ -17,7 +17,7 @@ from backend.engine.media.items import Picture, Sound
 from backend.engine.media.limits import MediaLimits
 from backend.engine.request import Attachments
 from backend.engine.vision.markers import TemplateForm
-from backend.engine.vision.plan import MediaItem
+from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, ItemProcessor
 
 # What hosts put into a Prompt that they have rendered themselves (contract 3.4.4).
@@ -70,7 +70,7 @@ class MediaPrompts:
         """Everything that a request brought, decoded and prepared. Raises InvalidRequest."""
         self._require_taken(IMAGE, len(given.images))
         self._require_taken(AUDIO, len(given.audios))
-        media = decode(given.images, given.audios, given.videos, self._limits)
+        media = decode(given.images, given.audios, self._limits)
         kinds: tuple[tuple[str, Sequence[Picture | Sound]], ...] = (
             (IMAGE, media.pictures),
             (AUDIO, media.sounds),

@@ -1,7 +1,7 @@
 """A vision-language model of mlx-vlm as the engine wants to see one: tokens in, logits out.
 
 The engine asks a model for `layers`, `make_cache` and a call on tokens and caches. Here the call
-reaches the language part; what stands for images comes in as embeddings (`engine.vision.prefill`).
+reaches the language part; what stands for images comes in as embeddings (`media_prefill`).
 Positions are always given, per row, so nothing that mlx-vlm keeps on the model is ever read.
 """
 

@@ -1,4 +1,4 @@
-"""A vision-language checkpoint from its files to what the engine runs; the engine thread.
+"""Builds a vision-language model: a text model, and what it sees and hears with.
 
 A family is taken by trial: a small picture, and a short tone where there is a place for sounds, go
 all the way from the chat template to logits before the model is served. What fails there would
@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,22 @@ import numpy as np
 from backend.engine import kv
 from backend.engine.device import MIB
 from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.load_request import LoadOrder
+from backend.engine.loading import text_builder
 from backend.engine.loading.architectures import model_types
+from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel
 from backend.engine.media.items import SOUND_RATE, Picture, Sound
-from backend.engine.media.limits import MediaLimits
+from backend.engine.model import Built
 from backend.engine.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
-from backend.engine.settings import Settings
 from backend.engine.vision.features import UnusualFeaturesError, encode, of_text
 from backend.engine.vision.markers import TemplateForm, learn
-from backend.engine.vision.model import SeeingModel
-from backend.engine.vision.plan import MediaItem, MediaPlan, Span
-from backend.engine.vision.prefill import MediaReader
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
+from backend.engine.vision.media_prefill import MediaReader
+from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
-from backend.engine.vision.prompts import MediaPrompts
+from backend.engine.vision.seeing_model import SeeingModel
 from common.options import shown
 
 _log = logging.getLogger(__name__)
@@ -42,15 +44,14 @@ _log = logging.getLogger(__name__)
 _HINT = "; to serve its text part alone, set the option type:text"
 
 
-@dataclass(frozen=True, slots=True)
-class Vision:
-    """Both halves of what sees and hears: the engine thread's, and the prompt threads'."""
+def build(order: LoadOrder) -> Stages[Built]:
+    """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
+    from mlx_vlm import utils  # noqa: F401, its import takes seconds, and belongs on this thread
 
-    reader: MediaReader
-    prompts: MediaPrompts
+    return (yield from text_builder.build(order, _open_seeing_model, partial(_open_senses, order)))
 
 
-def open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
+def _open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
     """The model with its weights still lazy, and its configuration (`load_model`'s open_model)."""
     from mlx_vlm.utils import load_config, load_model
 
@@ -59,18 +60,19 @@ def open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
     return SeeingModel(open_model(path, lazy=True)), read_config(path)
 
 
-def open_vision(
-    loaded: LoadedModel,
-    path: Path,
-    prompts: PromptBuilder,
-    settings: Settings,
-    limits: MediaLimits,
-    vocabulary: int,
-) -> Vision:
-    """What lets a loaded model see. `prompts` takes media from then on. Raises ModelRejected."""
+def _open_senses(
+    order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
+) -> Stages[tuple[MediaReader, MediaPrompts]]:
+    """What lets a loaded model see; `prompts` takes media from then on. Raises ModelRejected.
+
+    Begins and ends on `files`.
+    """
+    settings = order.settings
     with _refusing(loaded):
         model: SeeingModel = loaded.model
-        processor = load_processor(path, trust_remote_code=settings.trust_remote_code)
+        processor = load_processor(
+            order.checkpoint.path, trust_remote_code=settings.trust_remote_code
+        )
         control = _control_ids(prompts)
 
         def prepares(markers: Mapping[str, str], most_bytes: int = 0) -> ItemProcessor:
@@ -97,7 +99,8 @@ def open_vision(
         trial = prepares(_expanded(form))
         tried: dict[str, MediaItem] = {}
         for kind in form.markers:
-            if (item := _tried(model, trial, kind, vocabulary)) is not None:
+            item = yield from _tried(model, trial, kind, vocabulary)
+            if item is not None:
                 tried[kind] = item
         if not tried:
             raise _rejected(loaded, "its chat template has no place for images")
@@ -108,10 +111,10 @@ def open_vision(
             prepares(_expanded(form), half),
             {kind: _around(item, prompts) for kind, item in tried.items()},
             {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
-            limits,
+            order.media_limits,
         )
         prompts.take_media(media)
-        return Vision(MediaReader(model, half), media)
+        return MediaReader(model, half), media
 
 
 @contextmanager
@@ -132,17 +135,22 @@ def _refusing(loaded: LoadedModel) -> Iterator[None]:
 
 def _tried(
     model: SeeingModel, processor: ItemProcessor, kind: str, vocabulary: int
-) -> MediaItem | None:
-    """An item that got through; None where sounds do not. A model that cannot see is refused."""
+) -> Stages[MediaItem | None]:
+    """An item that got through; None where sounds do not. A model that cannot see is refused.
+
+    Begins and ends on `files`.
+    """
+    item: MediaItem | None = None
     try:
         item = processor.prepare(_sample(kind), f"the first {kind}")
-        _run(model, item, vocabulary)
-        return item
+        yield from _run(model, item, vocabulary)
     except Exception:
         if kind == IMAGE:
             raise
         _log.warning("this model's %s is not served: the first one failed", kind, exc_info=True)
-        return None
+        item = None
+    yield "files"
+    return item
 
 
 def _around(item: MediaItem, prompts: PromptBuilder) -> tuple[str, str]:
@@ -157,12 +165,14 @@ def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
     return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
 
-def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> None:
+def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> Stages[None]:
     """The item and a token after it, through everything. Raises where that cannot be served."""
+    yield "engine"
     if not all(0 <= token < vocabulary for token in item.tokens):
         raise UnusualFeaturesError("tokens that the vocabulary does not have")
     if bool(mx.allclose(encode(model, item).embeddings, of_text(model, item.tokens).embeddings)):
         raise ValueError("the model takes no notice of it")
+    yield "engine"
     tokens = [0, *item.tokens, 0]
     reader = MediaReader(model, 0)
     cache = kv.new_row(model)
@@ -171,8 +181,10 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> None:
     half = 1 + len(item.tokens) // 2
     for start, stop in ((0, half), (half, len(tokens))):
         prefill.look(start, stop)
+        yield "engine"
         logits = prefill.run(start, stop, cache)
         kv.evaluate(cache)
+    yield "engine"
     if not bool(mx.isfinite(logits).all()):
         raise ValueError("logits that are no numbers")
     batch = kv.BatchCache([cache, cache])
@@ -214,4 +226,4 @@ def _of_family(model_type: str, kind: str) -> list[str]:
 
 def _rejected(loaded: LoadedModel, reason: str) -> ModelRejected:
     hint = _HINT if loaded.model_type in model_types() else ""
-    return ModelRejected(f"model {shown(loaded.name)} cannot be loaded: {reason}{hint}")
+    return ModelRejected.because(loaded.name, f"{reason}{hint}")

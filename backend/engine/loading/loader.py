@@ -1,0 +1,109 @@
+"""A load from its request to a model that can be scheduled: find it, then build it by its kind.
+
+Nothing that is imported here at once imports MLX.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from backend.engine.cache_kind import cache_kind
+from backend.engine.disk_cache.use import cache_folder
+from backend.engine.drafting.reference import find_draft
+from backend.engine.embedding.kind import ModelKind, require_family, with_flags
+from backend.engine.errors import InvalidRequest
+from backend.engine.load_request import LoadOrder, LoadRequest
+from backend.engine.loading.adapters import find_adapters
+from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.model_reference import HubModel, resolve
+from backend.engine.loading.stages import Stages
+from backend.engine.media.limits import media_limits
+from backend.engine.settings import Settings
+from common.options import shown
+
+if TYPE_CHECKING:
+    from backend.engine.model import Built
+
+_log = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+
+
+def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages[Built]:
+    """Begins on `files`, and ends on `engine`. cancelled: ends a download.
+
+    Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
+    """
+    order = _find(request, epoch, cancelled)
+    started = time.perf_counter()
+    if order.checkpoint.kind is not ModelKind.TEXT:
+        from backend.engine.embedding.embedding_builder import build
+    elif order.checkpoint.media:
+        from backend.engine.vision.vision_builder import build
+    else:
+        from backend.engine.loading.text_builder import build
+    try:
+        built = yield from build(order)
+    except Exception:
+        yield "engine"  # where the memory of what was read is released
+        raise
+    served = built[-1]
+    _log.info(
+        "model %s: %s, %s, context %d, weights %d MiB, loaded in %.1f s",
+        shown(served.name),
+        served.model_type,
+        served.kind.value,
+        served.context_size,
+        served.weights_bytes // _MIB,
+        time.perf_counter() - started,
+    )
+    return built
+
+
+def _find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOrder:
+    """Everything that can be refused by files alone."""
+    settings = Settings.from_values(
+        request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
+    )
+    kind = cache_kind(settings, request.cache_type_key, request.cache_type_value)
+    limits = media_limits(settings, request.most_images, request.most_videos, request.most_audios)
+    place = resolve(
+        request.model, request.model_file, request.model_path, revision=settings.revision
+    )
+    adapters = find_adapters(request.adapters, request.model_path, cancelled)
+    if isinstance(place, HubModel):
+        from backend.engine.loading.download import download
+
+        path = download(place, settings, cancelled)
+    else:
+        path = place.path
+    cache_folder(settings.prompt_cache_dir)
+    checkpoint = _flagged(inspect(path, place.name, settings), request)
+    draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
+    if checkpoint.media and adapters:
+        raise InvalidRequest(
+            "LoraAdapter is set, but adapters are not applied to vision-language models: leave it"
+            " empty, or set the option type:text"
+        )
+    return LoadOrder(request, epoch, settings, checkpoint, kind, adapters, draft, limits)
+
+
+def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
+    """The checkpoint as the kind of model that the request wants it to be."""
+    kind = with_flags(
+        checkpoint.kind,
+        checkpoint.config,
+        embeddings=request.embeddings,
+        reranking=request.reranking,
+    )
+    if kind is not ModelKind.TEXT:
+        require_family(checkpoint.name, kind, checkpoint.config)
+        if request.draft_model:
+            raise InvalidRequest(
+                f"DraftModel is set, but the model {kind.words}: leave it empty for this model"
+            )
+    return replace(checkpoint, kind=kind)

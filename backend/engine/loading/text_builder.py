@@ -1,0 +1,190 @@
+"""Builds a model that generates text, and answers Embedding besides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from backend.engine import device, kv
+from backend.engine.blas_threads import blas_threads
+from backend.engine.cache_form import use_cache_kind
+from backend.engine.cache_kind import CacheKind
+from backend.engine.chat import chat_format
+from backend.engine.constraints.compiler import ConstraintCompiler
+from backend.engine.disk_cache.cache import open_disk_cache
+from backend.engine.drafting.draft_loading import load_drafting
+from backend.engine.embedding.embedding_builder import text_embedder
+from backend.engine.embedding.readers import Limits
+from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.load_request import LoadOrder
+from backend.engine.loading.context import served_context
+from backend.engine.loading.stages import Stages
+from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
+from backend.engine.logits_head import LogitsHead
+from backend.engine.model import Built, EngineModel
+from backend.engine.plan import CacheCost
+from backend.engine.prompts import PromptBuilder
+from backend.engine.served_model import ServedModel
+from backend.engine.token_text import TokenTexts
+from backend.engine.tool_support import call_format
+from backend.engine.warm_up import warm_up
+from common.options import shown
+
+if TYPE_CHECKING:
+    from backend.engine.vision.media_prefill import MediaReader
+    from backend.engine.vision.media_prompts import MediaPrompts
+
+_log = logging.getLogger(__name__)
+
+OpenSenses = Callable[[LoadedModel, PromptBuilder, int], Stages["tuple[MediaReader, MediaPrompts]"]]
+
+
+def build(
+    order: LoadOrder, open_model: OpenModel | None = None, open_senses: OpenSenses | None = None
+) -> Stages[Built]:
+    """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest.
+
+    open_model: as for `load_model`. open_senses: gives a model that sees or hears what it does so
+    with; it takes the model, its prompts and the width of its logits.
+    """
+    settings, request = order.settings, order.request
+    yield "engine"
+    here = device.detect()
+    device.prepare(here)
+    blas = blas_threads() if here.kind == "cpu" else None
+    loaded = yield from load_model(
+        order.checkpoint,
+        settings,
+        here,
+        dtype=request.dtype,
+        adapters=order.adapters,
+        open_model=open_model,
+    )
+    traits = yield from _traits(loaded, order.cache_kind)
+    vocabulary, head, cost, batches, trims, together = traits
+    slots = settings.parallel if batches else 1
+    context_size = served_context(loaded.context_size, request.context_size)
+    drafting = yield from load_drafting(
+        order.draft, loaded, context_size, settings, here, dtype=request.dtype
+    )
+    taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
+    if open_senses is not None:
+        taken += settings.vision_cache_mib * device.MIB
+    plan = device.memory_plan(here, settings, taken)
+
+    yield "files"
+    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
+    senses = None
+    if open_senses is not None:
+        senses = yield from open_senses(loaded, prompts, vocabulary)
+    texts = TokenTexts(loaded.tokenizer)
+    format_ = chat_format(
+        loaded.chat_template,
+        loaded.tokenizer.get_vocab().keys(),
+        settings.tool_parser,
+        settings.reasoning_parser,
+    )
+    calls = call_format(format_, settings.tool_parser, prompts)
+    end_tokens = frozenset(token for token in loaded.eos_token_ids if token < vocabulary)
+    constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
+    rendered = prompts.sample()
+    new_encoder, reader = text_embedder(
+        loaded, settings, here, Limits(context_size, vocabulary), plan.limit - taken
+    )
+    if request.embeddings and reader is None:
+        raise ModelRejected(
+            f"Embeddings is true, but model {shown(loaded.name)} does not show the vectors of its"
+            " tokens: turn it off in the model's configuration"
+        )
+
+    yield "engine"
+    engine = EngineModel(
+        model=loaded.model,
+        head=head,
+        vocabulary=vocabulary,
+        end_tokens=end_tokens,
+        new_text=texts.stream,
+        cost=cost,
+        slots=slots,
+        batches=batches,
+        trims=trims,
+        together=together,
+        weights_bytes=taken,
+        memory_limit=plan.limit,
+        prompt_cache_bytes=plan.prompt_cache,
+        max_cache_entries=settings.max_cache_entries,
+        prefill_chunk=device.prefill_chunk(here, settings),
+        stall_ms=settings.stall_ms,
+        stream_interval_ms=settings.stream_interval_ms,
+        drafting=drafting,
+        media=senses[0] if senses else None,
+        repetition_guard=settings.repetition_guard,
+        blas=blas,
+    )
+    yield from warm_up(engine, min(device.warm_up_tokens(here, settings), context_size // 2))
+    yield "engine"
+    engine.disk = open_disk_cache(
+        loaded.model,
+        order.checkpoint.path,
+        settings,
+        dtype=loaded.arithmetic,
+        kv_kind=repr(order.cache_kind),
+        adapter=loaded.adapter_digest,
+        copy=device.host_reads_disturb(here),
+    )
+    served = ServedModel(
+        name=loaded.name,
+        model_type=loaded.model_type,
+        context_size=context_size,
+        chat_template=loaded.chat_template,
+        chat_format=format_,
+        call_format=calls,
+        rendered_template=rendered,
+        vocabulary_size=vocabulary,
+        token_bytes=texts.bytes_of,
+        new_text=texts.stream,
+        defaults=settings.extras,
+        media=senses[1].kinds if senses else frozenset(),
+        media_marker=senses[1].place if senses else "",
+        epoch=order.epoch,
+        prompts=prompts,
+        constraints=constraints,
+        disk=engine.disk,
+        capacity=slots + settings.max_queue,
+        default_max_tokens=settings.max_tokens,
+        step_timeout=device.step_timeout(here, settings),
+        weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
+        reader=reader,
+    )
+    device.apply(plan)
+    return engine, new_encoder, served
+
+
+def _traits(
+    loaded: LoadedModel, kind: CacheKind
+) -> Stages[tuple[int, LogitsHead, CacheCost, bool, bool, bool]]:
+    """What only tokens show, a stage for each. Raises ModelRejected, InvalidRequest.
+
+    The fields of `EngineModel`: vocabulary, head, cost, batches, trims, together.
+    """
+    model = loaded.model
+    try:
+        yield "engine"
+        use_cache_kind(model, kind)
+        yield "engine"
+        cost = kv.cost(model)
+        row = kv.new_row(model)
+        yield "engine"
+        together = kv.can_prefill_together(model)
+        yield "engine"
+        vocabulary = kv.vocabulary_size(model)
+        head = LogitsHead(model, vocabulary)
+        return vocabulary, head, cost, kv.can_batch(row), kv.always_trims(row), together
+    except EngineError:
+        raise
+    except Exception as fault:
+        _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
+        raise ModelRejected.because(
+            loaded.name, f"it failed on its first token ({type(fault).__name__})"
+        ) from None

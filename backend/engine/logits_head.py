@@ -1,0 +1,101 @@
+"""Logits of chosen tokens only.
+
+The product with the vocabulary is the widest of a model, and a prompt needs it for its last token
+alone. mlx-lm's and mlx-vlm's models compute it for every token that they are called with, so the
+layer that does it is narrowed to the tokens that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from backend.engine import kv
+
+_TRIAL = (1, 2, 3)
+_TOLERANCE = 1 / 16  # of the largest logit: other kernels round otherwise
+
+
+class LogitsHead:
+    """The last layer of a model. found: whether it is known; if not, all logits are computed.
+
+    Whatever a model does to single logits behind that layer (a softcap, a scale) stays as it is.
+    """
+
+    def __init__(self, model: Any, vocabulary: int) -> None:
+        self._places: mx.array | None = None
+
+        def run() -> mx.array:
+            logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
+            return logits
+
+        whole = run()
+        self.found = any(
+            self._narrows(layer, run, whole) for layer in _candidates(model, vocabulary)
+        )
+
+    def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
+        """Logits of [rows, vocabulary]: of each row's last token.
+
+        run: calls the model on [rows, tokens] and returns logits of that shape; row i has
+        `counts[i]` tokens, and then padding.
+        """
+        places = [count - 1 for count in counts]
+        self._places = mx.array(places) if self.found else None
+        try:
+            logits = run()
+        finally:
+            self._places = None
+        if logits.shape[1] == 1:
+            return logits[:, 0]
+        return _at(logits, mx.array(places))[:, 0]
+
+    def _narrows(self, layer: Any, run: Callable[[], mx.array], whole: mx.array) -> bool:
+        """Narrow a layer; whether the model then gives the logits of the asked tokens alone."""
+        kind = type(layer)
+        name = "as_linear" if hasattr(kind, "as_linear") else "__call__"
+        own = getattr(kind, name)
+
+        def narrowed(of: Any, states: mx.array) -> Any:
+            if self._places is not None and states.ndim == 3:
+                states = _at(states, self._places)
+            return own(of, states)
+
+        layer.__class__ = type(kind.__name__, (kind,), {name: narrowed})
+        self._places = mx.array([1])
+        try:
+            found = run()
+            fits = found.shape == (1, 1, whole.shape[-1]) and _close(found[0, 0], whole[0, 1])
+        except ValueError:  # shapes that the model cannot go on with
+            fits = False
+        finally:
+            self._places = None
+        if not fits:
+            layer.__class__ = kind
+        return fits
+
+
+def _at(states: mx.array, places: mx.array) -> mx.array:
+    """[rows, 1, size] of [rows, tokens, size]: one token of each row."""
+    return mx.take_along_axis(states, places[:, None, None], axis=1)
+
+
+def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
+    """Layers that are wide enough, the likeliest first: heads stand behind what they close."""
+    kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
+    wide = [
+        layer
+        for layer in model.modules()
+        if type(layer) in kinds and layer.weight.shape[0] >= vocabulary
+    ]
+    yield from sorted(wide, key=lambda layer: hasattr(layer, "as_linear"))
+
+
+def _close(one: mx.array, other: mx.array) -> bool:
+    one, other = one.astype(mx.float32), other.astype(mx.float32)
+    return bool((mx.abs(one - other).max() <= mx.abs(other).max() * _TOLERANCE).item())

@@ -1,0 +1,93 @@
+"""What a setting accepts, and how its value is read from text."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one setting accepts. A default of None is written `auto`: the device decides."""
+
+    kind: type
+    default: Any
+    meaning: str
+    minimum: int = 0
+    maximum: int = 0
+    choices: tuple[str, ...] = ()
+
+    @property
+    def expects(self) -> str:
+        """What the setting accepts, in words."""
+        if self.choices:
+            return "one of " + ", ".join(choice or '""' for choice in self.choices)
+        words = _KINDS[self.kind]
+        if self.kind in (int, float):
+            words = f"{words} from {self.minimum} to {self.maximum}"
+        return f"{words}, or auto" if self.default is None else words
+
+    def parse(self, text: str) -> Any:
+        """The value that a text stands for; a setting that holds text keeps it as written."""
+        return text if self.kind is str else parse_scalar(text)
+
+    def check(self, value: Any) -> Any:
+        """The value in the setting's own type. Raises ValueError with what the setting accepts."""
+        if self.default is None and (value is None or str(value).lower() == "auto"):
+            return None
+        if self.kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        good = type(value) is self.kind or (self.kind is float and type(value) is int)
+        if good and self.choices:
+            value = value.strip().lower()
+            good = value in self.choices
+        elif good and self.kind in (int, float):
+            good = self.minimum <= value <= self.maximum
+        if not good:
+            raise ValueError(self.expects)
+        return self.kind(value)
+
+    def read(self, text: str) -> Any:
+        """`check` of a text. Raises ValueError with what the setting accepts."""
+        return self.check(self.parse(text))
+
+
+def parse_scalar(text: str) -> bool | int | float | str:
+    """The boolean or number that a text stands for, else the text itself.
+
+    Python's number syntax is wider than what people mean: `nan`, `inf`, `1_000` and digits of
+    other scripts stay text, and so does a number too large for a float.
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _DECIMAL.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return text
+
+
+def number(default: float | None, minimum: int, maximum: int, meaning: str) -> Any:
+    """A field for a number, whole unless its default is a float."""
+    kind = float if isinstance(default, float) else int
+    return _field(Rule(kind, default, meaning, minimum, maximum))
+
+
+def flag(default: bool | None, meaning: str) -> Any:
+    """A field that is true or false."""
+    return _field(Rule(bool, default, meaning))
+
+
+def text(default: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
+    """A field for text, or for one of a few words."""
+    return _field(Rule(str, default, meaning, choices=choices))
+
+
+def _field(rule: Rule) -> Any:
+    return field(default=rule.default, metadata={"rule": rule})

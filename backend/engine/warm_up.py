@@ -1,0 +1,69 @@
+"""The first prompts of a model, before anybody waits for them.
+
+On a GPU the first use of a shape compiles its kernels. So a load ends with prompts like a first
+client's: a lone one, two in a batch, and longer ones up to a whole prefill pass, one after the
+other for as long as the next is sure to fit in the time. They go the way of all prompts, through a
+scheduler of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from dataclasses import replace
+
+from backend.engine.commands import Submit
+from backend.engine.errors import Cancelled
+from backend.engine.gauges import Gauges
+from backend.engine.loading.stages import Stages
+from backend.engine.model import EngineModel
+from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
+from backend.engine.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+_SHORT, _USUAL = 8, 64  # tokens of a prompt
+_SECONDS = 2.0  # of all steps; the shortest prompt always runs
+_GENERATED = 2
+
+
+def warm_up(model: EngineModel, most_tokens: int) -> Stages[None]:
+    """Run each step of the prompts as a stage; ends on `engine`. A fault is logged, and no more.
+
+    most_tokens: of a prompt.
+    """
+    scheduler = Scheduler(
+        replace(model, disk=None),
+        lambda *_: None,
+        lambda where, fault: _log.warning("warm-up: %s failed", where, exc_info=fault),
+        Gauges(),
+    )
+    rounds = [(_SHORT, 1), (_SHORT, 2), (_USUAL, 1), (_USUAL, 1), (most_tokens, 1)]
+    tickets = itertools.count(1)
+    left = _SECONDS
+    per_token = 0.0  # seconds of the longest step; the step after a compilation tells more
+    for length, count in rounds:
+        if length > most_tokens or per_token * length * count > left:
+            break
+        for ticket in itertools.islice(tickets, count):
+            scheduler.submit(_prompt(ticket, length, model.vocabulary))
+        longest = 0.0
+        while scheduler.busy:
+            yield "engine"
+            started = time.perf_counter()
+            scheduler.step()
+            seconds = time.perf_counter() - started
+            left, longest = left - seconds, max(longest, seconds)
+        per_token = longest / (length * count)
+    scheduler.cancel_all(Cancelled("the model is warm"))
+
+
+def _prompt(ticket: int, length: int, vocabulary: int) -> Submit:
+    """A prompt that begins like no other. The first is greedy, the others draw."""
+    tokens = [ticket % vocabulary] * length
+    sampling = Sampling() if ticket == 1 else Sampling(temperature=1.0, top_p=0.9, seed=1)
+    request = GenerationRequest(
+        f"warm-up {ticket}", TokenPrompt(tuple(tokens)), sampling, ignore_eos=True
+    )
+    return Submit(0, ticket, request, tokens, _GENERATED)

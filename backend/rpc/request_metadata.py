@@ -1,0 +1,205 @@
+"""What the Metadata of a request says: variables of the chat template, and `mlx.` keys.
+
+Hosts copy the labels of a client's `metadata` object into Metadata (contract 3.5), so anybody can
+send any key. The prefix `mlx.` marks the ones that are for us, and a wrong one is an error; labels
+mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.request import Extras
+from backend.engine.setting_rule import Rule
+from backend.engine.settings import RULES
+from backend.rpc.json_field import json_object
+from common.options import did_you_mean, shown
+
+PREFIX = "mlx."
+_LONGEST_LIST = 2 << 20
+_LARGEST_BLOB = 64 * 1024
+# Arguments that decide what is rendered and how: no client may set them.
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "bos_token",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "eos_token",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "raise_exception",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "strftime_now",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of Metadata. `read` raises ValueError with what should have been sent."""
+
+    read: Callable[[str], Any]
+    meaning: str
+
+
+def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
+    """What the `mlx.` keys set, over the model's defaults. Raises InvalidRequest."""
+    given: dict[str, Any] = {}
+    for key, text in metadata.items():
+        if not key.startswith(PREFIX):
+            continue
+        name = key.removeprefix(PREFIX)
+        if name not in KEYS:
+            hint = did_you_mean(name, KEYS) or f"; known are {', '.join(sorted(KEYS))}"
+            raise InvalidRequest(f"unknown Metadata key {shown(key)}{hint}")
+        try:
+            given[name] = KEYS[name].read(text.strip())
+        except ValueError as wanted:
+            raise InvalidRequest(f"Metadata {key} is {shown(text)}: send {wanted}") from None
+    return replace(defaults, **given)
+
+
+def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Variables of the chat template by name; keys of their own win over chat_template_kwargs."""
+    arguments = {
+        name: value
+        for name, value in _blob(metadata.get("chat_template_kwargs", "")).items()
+        if not name.startswith(PREFIX) and _may_set(name, metadata)
+    }
+    if thinking := metadata.get("enable_thinking", ""):
+        arguments["enable_thinking"] = thinking
+    if "enable_thinking" in arguments:
+        arguments["enable_thinking"] = _flag("enable_thinking", arguments["enable_thinking"])
+    if effort := metadata.get("reasoning_effort", ""):
+        arguments["reasoning_effort"] = effort
+    return arguments
+
+
+def _blob(text: str) -> dict[str, Any]:
+    name = "Metadata chat_template_kwargs"
+    if len(text) > _LARGEST_BLOB:
+        raise InvalidRequest(f"{name} is {len(text)} characters long: send at most {_LARGEST_BLOB}")
+    return json_object(name, text)
+
+
+def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
+    """Whether chat_template_kwargs may set the variable.
+
+    The host copies labels into it as well; such a copy is dropped, not refused.
+    """
+    if name not in RESERVED:
+        return True
+    if name in metadata:
+        return False
+    raise InvalidRequest(
+        f"Metadata chat_template_kwargs sets {name}, which the backend sets itself: remove it"
+    )
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower())
+    if isinstance(value, bool):
+        return value
+    raise InvalidRequest(f"Metadata {name} must be true or false")
+
+
+def _integers(what: str) -> Callable[[str], tuple[int, ...]]:
+    def read(text: str) -> tuple[int, ...]:
+        if len(text) > _LONGEST_LIST:
+            raise ValueError(f"at most {_LONGEST_LIST} characters, not {len(text)}")
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            values = None
+        if isinstance(values, list) and all(type(value) is int for value in values):
+            return tuple(values)
+        raise ValueError(what)
+
+    return read
+
+
+_WINDOW = Rule(int, 0, "", 0, 1 << 20)
+_FLAG = Rule(bool, False, "")
+_MESSAGES = _integers("a JSON list with the index of a message for each item")
+
+KEYS: Mapping[str, Key] = {
+    "min_tokens": Key(RULES["min_tokens"].read, "tokens before which the answer cannot end"),
+    "xtc_probability": Key(
+        RULES["xtc_probability"].read, "XTC sampling: chance per token, from 0 to 1"
+    ),
+    "xtc_threshold": Key(
+        RULES["xtc_threshold"].read,
+        "XTC sampling: share of probability from which a token counts as likely",
+    ),
+    "presence_window": Key(
+        _WINDOW.read,
+        "how many of the last tokens of prompt and output PresencePenalty looks at; 0: the whole"
+        " output, and nothing of the prompt",
+    ),
+    "frequency_window": Key(_WINDOW.read, "the same for FrequencyPenalty"),
+    "grammar_type": Key(
+        RULES["grammar_type"].read,
+        "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
+    ),
+    "parallel_tool_calls": Key(
+        RULES["parallel_tool_calls"].read, "`false`: an answer that must call a tool makes one call"
+    ),
+    "grammar_or_calls": Key(
+        _FLAG.read,
+        "`true`: the answer matches Grammar, or calls the offered tools as ToolChoice allows;"
+        " without it, only Grammar counts",
+    ),
+    "stream_logprobs": Key(
+        _FLAG.read,
+        "`true`: where log-probabilities are asked for, each Reply of a stream carries those of its"
+        " own tokens, and the last Reply only the rest",
+    ),
+    "prompt_token_ids": Key(
+        _integers("a JSON list of token ids"),
+        "JSON list of token ids: the raw prompt, in place of Prompt; no BOS is added",
+    ),
+    "prompt_logprobs": Key(
+        _FLAG.read,
+        "`true`: the last Reply's `logprobs` have a list `prompt` beside `content`, one entry per"
+        " token of the raw prompt, with TopLogprobs alternatives; `text` is what the token adds to"
+        " the text, and the first `logprob` is null",
+    ),
+    "prompt_only": Key(
+        _FLAG.read,
+        "`true`: the prompt is prefilled and nothing is generated, whatever Tokens says; the finish"
+        " reason is `length`",
+    ),
+    "count_only": Key(
+        _FLAG.read,
+        "`true`: nothing is computed; `prompt_tokens` counts the prompt, which may be longer than"
+        " the context",
+    ),
+    "continue_final_message": Key(
+        _FLAG.read,
+        "`true`: the last of Messages is an answer that was begun, and the model goes on with its"
+        " text",
+    ),
+    "image_messages": Key(
+        _MESSAGES,
+        "JSON list: for each of Images the index of its message in Messages, from 0",
+    ),
+    "audio_messages": Key(_MESSAGES, "the same for Audios"),
+}

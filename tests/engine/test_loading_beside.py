@@ -1,0 +1,176 @@
+"""A load beside running streams: they get a step between its stages, and outlive its failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine import warm_up
+from backend.engine.engine import Engine
+from backend.engine.errors import Cancelled, ModelRejected
+from backend.engine.events import Event, Finished, TextDelta
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading import loader
+from backend.engine.loading.stages import Stages
+from backend.engine.request import GenerationRequest, RawPrompt, Sampling
+from backend.engine.scheduler import Scheduler
+from tests.engine.loads import at_once
+from tests.engine.random_models import random_model
+from tests.engine.rounds import engine_model
+
+MODELS = Path(__file__).parents[1] / "models"
+TEXT, VISION = LoadRequest("text", str(MODELS / "tiny_text")), MODELS / "tiny_vision"
+DRAWN = Sampling(temperature=1.0, seed=1)
+ENDLESS = GenerationRequest("endless", RawPrompt("One"), DRAWN, ignore_eos=True)
+
+
+@asynccontextmanager
+async def streaming() -> AsyncIterator[tuple[Engine, AsyncIterator[Event]]]:
+    """An engine, and an answer of it that has begun and does not end."""
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("first", TEXT.model_file, context_size=1 << 20))
+        async with engine.submit(ENDLESS) as generation:
+            events = aiter(generation)
+            await anext(events)
+            yield engine, events
+    finally:
+        await engine.stop(10)
+
+
+def watch_stages(monkeypatch: pytest.MonkeyPatch, on_engine: Callable[[int], None]) -> None:
+    """Call `on_engine` at the beginning of each stage on the engine thread, with its number."""
+    load: Any = loader.load
+
+    def watched(*arguments: Any) -> Stages[Any]:
+        stages, count = load(*arguments), 0
+        try:
+            while True:
+                place = next(stages)
+                yield place
+                if place == "engine":
+                    on_engine(count)
+                    count += 1
+        except StopIteration as end:
+            return end.value
+        finally:
+            stages.close()
+
+    monkeypatch.setattr(loader, "load", watched)
+
+
+@pytest.mark.parametrize("model", [MODELS / "tiny_text", VISION], ids=lambda path: path.name)
+async def test_a_running_stream_gets_a_step_between_all_stages(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with streaming() as (engine, events):
+        running = engine._worker._scheduler
+        step, steps, at_stage = Scheduler.step, [0], []
+
+        def counted(self: Scheduler) -> None:
+            steps[0] += self is running
+            step(self)
+
+        monkeypatch.setattr(Scheduler, "step", counted)
+        watch_stages(monkeypatch, lambda _: at_stage.append(steps[0]))
+        await engine.load(LoadRequest("second", str(model)))
+        assert len(at_stage) > 10
+        assert all(one < following for one, following in pairwise(at_stage))
+        told = await anext(events)  # all that was not read yet
+        assert isinstance(told, TextDelta)
+        assert len(told.text) > len(at_stage)
+        with pytest.raises(Cancelled, match="another model was loaded"):
+            await anext(events)
+
+
+async def test_a_load_that_nobody_waits_for_ends_at_the_next_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with streaming() as (engine, events):
+        stages: list[int] = []
+        loop = asyncio.get_running_loop()
+
+        def leave(stage: int) -> None:
+            stages.append(stage)
+            if stage == 12:
+                loop.call_soon_threadsafe(load.cancel)
+                assert engine._abandoned.wait(60)
+
+        watch_stages(monkeypatch, leave)
+        before = engine.status().breakdown["mlx_active"]
+        load = asyncio.ensure_future(engine.load(LoadRequest("second", str(VISION))))
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        assert stages == list(range(13))
+        assert not isinstance(await anext(events), Finished)
+        assert engine.require_model().name == "first"
+        weights = sum(path.stat().st_size for path in VISION.glob("*.safetensors"))
+        assert engine.status().breakdown["mlx_active"] < before + weights // 2
+
+
+@pytest.mark.parametrize("stage", [3, 12, 20])
+async def test_a_load_that_fails_at_any_stage_leaves_streams_and_limits(
+    stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with streaming() as (engine, events):
+
+        def fail(at: int) -> None:
+            if at == stage:
+                raise ModelRejected("it is broken")
+
+        limits: list[int] = []
+        monkeypatch.setattr(mx, "set_memory_limit", limits.append)
+        watch_stages(monkeypatch, fail)
+        with pytest.raises(ModelRejected, match="broken"):
+            await engine.load(LoadRequest("second", str(VISION)))
+        assert not isinstance(await anext(events), Finished)
+        assert engine.require_model().name == "first"
+        assert limits == []
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "hybrid", "recurrent"])
+@pytest.mark.parametrize(("seconds", "longest"), [(1e9, 128), (0.0, 8)])
+def test_a_warm_model_has_seen_a_prompt_a_token_and_a_batch_if_there_was_time(
+    kind: str, seconds: float, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model(kind)
+    seen: set[tuple[int, ...]] = set()
+    call = type(model).__call__
+
+    def shown(self: Any, inputs: mx.array, *arguments: Any, **named: Any) -> Any:
+        seen.add(inputs.shape)
+        return call(self, inputs, *arguments, **named)
+
+    engine = engine_model(model, prefill_chunk=256)
+    monkeypatch.setattr(warm_up, "_SECONDS", seconds)
+    monkeypatch.setattr(type(model), "__call__", shown)
+    at_once(warm_up.warm_up(engine, 256))
+    most = max(tokens for _, tokens in seen)
+    if seconds:
+        assert {(1, 1), (2, 1)} <= seen
+        assert most >= longest
+    else:
+        assert {rows for rows, _ in seen} == {1}
+        assert most <= longest
+
+
+def test_a_model_that_fails_in_its_warm_up_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = random_model("full")
+    engine = engine_model(model)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("secret")
+
+    monkeypatch.setattr(type(model), "__call__", broken)
+    at_once(warm_up.warm_up(engine, 64))
+    assert "warm-up: " in caplog.text

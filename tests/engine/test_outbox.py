@@ -1,0 +1,96 @@
+"""Text may wait for a moment, and nothing else does."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine.errors import Cancelled
+from backend.engine.events import Event, Finished, TextDelta, Usage
+from backend.engine.outbox import Outbox, Publication
+
+INTERVAL = 0.01
+TEXT = TextDelta("a", Usage())
+END = Finished("stop", Usage())
+
+
+class Moment:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.delivered: list[list[Publication]] = []
+        self.outbox = Outbox(self.delivered.append, lambda: self.now)
+        self.outbox.interval = INTERVAL
+
+    def flush(self, after: float = 0.0, *, everything: bool = False) -> int:
+        """How many publications were handed over."""
+        self.now += after
+        before = len(self.delivered)
+        self.outbox.flush(everything=everything)
+        return sum(map(len, self.delivered[before:]))
+
+    def publish(self, *what: tuple[int, Event]) -> None:
+        for ticket, event in what:
+            self.outbox.publish(ticket, event)
+
+
+def test_first_text_goes_at_once_and_later_text_gathers() -> None:
+    moment = Moment()
+    moment.publish((1, TEXT))
+    assert moment.flush() == 1
+    moment.publish((1, TEXT))
+    assert moment.flush(0.004) == 0
+    moment.publish((1, TEXT))
+    assert moment.flush(0.007) == 2
+
+
+def test_an_end_a_failure_and_a_newcomer_take_waiting_text_along_in_order() -> None:
+    for urgent in (END, Cancelled("gone")):
+        moment = Moment()
+        moment.publish((1, TEXT), (2, TEXT))
+        moment.flush()
+        moment.publish((1, TEXT))
+        assert moment.flush(0.001) == 0
+        moment.outbox.publish(2, urgent)
+        assert moment.flush(0.001) == 2
+        assert moment.delivered[-1] == [(1, TEXT), (2, urgent)]
+        moment.publish((1, TEXT), (3, TEXT))
+        assert moment.flush(0.001) == 2
+
+
+def test_a_long_step_lets_nothing_wait() -> None:
+    moment = Moment()
+    moment.publish((1, TEXT))
+    moment.flush()
+    moment.publish((1, TEXT))
+    assert moment.flush(0.001, everything=True) == 1
+
+
+def test_without_an_interval_every_token_goes_by_itself() -> None:
+    moment = Moment()
+    moment.outbox.interval = 0.0
+    for _ in range(5):
+        moment.publish((1, TEXT))
+        assert moment.flush() == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from(["text", "end"]), st.floats(0, 0.02)),
+        max_size=40,
+    )
+)
+def test_all_is_delivered_once_in_order_and_in_time(steps: list[tuple[int, str, float]]) -> None:
+    moment = Moment()
+    published: list[Publication] = []
+    oldest: float | None = None
+    for ticket, kind, after in steps:
+        what: Event = TEXT if kind == "text" else END
+        published.append((ticket, what))
+        moment.publish((ticket, what))
+        oldest = moment.now if oldest is None else oldest
+        if moment.flush(after):
+            oldest = None
+        assert oldest is None or moment.now - oldest < INTERVAL
+        assert kind == "text" or oldest is None
+    moment.flush(everything=True)
+    assert [one for batch in moment.delivered for one in batch] == published
