@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from backend.engine.settings import Settings
-from backend.engine.units import GIB as GIB
-from backend.engine.units import MIB as MIB
+from backend.engine.units import GIB, MIB
 
 Kind = Literal["cpu", "metal", "cuda"]
 WeightType = Literal["float32", "float16", "bfloat16"]

@@ -28,6 +28,7 @@ from backend.engine.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
 from backend.engine.tool_support import call_format
+from backend.engine.units import MIB
 from backend.engine.warm_up import warm_up
 from common.options import shown
 
@@ -70,7 +71,7 @@ def build(
     )
     taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
     if open_senses is not None:
-        taken += settings.vision_cache_mib * device.MIB
+        taken += settings.vision_cache_mib * MIB
     plan = device.memory_plan(here, settings, taken)
 
     yield "files"
