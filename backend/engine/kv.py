@@ -46,7 +46,7 @@ def can_trim(cache: RowCache) -> bool:
     A chunked cache that has dropped its front says yes, and would answer from what is gone.
     """
     return all(
-        layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in _leaves(cache)
+        layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in leaves(cache)
     )
 
 
@@ -96,7 +96,7 @@ def trim(cache: RowCache, tokens: int) -> bool:
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
-    for layer in _leaves(cache):
+    for layer in leaves(cache):
         if type(layer) is KVCache and layer.keys is not None:
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
@@ -214,7 +214,7 @@ class BatchCache:
         """
         buffers = [
             (leaf.keys, leaf.values) if hasattr(leaf, "keys") else leaf.state
-            for leaf in _leaves(self._layers)
+            for leaf in leaves(self._layers)
         ]
         kept = [layer.state for one in snapshots for layer in one if layer is not None]
         found: Any = tree_flatten([kept, buffers])
@@ -273,7 +273,7 @@ def can_prefill_together(model: Any) -> bool:
     every model does: those are tried on a few tokens. Equal numbers are always possible.
     """
     row = new_row(model)
-    return can_batch(row) and (not any(map(keeps_state, _leaves(row))) or _skips_padding(model))
+    return can_batch(row) and (not any(map(keeps_state, leaves(row))) or _skips_padding(model))
 
 
 def _skips_padding(model: Any) -> bool:
@@ -326,7 +326,7 @@ def cost(model: Any) -> CacheCost:
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
     unknown: list[Any] = []
-    for layer in _leaves(row):
+    for layer in leaves(row):
         if keeps_state(layer) or isinstance(layer, RowShift):
             fixed += layer.nbytes
         elif isinstance(layer, (RotatingKVCache, ChunkedKVCache)):
@@ -349,17 +349,17 @@ def cost(model: Any) -> CacheCost:
 
 def _keeps_all(layer: Any) -> bool:
     """Whether a layer keeps every token, so that it can be cut back to any length."""
-    return all(type(leaf) in _KEEP_ALL for leaf in _leaves([layer]))
+    return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 
 def _feed(model: Any, row: RowCache, tokens: int) -> None:
     mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=row), [layer.state for layer in row])
 
 
-def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
+def leaves(cache: Sequence[Any]) -> Iterator[Any]:
     for layer in cache:
         inner = getattr(layer, "caches", None)
         if inner is None:
             yield layer
         else:
-            yield from _leaves(inner)
+            yield from leaves(inner)

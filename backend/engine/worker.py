@@ -56,7 +56,7 @@ class Worker:
     def send(self, command: Command) -> None:
         self._inbox.put(command)
 
-    def held(self, prompt: Sequence[int]) -> int:
+    def in_memory(self, prompt: Sequence[int]) -> int:
         """How many of the prompt's tokens have their KV in memory; a hint that may be outdated."""
         from backend.engine.prefix_index import PrefixKey
 

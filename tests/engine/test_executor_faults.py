@@ -20,11 +20,12 @@ import pytest
 
 from backend.engine import batch as decode_batch
 from backend.engine import executor as plan_executor
-from backend.engine import kv, prompt_logprobs, speculation
+from backend.engine import kv, prompt_logprobs
 from backend.engine.batch import DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
+from backend.engine.drafting import speculation
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.lookup import LookupDrafter
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.logits_head import LogitsHead
 from backend.engine.logprobs import BatchLogprobs
@@ -409,7 +410,7 @@ def test_a_fault_with_files_and_media(
         Action(speculation, "verify_step", ONE),
         Action(speculation, "verify_step", ONE, late=True),
         Action(LookupDrafter, "propose", ONE),
-        Action(LookupDrafter, "told", ONE),
+        Action(LookupDrafter, "record", ONE),
     ],
     ids=str,
 )
