@@ -36,7 +36,7 @@ def measure() -> Iterator[Figure]:
         batch = BatchCache([_row() for _ in range(SEQUENCES)])
         _decode(batch.layers, SEQUENCES)
         for name, (joins, leaves) in CHANGES.items():
-            rows = [(_row(), 0) for _ in range(joins)]
+            rows = [_row() for _ in range(joins)]
             before = _addresses(batch.layers)
             started = time.perf_counter()
             batch.leave(range(leaves))
