@@ -508,3 +508,19 @@ def test_a_constrained_sequence_is_preempted_at_any_token() -> None:
             rounds.drain(2000)
             assert rounds.scheduler.planner.preemptions == 1
             same(rounds.heard[number], alone("full", number))
+
+
+def test_a_grammar_is_shown_anew_what_was_said_before_memory_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the step that fails it has seen a token, which was never delivered."""
+    for number in (6, 10):
+        for at in range(1, 10):
+            with monkeypatch.context() as patch:
+                trap = Trap(at, NO_MEMORY)
+                Action(DecodeBatch, "read", ONE, late=True).rig(patch, trap)
+                rounds = Rounds(model_of("full"))
+                submit(rounds, number, number)
+                rounds.drain(2000)
+            assert trap.sprung
+            same(rounds.heard[number], alone("full", number))
