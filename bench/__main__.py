@@ -25,6 +25,7 @@ from bench import (
 from bench.process import ROOT
 from bench.report import Figure, Table
 from bench.simulation import measure as simulation
+from bench.soak import measure as soak
 from demo.default_model import ensure
 
 TINY = ROOT / "tests" / "models" / "tiny_text"
@@ -56,6 +57,7 @@ def measurements() -> dict[str, Measurement]:
         "parsing": lambda: parsing.measure(TINY),
         "growth": growth.measure,
         "simulation": simulation.measure,
+        "soak": lambda: soak.measure(TINY, TINY_VISION),
     }
     if (ROOT / "venv" / "lib" / "openblas").is_dir():
         chosen["cpu-install"] = lambda: cpu_install.measure(model)

@@ -1,24 +1,27 @@
 """The backend over gRPC against mlx_lm.server over HTTP, and against bare `stream_generate`.
 
 Both sides have the same float32 weights, the same OpenBLAS with the same number of threads, and
-the same prompts. They take turns, and only one of them works at a time.
+the same prompts. They take turns, and only one of them works at a time. The values of every round
+are shown as soon as it is over; figures are of their medians.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from backend.engine.heartbeat import counted
 from backend.engine.settings import Settings
 from bench import bare, peer
 from bench.checkpoint import comparable
@@ -29,6 +32,8 @@ STREAMS = 8
 TOKENS = 64
 THREADS = (1, 2)  # of OpenBLAS, for the peer
 ROUNDS = 3
+BLAS_TOKENS = 32  # of each stream; fewer than elsewhere, because three sides take turns, twice
+SECONDS = 60.0  # for the rounds of one comparison of BLAS threads, of which there is at least one
 SHORT = (25,) * 8  # words; the template adds 35 tokens to SmolLM2's
 MIXED = tuple(range(25, 166, 9))
 LONG = 3650
@@ -41,61 +46,62 @@ _WORDS = (
 ).split()
 
 
+PEER = "mlx_lm.server"
 Side = TypeVar("Side")
+Figures = Iterator[Figure]
 
 
 class Ask(Protocol):
     def __call__(self, prompt: str, tokens: int, run: Run | None = None) -> Run: ...
 
 
-def measure(model: Path) -> Iterator[Figure]:
+def measure(model: Path) -> Figures:
     folder = comparable(model)
     with backend(folder) as stub, peer.server(folder) as port, bare.loop(folder) as alone:
-        ours, theirs = partial(stream, stub), partial(peer.stream, port)
-        for ask in (ours, theirs):
+        sides: dict[str, Ask] = _beside_peer(partial(stream, stub), port)
+        for ask in sides.values():
             for width in (1, STREAMS):
                 together(ask, _prompts("Warm up", width), 8)
         alone("Warm up.", 8)
-        yield _lone(ours, alone)
-        yield _burst("8 prompts of 60 tokens at once", SHORT, 0.9, ours, theirs)
-        yield _burst("16 prompts of 60 to 200 tokens at once", MIXED, 1.0, ours, theirs)
-        yield from _shared_prefix(ours, theirs)
-        yield from _newcomer(ours, theirs)
+        yield from _lone(sides["backend"], alone)
+        yield from _burst("8 prompts of 60 tokens at once", SHORT, 0.9, sides)
+        yield from _burst("16 prompts of 60 to 200 tokens at once", MIXED, 1.0, sides)
+        yield from _shared_prefix(sides)
+        yield from _newcomer(sides)
 
 
-def overhead(model: Path) -> Iterator[Figure]:
+def overhead(model: Path) -> Figures:
     """With a model of next to no compute, what is left is the work of the hosts."""
     folder = comparable(model)
     with backend(folder) as stub, peer.server(folder) as port:
-        ours, theirs = partial(stream, stub), partial(peer.stream, port)
+        sides = _beside_peer(partial(stream, stub), port)
         for width, least in OVERHEAD.items():
-            for ask in (ours, theirs):
+            for ask in sides.values():
                 together(ask, _prompts("Warm up", width), 8)
-            yield at_least(
-                f"tokens/s of the tiny model at {width} streams / mlx_lm.server",
-                *_compared(
-                    lambda ask, n, width=width: together(  # type: ignore[misc]
-                        ask, _prompts(f"Story {n}", width), OVERHEAD_TOKENS
-                    ),
-                    ours,
-                    theirs,
-                    least,
+            values = yield from _turns(
+                lambda ask, n, width=width: together(  # type: ignore[misc]
+                    ask, _prompts(f"Story {n}", width), OVERHEAD_TOKENS
                 ),
+                sides,
+                "tokens/s",
             )
+            name = f"tokens/s of the tiny model at {width} streams / {PEER}"
+            yield at_least(name, *_ratio(values, least))
 
 
-def blas(model: Path) -> Iterator[Figure]:
+def blas(model: Path) -> Figures:
     """Against the peer at its best number of BLAS threads, on a quiet machine and a busy one."""
     folder = comparable(model)
     with ExitStack() as stack:
-        ours = partial(stream, stack.enter_context(backend(folder)))
-        ports = [stack.enter_context(peer.server(folder, threads)) for threads in THREADS]
-        sides: list[Ask] = [ours, *(partial(peer.stream, port) for port in ports)]
-        for ask in sides:
+        sides: dict[str, Ask] = {"backend": partial(stream, stack.enter_context(backend(folder)))}
+        for threads in THREADS:
+            port = stack.enter_context(peer.server(folder, threads))
+            sides[f"{PEER} with {counted(threads, 'thread')}"] = partial(peer.stream, port)
+        for ask in sides.values():
             together(ask, _prompts("Warm up", STREAMS), 8)
-        yield from _at_best("", TOKENS, sides)
+        yield from _at_best("", sides)
         with neighbours(os.cpu_count() or 1):
-            yield from _at_best(", busy neighbours", TOKENS // 2, sides)
+            yield from _at_best(", busy neighbours", sides)
 
 
 @contextmanager
@@ -110,58 +116,64 @@ def neighbours(count: int) -> Iterator[None]:
             process.wait()
 
 
-def _at_best(where: str, tokens: int, sides: Sequence[Ask]) -> Iterator[Figure]:
-    values = _turns(
-        lambda ask, n: together(ask, _prompts(f"Story {tokens} {n}", STREAMS), tokens), sides
+def _at_best(where: str, sides: Mapping[str, Ask]) -> Figures:
+    values = yield from _turns(
+        lambda ask, n: together(ask, _prompts(f"Story{where} {n}", STREAMS), BLAS_TOKENS),
+        sides,
+        "tokens/s",
+        seconds=SECONDS,
     )
     ours, *theirs = map(statistics.median, values)
     name = f"tokens/s at {STREAMS} streams{where}"
     shown = ", ".join(f"{speed:.1f}" for speed in theirs)
-    yield at_least(f"{name} / mlx_lm.server", ours / max(theirs), 1, f"{ours:.1f} / {shown}")
-    yield at_least(f"{name}: slowest round / median", min(values[0]) / ours, 0.5)
+    yield at_least(f"{name} / {PEER}", ours / max(theirs), 1, f"{ours:.1f} / {shown}")
+    if len(values[0]) > 1:
+        yield at_least(f"{name}: slowest round / median", min(values[0]) / ours, 0.5)
 
 
-def _lone(ours: Ask, alone: Callable[[str, int], float]) -> Figure:
+def _lone(ours: Ask, alone: Callable[[str, int], float]) -> Figures:
     def of_ours(prompt: str, tokens: int) -> float:
         return together(ours, [prompt], tokens)
 
-    values = _turns(lambda side, n: side(f"Tell me story {n}.", TOKENS), (of_ours, alone))
-    mine, bare_speed = map(statistics.median, values)
-    return at_least(
-        "tokens/s of one stream / bare stream_generate",
-        mine / bare_speed,
-        0.97,
-        f"{mine:.2f} / {bare_speed:.2f}",
+    values = yield from _turns(
+        lambda side, n: side(f"Tell me story {n}.", TOKENS),
+        {"backend": of_ours, "stream_generate": alone},
+        "tokens/s",
     )
+    yield at_least("tokens/s of one stream / bare stream_generate", *_ratio(values, 0.97))
 
 
-def _burst(name: str, lengths: Sequence[int], bound: float, ours: Ask, theirs: Ask) -> Figure:
+def _burst(name: str, lengths: Sequence[int], bound: float, sides: Mapping[str, Ask]) -> Figures:
     def slowest(ask: Ask, turn: int) -> float:
         prompts = [text(f"{name} {turn} {at}", words) for at, words in enumerate(lengths)]
         return _slowest_first(ask, prompts)
 
-    return at_most(f"{name}: slowest first token", *_compared(slowest, ours, theirs, bound))
+    values = yield from _turns(slowest, sides, "s")
+    yield at_most(f"{name}: slowest first token", *_ratio(values, bound))
 
 
-def _shared_prefix(ours: Ask, theirs: Ask) -> Iterator[Figure]:
+def _shared_prefix(sides: Mapping[str, Ask]) -> Figures:
     """8 clients whose prompts differ in their last words: nobody has seen it, then all have."""
 
     def asked(state: str, turn: int) -> list[str]:
         prefix = text(f"shared {turn}", SHARED)
         return [f"{prefix}. What is {state} {at}?" for at in range(STREAMS)]
 
-    values = _turns(lambda ask, n: _slowest_first(ask, asked("cold", n)), (ours, theirs), 2)
+    values = yield from _turns(
+        lambda ask, n: _slowest_first(ask, asked("cold", n)), sides, "s", rounds=2
+    )
     yield at_most("cold prefix of 700 words: slowest first token", *_ratio(values, 0.4))
-    values = _turns(lambda ask, n: _slowest_first(ask, asked(f"warm {n}", 0)), (ours, theirs))
+    values = yield from _turns(
+        lambda ask, n: _slowest_first(ask, asked(f"warm {n}", 0)), sides, "s"
+    )
     yield at_most("warm prefix of 700 words: slowest first token", *_ratio(values, 1))
 
 
-def _newcomer(ours: Ask, theirs: Ask) -> Iterator[Figure]:
+def _newcomer(sides: Mapping[str, Ask]) -> Figures:
     """A short prompt that comes while a long one is prefilled beside a running stream."""
-    first, gap = _beside_prefill(ours)
-    first_of_theirs, gap_of_theirs = _beside_prefill(theirs)
+    (first, gap), (first_of_theirs, gap_of_theirs) = map(_beside_prefill, sides.values())
     yield at_most(
-        "newcomer during a long prefill: first token / mlx_lm.server",
+        f"newcomer during a long prefill: first token / {PEER}",
         first / first_of_theirs,
         0.05,
         f"{first:.2f} / {first_of_theirs:.2f} s",
@@ -173,6 +185,10 @@ def _newcomer(ours: Ask, theirs: Ask) -> Iterator[Figure]:
         3,
         f"{gap:.2f} / {gap_of_theirs:.2f} s",
     )
+
+
+def _beside_peer(ours: Ask, port: int) -> dict[str, Ask]:
+    return {"backend": ours, PEER: partial(peer.stream, port)}
 
 
 def _beside_prefill(ask: Ask) -> tuple[float, float]:
@@ -191,12 +207,6 @@ def _beside_prefill(ask: Ask) -> tuple[float, float]:
     return newcomer.first, running.longest_gap(began, ended)
 
 
-def _compared(
-    measured: Callable[[Ask, int], float], ours: Ask, theirs: Ask, bound: float
-) -> tuple[float, float, str]:
-    return _ratio(_turns(measured, (ours, theirs)), bound)
-
-
 def _ratio(values: Sequence[Sequence[float]], bound: float) -> tuple[float, float, str]:
     """Of two sides' medians, with its bound and the medians in words."""
     mine, others = map(statistics.median, values)
@@ -204,13 +214,27 @@ def _ratio(values: Sequence[Sequence[float]], bound: float) -> tuple[float, floa
 
 
 def _turns(
-    measured: Callable[[Side, int], float], sides: Sequence[Side], rounds: int = ROUNDS
-) -> list[list[float]]:
-    """Per side its values; the sides take turns. measured: is given a side and the round."""
+    measured: Callable[[Side, int], float],
+    sides: Mapping[str, Side],
+    unit: str,
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = math.inf,
+) -> Generator[Figure, None, list[list[float]]]:
+    """Let the sides take turns; show each round, and return the values of each side.
+
+    measured: is given a side and the round. seconds: in which another round must fit.
+    """
     values: list[list[float]] = [[] for _ in sides]
+    started = time.perf_counter()
     for turn in range(rounds):
-        for side, found in zip(sides, values, strict=True):
+        spent = time.perf_counter() - started
+        if turn and spent + spent / turn > seconds:
+            break
+        for side, found in zip(sides.values(), values, strict=True):
             found.append(measured(side, turn))
+        latest = (f"{name} {found[-1]:.3g}" for name, found in zip(sides, values, strict=True))
+        yield Figure(f"    round {turn + 1}", f"{', '.join(latest)} {unit}")
     return values
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 from grpc.experimental import ChannelOptions
@@ -63,25 +63,38 @@ def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def backend(
-    model: Path | None = None, environment: Mapping[str, str] | None = None, **options: Any
-) -> Iterator[backend_pb2_grpc.BackendStub]:
-    """A backend through run.sh, with a model loaded if one is given."""
+def process(
+    environment: Mapping[str, str] | None = None, stderr: IO[bytes] | None = None
+) -> Iterator[tuple[int, backend_pb2_grpc.BackendStub]]:
+    """The id of a backend's process, through run.sh, and the stub that speaks to it."""
     port = free_port()
     child = subprocess.Popen(
         [ROOT / "run.sh", "--addr", f"127.0.0.1:{port}"],
         env=environment_of({"MLX_BACKEND_LOG": "error", **(environment or {})}),
         stdin=subprocess.DEVNULL,
+        stderr=stderr,
     )
     try:
-        stub = until_health(child, port)
-        if model is not None:
-            options.setdefault("ContextSize", 8192)
-            stub.LoadModel(pb.ModelOptions(Model=model.name, ModelFile=str(model), **options))
-        yield stub
+        yield child.pid, until_health(child, port)
     finally:
         child.terminate()
         child.wait()
+
+
+def load(stub: backend_pb2_grpc.BackendStub, model: Path, **options: Any) -> None:
+    options.setdefault("ContextSize", 8192)
+    stub.LoadModel(pb.ModelOptions(Model=model.name, ModelFile=str(model), **options))
+
+
+@contextmanager
+def backend(
+    model: Path | None = None, environment: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[backend_pb2_grpc.BackendStub]:
+    """A backend with a model loaded if one is given."""
+    with process(environment) as (_, stub):
+        if model is not None:
+            load(stub, model, **options)
+        yield stub
 
 
 @dataclass

@@ -36,11 +36,11 @@ def measure() -> Iterator[Figure]:
         batch = BatchCache([_row() for _ in range(SEQUENCES)])
         _decode(batch.layers, SEQUENCES)
         for name, (joins, leaves) in CHANGES.items():
-            rows = [(_row(), 0) for _ in range(joins)]
+            rows = [_row() for _ in range(joins)]
             before = _addresses(batch.layers)
             started = time.perf_counter()
             batch.leave(range(leaves))
-            batch.join(rows)
+            batch.join([(row, 0) for row in rows])
             _decode(batch.layers, len(batch))
             spent[name].append(time.perf_counter() - started)
             copied[name].append(_copied(before, batch.layers, joins))

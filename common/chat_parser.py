@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 from common.chat_events import (
@@ -27,6 +26,7 @@ from common.chat_format import ChatFormat
 from common.formats.answer import Answer
 from common.formats.cursor import Cursor
 from common.formats.reading import FinishReason, Reading
+from common.prefixes import common_prefix
 from common.tool_schema import ToolSchemas
 
 __all__ = [
@@ -60,8 +60,7 @@ class ChatParser:
         self._answer = Answer()
         self._cursor = Cursor()
         # A template may change how the text begins, and never how it ends.
-        pairs = zip(reversed(prompt_tail), reversed(begun), strict=False)
-        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
         self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), before)
         self._grammar = format.grammar.read(self._reading)
@@ -69,7 +68,7 @@ class ChatParser:
         self._known = ""  # what may still be told of the text that was begun
         if begun:
             self.feed(begun)
-            self._known = self._answer.held + self._cursor.held
+            self._known = self._answer.pending + self._cursor.pending
 
     def feed(self, text: str) -> list[ChatEvent]:
         """Take the next piece of text; return what is certain by now."""

@@ -20,7 +20,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._longest = max((len(stop) for stop in self._stops), default=0)
-        self._held = ""
+        self._pending = ""
         self.found = ""
 
     @property
@@ -33,26 +33,26 @@ class StopMatcher:
             return ""
         if not self._stops:
             return text
-        self._held += text
+        self._pending += text
         matches = [
             (start + len(stop), start)
             for stop in self._stops
-            if (start := self._held.find(stop)) >= 0
+            if (start := self._pending.find(stop)) >= 0
         ]
         end, cut = min(matches) if matches else (0, self._first_open())
-        self.found = self._held[cut:end]
-        shown, self._held = self._held[:cut], "" if matches else self._held[cut:]
+        self.found = self._pending[cut:end]
+        shown, self._pending = self._pending[:cut], "" if matches else self._pending[cut:]
         return shown
 
     def finish(self) -> str:
         """The text is over without a match: return what was held back."""
-        shown, self._held = self._held, ""
+        shown, self._pending = self._pending, ""
         return shown
 
     def _first_open(self) -> int:
-        """The first place from which the held text is the beginning of a stop string."""
-        end = len(self._held)
+        """The first place from which the pending text is the beginning of a stop string."""
+        end = len(self._pending)
         for start in range(max(0, end - self._longest + 1), end):
-            if any(stop.startswith(self._held[start:]) for stop in self._stops):
+            if any(stop.startswith(self._pending[start:]) for stop in self._stops):
                 return start
         return end

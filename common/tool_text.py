@@ -42,19 +42,19 @@ def in_words(
     alternate. system: whether there may be a system message; without one, the first user's message
     begins with the tools. lists: contents must be lists of parts.
     """
-    told: list[Message] = []
+    rewritten: list[Message] = []
     after_results = False
     for message in messages:
         result = message.get("role") in _RESULTS
         entry = _in_words(message)
         if after_results and message.get("role") in _USERS:
-            before = told.pop()["content"]
+            before = rewritten.pop()["content"]
             entry = {**entry, "content": _joined(before, "\n" if result else "\n\n", entry)}
-        told.append(entry)
+        rewritten.append(entry)
         after_results = result
     if tools:
-        _introduce(told, _introduction(tools), "system" if system else "user", lists=lists)
-    return tuple(told)
+        _introduce(rewritten, _introduction(tools), "system" if system else "user", lists=lists)
+    return tuple(rewritten)
 
 
 def _in_words(message: Message) -> Message:
@@ -88,18 +88,18 @@ def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in entry.items() if key != "strict" and value is not None}
 
 
-def _introduce(told: list[Message], text: str, role: str, *, lists: bool) -> None:
+def _introduce(messages: list[Message], text: str, role: str, *, lists: bool) -> None:
     """Put the text where the system speaks, or before the first words of a user."""
     first: Message = {"content": [{"type": "text", "text": text}] if lists else text}
-    if role == "system" and told and told[0].get("role") == "system":
-        told[0] = {**told[0], "content": _joined(told[0]["content"], "\n\n", first)}
+    if role == "system" and messages and messages[0].get("role") == "system":
+        messages[0] = {**messages[0], "content": _joined(messages[0]["content"], "\n\n", first)}
         return
-    places = (at for at, message in enumerate(told) if message.get("role") == "user")
+    places = (at for at, message in enumerate(messages) if message.get("role") == "user")
     at = None if role == "system" else next(places, None)
     if at is None:
-        told.insert(0, {"role": role, **first})
+        messages.insert(0, {"role": role, **first})
     else:
-        told[at] = {**told[at], "content": _joined(first["content"], "\n\n", told[at])}
+        messages[at] = {**messages[at], "content": _joined(first["content"], "\n\n", messages[at])}
 
 
 def _joined(before: Any, gap: str, message: Message) -> Any:

@@ -39,27 +39,27 @@ class AccessMiddleware:
             return
         seen = Exchange(_request_id(Headers(scope=scope)), scope["method"], scope["path"])
         exchange.begin(seen)
-        told = self._watched(seen, send)
+        watched = self._watched(seen, send)
         if scope["method"] == "HEAD":
             # Probes ask so. It is GET to all below; the server leaves the body out.
             scope = {**scope, "method": "GET"}
         try:
             with self._traffic.request():
                 if self._traffic.draining and not is_open(scope["path"]):
-                    await response_of(_DRAINING, scope["path"])(scope, receive, told)
+                    await response_of(_DRAINING, scope["path"])(scope, receive, watched)
                 else:
-                    await self._app(scope, receive, told)
+                    await self._app(scope, receive, watched)
         except Exception as failure:
             logs.error("uncaught", request=seen.request_id, traceback=traceback_of(failure))
             if seen.status:
                 # The head of an answer is out. A connection cut short is the one honest end.
                 raise ConnectionAbortedError from None
-            await response_of(_broken(seen.request_id), scope["path"])(scope, receive, told)
+            await response_of(_broken(seen.request_id), scope["path"])(scope, receive, watched)
         finally:
             self._close(seen, scope)
 
     def _watched(self, seen: Exchange, send: Send) -> Send:
-        async def told(message: Message) -> None:
+        async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = seen.request_id
@@ -73,7 +73,7 @@ class AccessMiddleware:
                 seen.first_byte = seen.seconds
             await send(message)
 
-        return told
+        return watched
 
     def _close(self, seen: Exchange, scope: Scope) -> None:
         seen.route = getattr(scope.get("route"), "path", "")

@@ -61,8 +61,8 @@ async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, 
     """
     translation = question.translation
     try:
-        said = events_of(translation.chat, [question.options], gateway)
-        async with aclosing(said) as events:
+        stream = events_of(translation.chat, [question.options], gateway)
+        async with aclosing(stream) as events:
             async for _, event in events:
                 yield event
     except ApiError as error:

@@ -31,17 +31,17 @@ async def ask(
     silent = True
     try:
         async with aclosing(_once(lend, send)) as first:
-            async for said in first:
+            async for event in first:
                 silent = False
-                yield said
+                yield event
     except ApiError as error:
         if not silent or error.code not in _LOST:
             raise
     else:
         return
     async with aclosing(_once(lend, send)) as second:
-        async for said in second:
-            yield said
+        async for event in second:
+            yield event
 
 
 async def ask_once(
@@ -67,8 +67,8 @@ async def _once(
     send: Callable[[Lease], AsyncGenerator[Said, None]],
 ) -> AsyncGenerator[Said, None]:
     async with _lent(lend) as lease, aclosing(send(lease)) as sayings:
-        async for said in sayings:
-            yield said
+        async for event in sayings:
+            yield event
 
 
 @asynccontextmanager

@@ -122,14 +122,14 @@ def gone() -> ApiError:
 def of_rpc(error: grpc.aio.AioRpcError) -> ApiError:
     """The refusal that a backend's status stands for."""
     row = TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
-    told = error.details() or ""
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in told:
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         row = TOO_LARGE  # gRPC itself: the message never came to be read
-    elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _READS.match(told):
+    elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _READS.match(details):
         row = TOO_LONG  # contract 5.3: embeddings have this status for a text beyond the context
     return ApiError(
         row.status,
-        row.says or without_folders(told) or "the backend failed without saying why",
+        row.says or without_folders(details) or "the backend failed without saying why",
         row.type,
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,

@@ -102,10 +102,10 @@ async def generate(
         call = stub.PredictStream(options, timeout=seconds or None)
         try:
             async for reply in call:
-                told: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
-                if "prompt" in told:
-                    prompt_logprobs = tuple(told["prompt"])
-                piece = _piece(reply, tuple(told.get("content", ())))
+                found: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
+                if "prompt" in found:
+                    prompt_logprobs = tuple(found["prompt"])
+                piece = _piece(reply, tuple(found.get("content", ())))
                 over = single and piece is not None and any(part.index for part in piece.tool_calls)
                 if over and (piece := _first_call(piece)) is None:
                     break

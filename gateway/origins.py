@@ -109,12 +109,12 @@ def is_same(origin: str, host: str) -> bool:
 
 
 def _with_cors(send: Send, origin: str) -> Send:
-    async def told(message: Message) -> None:
+    async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             _tell(MutableHeaders(scope=message), origin)
         await send(message)
 
-    return told
+    return with_headers
 
 
 def _tell(headers: MutableHeaders, origin: str) -> None:

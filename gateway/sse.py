@@ -130,12 +130,12 @@ class _Writer:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
             self._last = self._clock()
 
-    async def keep_alive(self, interval: float, told: bytes) -> None:
+    async def keep_alive(self, interval: float, message: bytes) -> None:
         """`told` after every `interval` seconds of silence, for ever; 0: never."""
         while interval > 0:
             silence = self._clock() - self._last
             if silence >= interval:
-                await self.write(told)
+                await self.write(message)
             else:
                 await asyncio.sleep(interval - silence)
 

@@ -18,12 +18,12 @@ import numpy as np
 
 from backend.engine import kv
 from backend.engine.constraints.constraint import words
+from backend.engine.drafting.speculation import Speculation
 from backend.engine.events import TokenLogprob
-from backend.engine.logprobs import BatchLogprobs, Told
+from backend.engine.logprobs import BatchLogprobs, SampledLogprobs
 from backend.engine.model import EngineModel
 from backend.engine.penalties import Past
 from backend.engine.sampling import BatchSampler
-from backend.engine.speculation import Speculation
 
 if TYPE_CHECKING:
     from backend.engine.executor import ExecutorSequence
@@ -44,7 +44,7 @@ class _Logprobs:
     """What is being computed of some sequences' log-probabilities."""
 
     batch: BatchLogprobs
-    told: Told
+    sampled: SampledLogprobs
     sequences: Sequence[ExecutorSequence]
 
 
@@ -62,7 +62,7 @@ class Chosen:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.tokens, *(array for one in self.logprobs for array in one.told.arrays)]
+        return [self.tokens, *(array for one in self.logprobs for array in one.sampled.arrays)]
 
     def of(self, one: ExecutorSequence) -> mx.array:
         """The token of one sequence, [1]."""
@@ -116,8 +116,8 @@ class Chooser:
         tokens = self._sampler(logits, fed, steps, allowed)
         logprobs = []
         if self._logprobs:
-            told = self._logprobs(logits, tokens)
-            logprobs.append(_Logprobs(self._logprobs, told, self._sequences))
+            sampled = self._logprobs(logits, tokens)
+            logprobs.append(_Logprobs(self._logprobs, sampled, self._sequences))
         chosen = Chosen(self._sequences, tokens, logprobs, {})
         mx.async_eval(chosen.arrays)
         return chosen
@@ -369,7 +369,7 @@ def _sampled(
     for part in chosen.logprobs:
         # Some of them may have left since.
         own = [by_sequence.get(id(one), 0) for one in part.sequences]
-        for at, entry in part.batch.read(part.told, own).items():
+        for at, entry in part.batch.read(part.sampled, own).items():
             logprobs[id(part.sequences[at])] = entry
     return [
         Sampled(one, token, logprobs.get(id(one)), chosen.faults.get(id(one)))

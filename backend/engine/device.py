@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from backend.engine.settings import Settings
+from backend.engine.units import GIB, MIB
 
 Kind = Literal["cpu", "metal", "cuda"]
 WeightType = Literal["float32", "float16", "bfloat16"]
-
-MIB = 1 << 20
-GIB = 1 << 30
 
 KEEP_HALF_ON_CPU = "MLX_BACKEND_CPU_CAST"  # 0: no cast to float32
 COMPILE_ON_CPU = "MLX_BACKEND_CPU_COMPILE"  # 1: let mx.compile build kernels

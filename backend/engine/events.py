@@ -36,7 +36,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """What is told of a prompt's tokens; nothing comes before the first, so it is only named."""
+    """The log-probabilities of a prompt's tokens; the first has none, so it is only named."""
 
     first: int
     rest: tuple[TokenLogprob, ...] = ()

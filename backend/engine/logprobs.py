@@ -17,8 +17,12 @@ from backend.engine.subset import Subset
 
 
 @dataclass(slots=True)
-class Told:
-    """What is computed with one step's tokens, and read when they are."""
+class SampledLogprobs:
+    """The log-probabilities of one step's tokens, computed with them and read when they are.
+
+    chosen: [asking rows], of the tokens themselves. top, top_values: [asking rows, alternatives],
+    the likeliest tokens and their log-probabilities, in no order.
+    """
 
     chosen: mx.array
     top: mx.array
@@ -42,7 +46,7 @@ class BatchLogprobs:
     def __bool__(self) -> bool:
         return bool(self._asking)
 
-    def __call__(self, logits: mx.array, tokens: mx.array) -> Told:
+    def __call__(self, logits: mx.array, tokens: mx.array) -> SampledLogprobs:
         """logits: [rows, vocabulary] as the model gave them. tokens: [rows], the chosen ones."""
         own = self._asking.of(logits).astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
@@ -50,15 +54,15 @@ class BatchLogprobs:
         most = min(self._most, values.shape[-1])
         if not most:
             empty = mx.zeros((values.shape[0], 0))
-            return Told(chosen, empty.astype(mx.uint32), empty)
+            return SampledLogprobs(chosen, empty.astype(mx.uint32), empty)
         top = mx.argpartition(-values, kth=most - 1, axis=-1)[:, :most]
-        return Told(chosen, top, mx.take_along_axis(values, top, axis=-1))
+        return SampledLogprobs(chosen, top, mx.take_along_axis(values, top, axis=-1))
 
-    def read(self, told: Told, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
-        """Per place of an asking row, what to tell of its token."""
-        chosen = cast(list[float], told.chosen.tolist())
-        top_tokens = cast(list[list[int]], told.top.tolist())
-        top_values = cast(list[list[float]], told.top_values.tolist())
+    def read(self, sampled: SampledLogprobs, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
+        """The entry of each asking row's token, by the place of the row."""
+        chosen = cast(list[float], sampled.chosen.tolist())
+        top_tokens = cast(list[list[int]], sampled.top.tolist())
+        top_values = cast(list[list[float]], sampled.top_values.tolist())
         rows = zip(self._asking.places, chosen, top_tokens, top_values, strict=True)
         return {
             at: TokenLogprob(tokens[at], value, _ranked(top, values, self._wanted[at] or 0))

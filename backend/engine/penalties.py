@@ -74,17 +74,17 @@ class BatchPenalties:
             logits = self._biased.put(logits, self._biased.of(logits) + self._bias)
         if at := self._repetition.rows:
             own, (tokens, _) = at.of(logits), self._repetition.window(fed)
-            said = mx.take_along_axis(own, tokens, axis=-1)
+            before = mx.take_along_axis(own, tokens, axis=-1)
             by = self._repetition.strength
-            pushed = mx.where(said > 0, said / by, said * by)
+            pushed = mx.where(before > 0, before / by, before * by)
             logits = at.put(logits, mx.put_along_axis(own, tokens, pushed, axis=-1))
         if at := self._presence.rows:
             own, (tokens, _) = at.of(logits), self._presence.window(fed)
             pushed = mx.take_along_axis(own, tokens, axis=-1) - self._presence.strength
             logits = at.put(logits, mx.put_along_axis(own, tokens, pushed, axis=-1))
         if at := self._frequency.rows:
-            own, (tokens, held) = at.of(logits), self._frequency.window(fed)
-            taken = held * self._frequency.strength
+            own, (tokens, filled) = at.of(logits), self._frequency.window(fed)
+            taken = filled * self._frequency.strength
             row = mx.arange(len(at.places))[:, None]
             logits = at.put(logits, own.at[row, tokens].subtract(taken))
         if at := self._output.rows:
@@ -130,8 +130,8 @@ class _Recent:
         """
         latest = self.rows.of(fed)[:, None].astype(mx.int32)
         self._tokens = mx.concatenate([self._tokens[:, 1:], latest], axis=1)
-        held = self._inside & (self._tokens != _NOTHING)
-        return mx.where(held, self._tokens, latest), held
+        filled = self._inside & (self._tokens != _NOTHING)
+        return mx.where(filled, self._tokens, latest), filled
 
 
 class _Output:

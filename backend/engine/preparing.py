@@ -190,7 +190,9 @@ class Preparer:
     ) -> StoredPrefix | None:
         if served.disk is None or request.prompt_logprobs is not None:
             return None
-        return served.disk.find(prompt, path=request.disk.path, held=self._worker.held(prompt))
+        return served.disk.find(
+            prompt, path=request.disk.path, in_memory=self._worker.in_memory(prompt)
+        )
 
 
 def _constraint(served: ServedModel, request: GenerationRequest, tail: str) -> Constraint | None:

@@ -22,12 +22,12 @@ def longest_chunk(vocabulary: int) -> int:
 
 
 def read(logits: mx.array, following: Sequence[int], alternatives: int) -> list[TokenLogprob]:
-    """What to tell of the tokens that follow the places of a chunk.
+    """The log-probabilities of the tokens that follow the places of a chunk.
 
     logits: [places, vocabulary]. following: the token after each place.
     """
-    teller = BatchLogprobs([alternatives] * len(following))
-    told = teller(logits, mx.array(list(following)))
-    mx.eval(told.arrays)
-    entries = teller.read(told, following)
+    logprobs = BatchLogprobs([alternatives] * len(following))
+    computed = logprobs(logits, mx.array(list(following)))
+    mx.eval(computed.arrays)
+    entries = logprobs.read(computed, following)
     return [entries[place] for place in range(len(following))]

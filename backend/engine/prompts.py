@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SAMPLE = ({"role": "user", "content": "Hello"},)
-_MOST_TOLD = 1 << 18  # log-probabilities: some 25 MB of JSON; a message of the wire holds 50 MiB
+_MOST_LOGPROBS = (
+    1 << 18
+)  # log-probabilities: some 25 MB of JSON; a message of the wire holds 50 MiB
 _COUNTED_CONTEXTS = 16  # as many are counted of a prompt that is not to be read
 _TAIL = 512  # characters of the prompt's end that tell what the model goes on with
 # No text that travels has Unicode's noncharacters, and no client knows the number.
@@ -65,11 +67,11 @@ class BuiltPrompt:
 def require_tellable(tokens: int, alternatives: int) -> None:
     """Raise InvalidRequest where the prompt's log-probabilities would not fit an answer."""
     entries = tokens * (1 + alternatives)
-    if entries > _MOST_TOLD:
+    if entries > _MOST_LOGPROBS:
         raise InvalidRequest(
             f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
-            f" log-probabilities, but at most {_MOST_TOLD} are told: shorten the prompt, or send a"
-            " smaller TopLogprobs"
+            f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
+            " send a smaller TopLogprobs"
         )
 
 

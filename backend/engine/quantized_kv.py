@@ -31,7 +31,7 @@ class QuantizedRow(QuantizedKVCache):  # type: ignore[misc]  # mlx-lm is untyped
     group_size: int
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
-        """Append [1, heads, tokens, size] and return all that is held."""
+        """Append [1, heads, tokens, size] and return all there is."""
         self.keys = appended(self.keys or (), _quantized(keys, self), self.offset)
         self.values = appended(self.values or (), _quantized(values, self), self.offset)
         self.offset += keys.shape[2]

@@ -104,15 +104,15 @@ def _without(tokenizer: str, control: set[str], hidden: str) -> str:
     They keep their ids, and so do all others. A vocabulary may have them a second time, as pieces
     that its model could put together.
     """
-    held = json.loads(tokenizer)
-    held["post_processor"] = held["truncation"] = held["padding"] = None
+    data = json.loads(tokenizer)
+    data["post_processor"] = data["truncation"] = data["padding"] = None
 
     def renamed(text: str) -> str:
         return f"{hidden}{text}" if text in control else text
 
-    for token in held["added_tokens"]:
+    for token in data["added_tokens"]:
         token["content"] = renamed(token["content"])
-    model = held["model"]
+    model = data["model"]
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         model["vocab"] = {renamed(piece): token for piece, token in vocabulary.items()}
@@ -127,4 +127,4 @@ def _without(tokenizer: str, control: set[str], hidden: str) -> str:
             for left, right in pairs
             if control.isdisjoint((left, right, left + right))
         ]
-    return json.dumps(held, ensure_ascii=False)
+    return json.dumps(data, ensure_ascii=False)

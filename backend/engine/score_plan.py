@@ -7,10 +7,11 @@ prompt's (contract 5.4). All candidates go on from the longest prefix that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from backend.engine.errors import InvalidRequest
+from common.prefixes import common_prefix
 
 MOST_CANDIDATES = 1024
 MOST_TOKENS = 1 << 16  # of all candidates together
@@ -87,7 +88,7 @@ def plan(
     """
     prompt = encode(request.prompt)
     texts = list(_encoded(request, prompt, encode, context_size, wanted))
-    shared = [_common(prompt, tokens) for tokens in texts]
+    shared = [common_prefix(prompt, tokens) for tokens in texts]
     scored = [place for place, tokens in enumerate(texts) if len(tokens) > shared[place]]
     start = min((shared[place] for place in scored), default=len(prompt))
     if scored and not start:
@@ -131,9 +132,4 @@ def _stable(request: ScoreRequest, prefix: list[int], encode: Callable[[str], li
     if not request.stable_bytes:
         return 0
     text = request.prompt.encode()[: request.stable_bytes].decode(errors="ignore")
-    return _common(prefix, encode(text))
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
+    return common_prefix(prefix, encode(text))

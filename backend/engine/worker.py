@@ -57,7 +57,7 @@ class Worker:
     def send(self, command: Command) -> None:
         self._inbox.put(command)
 
-    def held(self, prompt: Sequence[int]) -> int:
+    def in_memory(self, prompt: Sequence[int]) -> int:
         """How many of the prompt's tokens have their KV in memory; a hint that may be outdated."""
         from backend.engine.prefix_index import PrefixKey
 
@@ -264,8 +264,13 @@ class Worker:
 
 
 def _release() -> None:
-    """Return the memory of dropped arrays to the system."""
+    """Return the memory of dropped arrays to the system.
+
+    A model that is built draws weights that nobody evaluates, because the checkpoint's take their
+    place. Each draw adds to the lazy graph of MLX's random key, which only a new key lets go of.
+    """
     import mlx.core as mx
 
     gc.collect()
+    mx.random.seed(0)
     mx.clear_cache()

@@ -21,12 +21,12 @@ from backend.engine.plan import (
 )
 from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
+from backend.engine.units import GIB
 
 _STEPS = 100
 _SPARE = 1 << 26  # bytes that are left, and too few for anybody
 _ANSWER = 512  # tokens, which all are charged for at once: what is charged stays the same
 _STEP_SECONDS = 0.03
-_GIB = 1 << 30
 
 
 def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
@@ -38,7 +38,7 @@ def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
         cost=CacheCost(98_304, 0),
         slots=2 * decoding if memory else decoding,
         room=1 << 50,
-        prompt_cache=8 * _GIB,
+        prompt_cache=8 * GIB,
         max_entries=0,
         prefill_chunk=1 << 20,
         stall_ms=250,

@@ -36,7 +36,7 @@ class Answer:
         self._kind: type[Content] | type[Reasoning] = Content
         self._blank: list[str] = []
         self._after_block = False
-        self._said: set[type[Content] | type[Reasoning]] = set()
+        self._written: set[type[Content] | type[Reasoning]] = set()
         self._ids: set[str] = set()
         self.calls = 0
         self._latest = ""
@@ -54,8 +54,8 @@ class Answer:
         return bool(_OPENING_QUOTE.search(self._latest))
 
     @property
-    def held(self) -> str:
-        """Space that is not told before it is known what follows."""
+    def pending(self) -> str:
+        """Space that is not shown before it is known what follows."""
         return "".join(self._blank)
 
     def take(self) -> list[ChatEvent]:
@@ -74,13 +74,13 @@ class Answer:
             return
         end = len(text.rstrip("\n"))
         lead = "".join(self._blank)
-        if self.fresh and self._after_block and self._kind not in self._said:
+        if self.fresh and self._after_block and self._kind not in self._written:
             shown = (lead + text[:end]).lstrip("\n")
         else:
             shown = lead + text[:end]
         self._blank = [text[end:]]
         self.fresh = False
-        self._said.add(self._kind)
+        self._written.add(self._kind)
         self._events.append(self._kind(shown))
 
     def edge(self, *, reasoning: bool | None = None) -> None:

@@ -73,7 +73,7 @@ class Cursor:
         self.position = 0
 
     @property
-    def held(self) -> str:
+    def pending(self) -> str:
         """What has arrived and was not read, or may be put back."""
         return "".join(self._kept) + self._text[self._at :]
 

@@ -17,29 +17,29 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class Reading:
-    """One answer being read. Calls are kept back in `held` while they may still be quotations."""
+    """One answer being read. pending_calls: those that may still turn out to be quotations."""
 
     cursor: Cursor
     answer: Answer
     tools: ToolSchemas
     prompt_tail: str
     reason: FinishReason = "length"
-    held: list[Call] | None = None
+    pending_calls: list[Call] | None = None
     opener: str = ""
     reread: int = 0
     _progress: int = 0
 
     def call(self, call: Call) -> None:
         """A call is certain, so what was read up to here will not be put back."""
-        if self.held is not None:
-            self.held.append(call)
+        if self.pending_calls is not None:
+            self.pending_calls.append(call)
             return
         self.answer.call(call)
         self.settle()
 
     def settle(self) -> None:
         """Nothing before this place is put back any more."""
-        if self.held is None:
+        if self.pending_calls is None:
             self.cursor.forget()
             self._progress = self.cursor.position
 

@@ -134,7 +134,7 @@ class TaggedText:
         own_line = answer.markdown.line_start
         careful = answer.reasoning or in_code
         reading.opener = opener
-        reading.held = [] if careful else None
+        reading.pending_calls = [] if careful else None
         try:
             with reading.attempt():
                 yield from syntax.read(reading)
@@ -150,8 +150,8 @@ class TaggedText:
         except Unreadable:
             return reading.settled
         finally:
-            held, reading.held = reading.held, None
-        for call in held or ():
+            pending, reading.pending_calls = reading.pending_calls, None
+        for call in pending or ():
             answer.call(call)
         answer.edge()
         yield from cursor.drop_cut(syntax.closers)
@@ -165,7 +165,7 @@ class TaggedText:
 
     def _meant(self, reading: Reading, own_line: bool) -> Wait[bool]:
         """Whether calls read inside reasoning are calls, and not an example in a sentence."""
-        if not all(call.name in reading.tools for call in reading.held or ()):
+        if not all(call.name in reading.tools for call in reading.pending_calls or ()):
             return False
         if own_line or (yield from reading.cursor.peek()) in ("", "\n"):
             return True

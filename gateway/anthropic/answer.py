@@ -45,8 +45,8 @@ class Answer:
 
     def start(self, event: Event) -> Json:
         """The event before those of the generation's first one, which is taken afterwards."""
-        told = event.usage if isinstance(event, Done) else event
-        usage = _usage(Usage(prompt_tokens=told.prompt_tokens))
+        counted = event.usage if isinstance(event, Done) else event
+        usage = _usage(Usage(prompt_tokens=counted.prompt_tokens))
         return {"type": "message_start", "message": self._message | {"usage": usage}}
 
     def take(self, event: Event) -> list[Json]:

@@ -31,12 +31,12 @@ def body(error: ApiError, request_id: str) -> dict[str, Any]:
     message = error.message
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
-    told = {"type": type_of(error.status), "message": message}
-    return {"type": "error", "error": told, "request_id": request_id}
+    described = {"type": type_of(error.status), "message": message}
+    return {"type": "error", "error": described, "request_id": request_id}
 
 
 def event(error: ApiError) -> str:
     """The same as the last event of a stream."""
     running = exchange.current()
-    told = body(error, running.request_id if running else "")
-    return f"event: error\ndata: {json.dumps(told)}\n\n"
+    described = body(error, running.request_id if running else "")
+    return f"event: error\ndata: {json.dumps(described)}\n\n"

@@ -63,7 +63,7 @@ INSIDE: Mapping[str, str] = {
 def table() -> Mapping[str, str]:
     """Field → why it means nothing, for the documentation."""
     fields = NeutralPromptFields.model_fields | NeutralFields.model_fields
-    told = {
+    reasons = {
         name: (field.description or "").removeprefix("Neutral: ") for name, field in fields.items()
     }
-    return told | {name: f"{reason}." for name, reason in INSIDE.items()}
+    return reasons | {name: f"{reason}." for name, reason in INSIDE.items()}

@@ -93,30 +93,30 @@ def _require_begun(message: Json, index: int) -> None:
 
 def _conversation(request: CountTokensRequest) -> Conversation:
     """The system prompt and every turn."""
-    told = Conversation()
+    conversation = Conversation()
     turns = request.messages
     leading = next((at for at, turn in enumerate(turns) if turn.role != "system"), len(turns))
     system = [block.text for block in request.system or ()]
     for index in range(leading):
         system += _texts(turns[index], index)
     if system:
-        told.system(system, "system" if request.system else "messages[0]")
+        conversation.system(system, "system" if request.system else "messages[0]")
     for index in range(leading, len(turns)):
         place = f"messages[{index}]"
         if turns[index].role == "system":
-            told.system(_texts(turns[index], index), place)
+            conversation.system(_texts(turns[index], index), place)
         elif turns[index].role == "assistant":
-            told.add(_assistant(turns[index], index), place)
+            conversation.add(_assistant(turns[index], index), place)
         else:
-            _user(told, turns[index], place)
-    told.close()
+            _user(conversation, turns[index], place)
+    conversation.close()
     if turns[-1].role == "system":
         last = f"messages[{len(turns) - 1}]"
         raise ApiError(400, f"{last}: a system turn has no answer; end with a user's", param=last)
-    return told
+    return conversation
 
 
-def _user(told: Conversation, turn: Turn, place: str) -> None:
+def _user(conversation: Conversation, turn: Turn, place: str) -> None:
     """Tool results are turns of their own; what stands between them stays together."""
     parts: list[Part] = []
     for at, block in enumerate(turn.content):
@@ -125,15 +125,15 @@ def _user(told: Conversation, turn: Turn, place: str) -> None:
             parts.append((_part(block), origin))
         elif isinstance(block, ToolResultBlock):
             if parts:
-                told.user(parts, place)
+                conversation.user(parts, place)
                 parts = []
             inner = [(_part(one), f"{origin}.content[{i}]") for i, one in enumerate(block.content)]
             failed = "Error: " if block.is_error else ""
-            told.result(block.tool_use_id, inner, origin, failed)
+            conversation.result(block.tool_use_id, inner, origin, failed)
         else:
             raise _misplaced(block.type, "a user", origin)
     if parts or not turn.content:
-        told.user(parts, place)
+        conversation.user(parts, place)
 
 
 def _assistant(turn: Turn, index: int) -> Json:

@@ -99,10 +99,10 @@ def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
         )
     if problem["type"] == "missing":
         return f"{key} is missing"
-    said = str(problem["msg"]).removeprefix("Value error, ")
+    reason = str(problem["msg"]).removeprefix("Value error, ")
     if not key or problem["type"] == "value_error":
-        return said
-    return f"{key} is {shown(problem['input'])}: {said.replace('Input', 'it', 1)}"
+        return reason
+    return f"{key} is {shown(problem['input'])}: {reason.replace('Input', 'it', 1)}"
 
 
 def _keys(model: type[BaseModel], path: list[str | int]) -> list[str]:

@@ -59,14 +59,14 @@ async def chat_completion(
         "model": identity.model,
         "system_fingerprint": identity.system_fingerprint,
         "choices": [
-            _told(index, choice, end, form)
+            _whole(index, choice, end, form)
             for index, (choice, end) in enumerate(zip(choices, ends, strict=True))
         ],
         "usage": usage_of([end.usage for end in ends], form.choices),
     }
 
 
-def _told(index: int, choice: _Choice, end: Done, form: ChatForm) -> dict[str, Any]:
+def _whole(index: int, choice: _Choice, end: Done, form: ChatForm) -> dict[str, Any]:
     return {
         "index": index,
         "message": _message(choice, form),

@@ -40,11 +40,11 @@ def wants_logprobs(request: ChatCompletionRequest) -> bool:
     return request.logprobs is True or (request.logprobs or 0) > 0 or (request.n_probs or 0) > 0
 
 
-def finish_reason(told: str, *, called: bool, legacy: bool) -> str:
+def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
     """OpenAI's word for the end: a call that was cut off is a matter of length."""
-    if told == "stop" and called:
+    if reason == "stop" and called:
         return "function_call" if legacy else "tool_calls"
-    return told
+    return reason
 
 
 def chat_logprobs(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -29,8 +29,8 @@ async def chat_chunks(
     async for index, event in events:
         if isinstance(event, Done):
             ends[index] = event
-        for told in choices[index].told(event):
-            yield writer.chunk(told)
+        for chunk in choices[index].chunks(event):
+            yield writer.chunk(chunk)
     if form.usage:
         usages = [ends[index].usage for index in sorted(ends)]
         yield writer.usage(usage_of(usages, form.choices))
@@ -47,7 +47,7 @@ class _Choice:
         self._named: set[int] = set()  # calls whose name has been told
         self._logprobs: list[dict[str, Any]] = []
 
-    def told(self, event: Event) -> Iterator[dict[str, Any]]:
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The choices of the chunks that an event becomes."""
         if isinstance(event, Piece):
             self._logprobs.extend(event.logprobs)

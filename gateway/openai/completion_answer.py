@@ -30,7 +30,7 @@ async def completion(
         "created": identity.created,
         "model": identity.model,
         "system_fingerprint": identity.system_fingerprint,
-        "choices": [choice.told() for choice in choices],
+        "choices": [choice.pending() for choice in choices],
         "usage": usage_of([ends[index].usage for index in sorted(ends)], plan.per_prompt),
     }
 
@@ -48,7 +48,7 @@ async def completion_chunks(
         if isinstance(event, Done):
             ends[index] = event
         if choice.has_news:
-            yield writer.chunk(choice.told())
+            yield writer.chunk(choice.pending())
     if plan.usage:
         usages = [ends[index].usage for index in sorted(ends)]
         yield writer.usage(usage_of(usages, plan.per_prompt))
@@ -90,7 +90,7 @@ class _Choice:
         if self._plan.echo and event.finish_reason == "stop" and event.stop_sequence is None:
             self._entries.append(END)
 
-    def told(self) -> dict[str, Any]:
+    def pending(self) -> dict[str, Any]:
         """The choice with all that was not told before."""
         text, self._text = "".join(self._text), []
         entries, self._entries = self._entries, []
@@ -98,6 +98,6 @@ class _Choice:
         return {
             "index": self._index,
             "text": text,
-            "logprobs": self._logprobs.told(entries) if wanted else None,
+            "logprobs": self._logprobs.convert(entries) if wanted else None,
             "finish_reason": self._reason,
         }

@@ -109,10 +109,10 @@ def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
 def _logprobs(request: CompletionRequest) -> int | None:
     """OpenAI's number of alternatives, where 0 tells the chosen tokens alone."""
     asked = request.logprobs
-    told = None if asked is False else int(asked) if asked is not None else None
+    alternatives = None if asked is False else int(asked) if asked is not None else None
     if asked is True:
-        told = 0
-    return agreed(("logprobs", told), ("n_probs", request.n_probs or None))
+        alternatives = 0
+    return agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
 
 
 def _common(

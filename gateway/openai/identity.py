@@ -22,7 +22,7 @@ class Identity:
 
 def identity(prefix: str, model: str, config: ModelConfig) -> Identity:
     """A fresh one. The fingerprint stays while the model's file does."""
-    said = hashlib.blake2s(config.model_dump_json().encode(), digest_size=5)
+    digest = hashlib.blake2s(config.model_dump_json().encode(), digest_size=5)
     return Identity(
-        f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, f"fp_{said.hexdigest()}"
+        f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, f"fp_{digest.hexdigest()}"
     )

@@ -19,7 +19,7 @@ class LegacyLogprobs:
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def told(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """The lists of the next entries; a prompt's say themselves what they add to the text."""
         lists: dict[str, list[Any]] = {
             "tokens": [],

@@ -56,16 +56,16 @@ def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
 
 def agreed(*given: tuple[str, T | None]) -> T | None:
     """The value of several names of one thing. Raises ApiError where two differ."""
-    said = [(name, value) for name, value in given if value is not None]
-    for name, value in said[1:]:
-        if value != said[0][1]:
+    present = [(name, value) for name, value in given if value is not None]
+    for name, value in present[1:]:
+        if value != present[0][1]:
             raise ApiError(
                 400,
-                f"{said[0][0]} is {said[0][1]} and {name} is {value}, but they are two names of one"
-                " thing: send one of them",
+                f"{present[0][0]} is {present[0][1]} and {name} is {value}, but they are two names"
+                " of one thing: send one of them",
                 param=name,
             )
-    return said[0][1] if said else None
+    return present[0][1] if present else None
 
 
 def _first(given: T | None, default: T | None, otherwise: T) -> T:

@@ -22,17 +22,17 @@ def write_template_arguments(
     if request.role_mapping is not None:
         _require_no_template(request)
         return
-    said = request.chat_template_kwargs or {}
+    variables = request.chat_template_kwargs or {}
     thinking = _thinking(request)
-    _require_agreement(said, thinking, request)
-    wanted = _flag(said.get(_THINKING)) if thinking is None else thinking
-    effort = request.reasoning_effort or ("" if _EFFORT in said else config.reasoning_effort)
+    _require_agreement(variables, thinking, request)
+    wanted = _flag(variables.get(_THINKING)) if thinking is None else thinking
+    effort = request.reasoning_effort or ("" if _EFFORT in variables else config.reasoning_effort)
     if effort == "none":
         if wanted:  # then it is the file's, and the request is louder
             effort = ""
         else:
             thinking = False
-    arguments: dict[str, Any] = {**config.chat_template_kwargs, **said}
+    arguments: dict[str, Any] = {**config.chat_template_kwargs, **variables}
     disabled = config.reasoning.disable
     if thinking is None and _THINKING not in arguments and disabled is not None:
         thinking = not disabled
@@ -58,20 +58,24 @@ def _thinking(request: ChatCompletionRequest) -> bool | None:
 
 
 def _require_agreement(
-    said: Mapping[str, Any], thinking: bool | None, request: ChatCompletionRequest
+    variables: Mapping[str, Any], thinking: bool | None, request: ChatCompletionRequest
 ) -> None:
     """Backends let the field win over the variable, so one of the two would not be heard."""
-    if thinking is not None and _THINKING in said and _flag(said[_THINKING]) is not thinking:
+    if (
+        thinking is not None
+        and _THINKING in variables
+        and _flag(variables[_THINKING]) is not thinking
+    ):
         if request.enable_thinking is None:
-            raise _contradiction(said, _THINKING, "reasoning_effort is 'none'")
-        raise _contradiction(said, _THINKING, f"enable_thinking is {json.dumps(thinking)}")
+            raise _contradiction(variables, _THINKING, "reasoning_effort is 'none'")
+        raise _contradiction(variables, _THINKING, f"enable_thinking is {json.dumps(thinking)}")
     effort = request.reasoning_effort
-    if effort is not None and said.get(_EFFORT, effort) != effort:
-        raise _contradiction(said, _EFFORT, f"reasoning_effort is {effort!r}")
+    if effort is not None and variables.get(_EFFORT, effort) != effort:
+        raise _contradiction(variables, _EFFORT, f"reasoning_effort is {effort!r}")
 
 
-def _contradiction(said: Mapping[str, Any], name: str, field: str) -> ApiError:
-    value = json.dumps(said[name])[:100]
+def _contradiction(variables: Mapping[str, Any], name: str, field: str) -> ApiError:
+    value = json.dumps(variables[name])[:100]
     return ApiError(
         400,
         f"chat_template_kwargs has {name} {value}, but {field}: send one of them",

@@ -93,8 +93,8 @@ def _legacy(request: ChatCompletionRequest) -> Offer:
 
 def _tool(function: FunctionDefinition) -> dict[str, Any]:
     given = ((name, getattr(function, name)) for name in ("description", "parameters", "strict"))
-    said = {name: value for name, value in given if value is not None}
-    return {"type": "function", "function": {"name": function.name, **said}}
+    present = {name: value for name, value in given if value is not None}
+    return {"type": "function", "function": {"name": function.name, **present}}
 
 
 def _checked(offer: Offer, field: str) -> Offer:

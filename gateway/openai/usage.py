@@ -15,11 +15,11 @@ def usage_of(answers: Sequence[Usage], per_prompt: int = 1) -> dict[str, Any]:
     """
     prompts = answers[::per_prompt]
     asked = sum(usage.prompt_tokens for usage in prompts)
-    told = sum(usage.completion_tokens for usage in answers)
+    generated = sum(usage.completion_tokens for usage in answers)
     return {
         "prompt_tokens": asked,
-        "completion_tokens": told,
-        "total_tokens": asked + told,
+        "completion_tokens": generated,
+        "total_tokens": asked + generated,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
         "completion_tokens_details": {
             "reasoning_tokens": sum(usage.reasoning_tokens for usage in answers)

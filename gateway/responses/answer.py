@@ -79,8 +79,8 @@ class Answer:
         """The last events of a response that broke."""
         events = [] if self.started else self.start()
         self._drop_open("incomplete")
-        told = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
-        self._last = self._response("failed", error=told)
+        described = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        self._last = self._response("failed", error=described)
         return [*events, self._event("response.failed", response=self._last)]
 
     def _reasoning(self, text: str) -> list[Json]:
@@ -225,12 +225,12 @@ def _output_text(text: str, logprobs: list[Json]) -> Json:
 
 def _logprob(entry: Json) -> Json:
     """The entry as Responses know it: without the token's id."""
-    told = {name: entry[name] for name in ("token", "bytes", "logprob")}
+    shown = {name: entry[name] for name in ("token", "bytes", "logprob")}
     others = entry.get("top_logprobs") or ()
-    told["top_logprobs"] = [
+    shown["top_logprobs"] = [
         {name: other[name] for name in ("token", "bytes", "logprob")} for other in others
     ]
-    return told
+    return shown
 
 
 def _usage(used: Usage) -> Json:

@@ -78,8 +78,8 @@ class Store:
                 code="item_not_found",
                 param=param,
             )
-        held = self.get(next(reversed(holders)), param).conversation()
-        return next(item for item in held if item["id"] == name)
+        items = self.get(next(reversed(holders)), param).conversation()
+        return next(item for item in items if item["id"] == name)
 
     def _drop(self, name: str) -> None:
         stored, freed = self._kept.pop(name)

@@ -20,16 +20,16 @@ def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequen
     a token writes text and more, they are all those beside it.
     """
     entries = [*before, *beside]
-    said = text.encode()
+    wanted = text.encode()
     written = [_written(entry) for entry in entries]
     tails = [b"".join(written[at:]) for at in range(len(entries))]
-    exact = [at for at, tail in enumerate(tails) if tail == said]
-    longer = [at for at, tail in enumerate(tails) if tail.startswith(said)]
+    exact = [at for at, tail in enumerate(tails) if tail == wanted]
+    longer = [at for at, tail in enumerate(tails) if tail.startswith(wanted)]
     found = exact or longer
     return entries[found[0] :] if found else beside
 
 
 def _written(entry: Json) -> bytes:
     """What the token writes; backends other than ours may leave its bytes out."""
-    told = entry.get("bytes")
-    return str(entry["token"]).encode() if told is None else bytes(told)
+    raw = entry.get("bytes")
+    return str(entry["token"]).encode() if raw is None else bytes(raw)

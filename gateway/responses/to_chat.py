@@ -103,7 +103,7 @@ def _conversation(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item]
 ) -> Conversation:
     """The instructions, what was said before, and the input."""
-    told = Conversation()
+    conversation = Conversation()
     items = [(item, _EARLIER) for item in earlier]
     items += [(item, f"input[{index}]") for index, item in enumerate(given)]
     system = [] if request.instructions is None else [request.instructions]
@@ -114,27 +114,29 @@ def _conversation(
         system.append(_text(item.content, place))
         leading += 1
     if system:
-        told.system(system, items[0][1] if request.instructions is None else "instructions")
+        conversation.system(system, items[0][1] if request.instructions is None else "instructions")
     for item, place in items[leading:]:
-        _add(told, item, place)
-    told.close()
-    return told
+        _add(conversation, item, place)
+    conversation.close()
+    return conversation
 
 
-def _add(told: Conversation, item: Item, place: str) -> None:
+def _add(conversation: Conversation, item: Item, place: str) -> None:
     if isinstance(item, FunctionCallOutput):
-        told.result(item.call_id, _parts(item.output, f"{place}.output"), place)
+        conversation.result(item.call_id, _parts(item.output, f"{place}.output"), place)
     elif isinstance(item, Message) and item.role == "user":
-        told.user(_parts(item.content, f"{place}.content"), place)
+        conversation.user(_parts(item.content, f"{place}.content"), place)
     elif isinstance(item, Message) and item.role != "assistant":
-        told.system([_text(item.content, place)], place)
+        conversation.system([_text(item.content, place)], place)
     elif not (isinstance(item, Reasoning) and not _thought(item)):
-        _assistant(told, item, place)
+        _assistant(conversation, item, place)
 
 
-def _assistant(told: Conversation, item: Reasoning | FunctionCall | Message, place: str) -> None:
+def _assistant(
+    conversation: Conversation, item: Reasoning | FunctionCall | Message, place: str
+) -> None:
     """Go on with the assistant's message, or begin another where the order asks for it."""
-    last = told.messages[-1] if told.messages else {}
+    last = conversation.messages[-1] if conversation.messages else {}
     going_on = last.get("role") == "assistant"
     if isinstance(item, Reasoning):
         going_on = False
@@ -142,7 +144,7 @@ def _assistant(told: Conversation, item: Reasoning | FunctionCall | Message, pla
         going_on = going_on and not last["content"] and "tool_calls" not in last
     if not going_on:
         last = {"role": "assistant", "content": ""}
-        told.add(last, place)
+        conversation.add(last, place)
     if isinstance(item, Reasoning):
         last["reasoning_content"] = _thought(item)
     elif isinstance(item, Message):
@@ -164,11 +166,11 @@ def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
             image: Json = {"url": part.image_url}
             if part.detail is not None:
                 image["detail"] = part.detail
-            told: Json = {"type": "image_url", "image_url": image}
+            content_part: Json = {"type": "image_url", "image_url": image}
         else:
             text = part.refusal if isinstance(part, Refusal) else part.text
-            told = {"type": "text", "text": text}
-        parts.append((told, f"{place}[{at}]"))
+            content_part = {"type": "text", "text": text}
+        parts.append((content_part, f"{place}[{at}]"))
     return parts
 
 

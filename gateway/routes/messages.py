@@ -28,11 +28,11 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     if body.stream:
         stream = _stream(body, question, gateway)
         return event_stream(stream, gateway.settings, errors.event, PING.encode())
-    told = Answer(body, question.model)
+    reply = Answer(body, question.model)
     async with aclosing(answer(question, gateway)) as events:
         async for event in events:
-            told.take(event)
-    return JSONResponse(told.message())
+            reply.take(event)
+    return JSONResponse(reply.message())
 
 
 @router.post("/messages/count_tokens", response_model=None, responses=COUNT_RESPONSES)
@@ -44,15 +44,15 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Respons
 async def _stream(
     body: MessagesRequest, question: Question, gateway: Gateway
 ) -> AsyncGenerator[str, None]:
-    told = Answer(body, question.model)
+    reply = Answer(body, question.model)
     begun = False
     async with aclosing(answer(question, gateway)) as events:
         async for event in events:
             if not begun:
                 begun = True
-                yield _written(told.start(event))
+                yield _written(reply.start(event))
                 yield PING
-            for each in told.take(event):
+            for each in reply.take(event):
                 yield _written(each)
 
 

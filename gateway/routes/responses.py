@@ -54,12 +54,12 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     earlier, given = _earlier(body, store), resolved(body.input, store)
     translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
     question = await question_of(translation, gateway)
-    told = Answer(body, question.model, question.config.parameters)
-    turn = _Turn(body, earlier, given, told, store)
+    reply = Answer(body, question.model, question.config.parameters)
+    turn = _Turn(body, earlier, given, reply, store)
     if body.stream:
         return event_stream(turn.stream(question, gateway), gateway.settings, turn.failed)
     await turn.finish(question, gateway)
-    return JSONResponse(told.response)
+    return JSONResponse(reply.response)
 
 
 @router.post("/responses/input_tokens", response_model=None, responses=COUNT_RESPONSES)
@@ -139,36 +139,36 @@ class _Turn:
     body: ResponsesRequest
     earlier: tuple[Json, ...]
     given: list[Item]
-    told: Answer
+    reply: Answer
     store: Store
 
     async def finish(self, question: Question, gateway: Gateway) -> None:
         """Take in the whole answer."""
         async with aclosing(answer(question, gateway)) as events:
             async for event in events:
-                self.told.take(event)
+                self.reply.take(event)
         self._keep()
 
     async def stream(self, question: Question, gateway: Gateway) -> AsyncGenerator[str, None]:
         """The events of the stream."""
         async with aclosing(answer(question, gateway)) as events:
             async for event in events:
-                if not self.told.started:
-                    for each in self.told.start():
+                if not self.reply.started:
+                    for each in self.reply.start():
                         yield _written(each)
-                told = self.told.take(event)
+                grown = self.reply.take(event)
                 if isinstance(event, Done):
                     self._keep()
-                for each in told:
+                for each in grown:
                     yield _written(each)
 
     def failed(self, error: ApiError) -> str:
         """The last events of a stream that broke."""
-        return "".join(_written(event) for event in self.told.fail(error))
+        return "".join(_written(event) for event in self.reply.fail(error))
 
     def _keep(self) -> None:
         if self.body.store is not False:
-            self.store.put(Stored(self.told.response, self.earlier, as_stored(self.given)))
+            self.store.put(Stored(self.reply.response, self.earlier, as_stored(self.given)))
 
 
 def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:

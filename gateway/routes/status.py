@@ -66,8 +66,8 @@ def slots(config: ModelConfig) -> int | None:
     """How many answers a model's backend writes at a time, as far as its file tells."""
     if config.address or config.backend not in OWN_BACKENDS:
         return None
-    told = dict(option.partition(":")[::2] for option in config.options)
-    given = config.engine_args.get(_PARALLEL, told.get(_PARALLEL, DEFAULT_SLOTS))
+    options = dict(option.partition(":")[::2] for option in config.options)
+    given = config.engine_args.get(_PARALLEL, options.get(_PARALLEL, DEFAULT_SLOTS))
     try:
         return int(given)
     except (TypeError, ValueError):

@@ -81,8 +81,8 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
         request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
         names = {"Prompt": "prompt" if body.content is None else "content"}
         found = list((await ask(lease.stub.TokenizeString, request, seconds, names)).tokens)
-        told = body.with_pieces or body.return_token_strs
-        return found, await _pieces(lease, found, seconds) if told else None
+        wanted = body.with_pieces or body.return_token_strs
+        return found, await _pieces(lease, found, seconds) if wanted else None
 
     found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), cut)
     tokens: list[int] | list[TokenPiece] = found

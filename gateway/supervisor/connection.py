@@ -90,8 +90,8 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise ConnectionError from None
-            said = error.details() or f"LoadModel failed with {error.code().name}"
-            raise LoadFailed(said) from None
+            reason = error.details() or f"LoadModel failed with {error.code().name}"
+            raise LoadFailed(reason) from None
         if not result.success:
             raise LoadFailed(result.message or "LoadModel failed without saying why")
 

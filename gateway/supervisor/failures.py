@@ -36,8 +36,8 @@ def end_of(code: int | None, last_line: str) -> str:
             return f"the backend was ended by {signal.Signals(-code).name}"
         except ValueError:
             return f"the backend was ended by signal {-code}"
-    said = f": {cause_of(last_line)}" if last_line else ""
-    return f"the backend ended with exit code {code}{said}"
+    cause = f": {cause_of(last_line)}" if last_line else ""
+    return f"the backend ended with exit code {code}{cause}"
 
 
 def load_failed(name: str, sentence: str) -> ApiError:

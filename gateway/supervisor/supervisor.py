@@ -74,11 +74,13 @@ class Supervisor:
 
     def status(self) -> list[ModelStatus]:
         """Every model of the folder, and what else is loaded."""
-        told = {Key(model.name): ModelStatus(model.name, State.STOPPED) for model in self.models}
-        told |= {key: instance.status() for key, instance in self._instances.items()}
+        statuses = {
+            Key(model.name): ModelStatus(model.name, State.STOPPED) for model in self.models
+        }
+        statuses |= {key: instance.status() for key, instance in self._instances.items()}
         broken = self._catalogue.broken.items()
         return [
-            *told.values(),
+            *statuses.values(),
             *(instance.status() for instance in self._outdated),
             *(ModelStatus(name, State.BROKEN, error=sentence) for name, sentence in broken),
         ]

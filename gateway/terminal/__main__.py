@@ -31,8 +31,8 @@ def main() -> int:
         import readline  # noqa: F401
     screen = Screen()
     try:
-        with contextlib.ExitStack() as held:
-            client = held.enter_context(Client(_address(given, held, screen), _key()))
+        with contextlib.ExitStack() as resources:
+            client = resources.enter_context(Client(_address(given, resources, screen), _key()))
             conversation = _conversation(given, client)
             if screen.interactive:
                 screen.note(f"{conversation.model} at {client.url}; /help lists the commands")
@@ -65,7 +65,7 @@ def _key() -> str:
     return os.environ.get(KEY_VARIABLE, "")
 
 
-def _address(given: argparse.Namespace, held: contextlib.ExitStack, screen: Screen) -> str:
+def _address(given: argparse.Namespace, resources: contextlib.ExitStack, screen: Screen) -> str:
     if given.url:
         return str(given.url)
     with Client(DEFAULT_URL, _key()) as usual:
@@ -77,7 +77,7 @@ def _address(given: argparse.Namespace, held: contextlib.ExitStack, screen: Scre
             " --url, or name a folder of models with --models-dir to have one started"
         )
     screen.note("starting a gateway")
-    return held.enter_context(own_gateway.started(given.models_dir))
+    return resources.enter_context(own_gateway.started(given.models_dir))
 
 
 def _conversation(given: argparse.Namespace, client: Client) -> Conversation:

@@ -122,9 +122,9 @@ def _on_one_line(arguments: str) -> str:
 
 
 def _facts(answer: Answer, stopped: bool, seconds: float) -> str:
-    told = ["stopped"] if stopped else []
+    notes = ["stopped"] if stopped else []
     if answer.finish_reason == "length":
-        told.append("cut at the token limit")
+        notes.append("cut at the token limit")
     if answer.tokens:
-        told.append(f"{answer.tokens} tokens in {seconds:.1f} s")
-    return f"[{', '.join(told) or f'{seconds:.1f} s'}]"
+        notes.append(f"{answer.tokens} tokens in {seconds:.1f} s")
+    return f"[{', '.join(notes) or f'{seconds:.1f} s'}]"

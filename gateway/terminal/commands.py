@@ -133,14 +133,16 @@ COMMANDS: dict[str, tuple[str, str, Callable[[Session, str], str]]] = {
 
 def help_text() -> str:
     """All commands, one to a line."""
-    rows = [(f"/{name} {shape}".rstrip(), told) for name, (shape, told, _) in COMMANDS.items()]
+    rows = [
+        (f"/{name} {shape}".rstrip(), meaning) for name, (shape, meaning, _) in COMMANDS.items()
+    ]
     rows += [
         ("/retry", "answer the last question again"),
         ("/help", "this list"),
         ("/quit", "leave, as Ctrl-D does"),
     ]
     width = max(len(row[0]) for row in rows)
-    lines = [f"{shape:<{width}}  {told}" for shape, told in rows]
+    lines = [f"{shape:<{width}}  {meaning}" for shape, meaning in rows]
     return "\n".join([*lines, "Ctrl-C stops an answer. A line that ends in \\ goes on."])
 
 

@@ -134,6 +134,22 @@ def test_free_and_load_again_release_the_memory(bare: Backend) -> None:
         assert bare.memory() <= loaded
 
 
+def test_a_hundred_loads_of_two_models_leave_the_process_as_it_was(bare: Backend) -> None:
+    process = bare.process()
+
+    def load_and_free(times: int) -> tuple[int, int, int]:
+        for _ in range(times):
+            for model in (TINY_TEXT, TINY_TEXT.parent / "tiny_vision"):
+                bare.load(model)
+                bare.stub.Free(pb.HealthMessage(), timeout=WAIT)
+        return bare.memory(), process.num_threads(), process.num_fds()
+
+    settled = load_and_free(15)
+    resident = process.memory_info().rss
+    assert load_and_free(35) == settled
+    assert process.memory_info().rss <= resident + 3 * 2**20
+
+
 def test_a_failed_load_leaves_the_loaded_model_as_it_was(bare: Backend) -> None:
     bare.load()
     with pytest.raises(grpc.RpcError) as refused:

@@ -9,8 +9,6 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.device import (
-    GIB,
-    MIB,
     Device,
     MemoryPlan,
     WeightType,
@@ -27,6 +25,7 @@ from backend.engine.device import (
     weight_type,
 )
 from backend.engine.settings import Settings
+from backend.engine.units import GIB, MIB
 
 CPU = Device("cpu", "a CPU", 16 * GIB, 14 * GIB)
 METAL = Device("metal", "Apple M4 Max", 64 * GIB, 48 * GIB)

@@ -20,11 +20,12 @@ import pytest
 
 from backend.engine import batch as decode_batch
 from backend.engine import executor as plan_executor
-from backend.engine import kv, prompt_logprobs, speculation
+from backend.engine import kv, prompt_logprobs
 from backend.engine.batch import DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
+from backend.engine.drafting import speculation
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.lookup import LookupDrafter
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.logits_head import LogitsHead
 from backend.engine.logprobs import BatchLogprobs
@@ -409,7 +410,7 @@ def test_a_fault_with_files_and_media(
         Action(speculation, "verify_step", ONE),
         Action(speculation, "verify_step", ONE, late=True),
         Action(LookupDrafter, "propose", ONE),
-        Action(LookupDrafter, "told", ONE),
+        Action(LookupDrafter, "record", ONE),
     ],
     ids=str,
 )
@@ -506,4 +507,20 @@ def test_a_constrained_sequence_is_preempted_at_any_token() -> None:
             rounds.scheduler.planner.limits = limits
             rounds.drain(2000)
             assert rounds.scheduler.planner.preemptions == 1
+            same(rounds.heard[number], alone("full", number))
+
+
+def test_a_grammar_is_shown_anew_what_was_said_before_memory_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the step that fails it has seen a token, which was never delivered."""
+    for number in (6, 10):
+        for at in range(1, 10):
+            with monkeypatch.context() as patch:
+                trap = Trap(at, NO_MEMORY)
+                Action(DecodeBatch, "read", ONE, late=True).rig(patch, trap)
+                rounds = Rounds(model_of("full"))
+                submit(rounds, number, number)
+                rounds.drain(2000)
+            assert trap.sprung
             same(rounds.heard[number], alone("full", number))

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -326,3 +327,31 @@ def test_a_row_costs_what_is_foreseen(kind: str) -> None:
         window = sum(size for size, _ in cost.windowed) * 99
         assert kv.nbytes(row) <= cost.of(tokens + 255) + window
     assert cost.of(1200) < 1.4 * kv.nbytes(row)
+
+
+def _addresses(layers: Sequence[Any]) -> list[int]:
+    parts = [part for layer in layers for part in (layer.keys, layer.values)]
+    return [np.asarray(part).__array_interface__["data"][0] for part in parts]
+
+
+def test_who_waits_for_a_pass_does_not_make_the_next_tokens_copy_the_kv() -> None:
+    model = kv_model("attention")
+    batch = kv.BatchCache([_filled("attention", 9), _filled("attention", 9, 2)])
+    mx.eval([layer.state for layer in batch.layers])
+    before = _addresses(batch.layers)
+    for _ in range(3):
+        model(mx.array([[3, 4], [5, 6]]), cache=batch.layers)
+        mark = batch.marker()
+        model(mx.array([[7], [8]]), cache=batch.layers)
+        mx.eval([layer.keys for layer in batch.layers], [layer.values for layer in batch.layers])
+        mx.eval(mark)
+    assert _addresses(batch.layers) == before
+
+
+def test_a_batch_that_is_taken_over_whole_is_not_copied() -> None:
+    group = kv.BatchCache([_filled("attention", 9), _filled("attention", 5)])
+    layers = group.layers
+    batch = kv.BatchCache()
+    batch.absorb(group, [0, 1])
+    assert batch.layers is layers
+    assert not len(group)

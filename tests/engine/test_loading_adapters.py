@@ -15,7 +15,7 @@ import pytest
 from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_unflatten
 
-from backend.engine.device import GIB, Device
+from backend.engine.device import Device
 from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.events import Finished
@@ -34,6 +34,7 @@ from backend.engine.loading.model_reference import HubModel
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.settings import Settings
+from backend.engine.units import GIB
 from tests.engine.loading_models import read_weights, write_model, write_weights
 from tests.engine.loads import at_once
 

@@ -128,6 +128,7 @@ async def test_a_load_that_fails_at_any_stage_leaves_streams_and_limits(
 
         limits: list[int] = []
         monkeypatch.setattr(mx, "set_memory_limit", limits.append)
+        monkeypatch.setattr(warm_up, "_SECONDS", 1e9)  # so that there are stages enough
         watch_stages(monkeypatch, fail)
         with pytest.raises(ModelRejected, match="broken"):
             await engine.load(LoadRequest("second", str(VISION)))

@@ -16,12 +16,13 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models import mla, switch_layers
 from mlx_lm.utils import dequantize_model
 
-from backend.engine.device import GIB, Device
+from backend.engine.device import Device
 from backend.engine.loading import weights
 from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.dense import dense_growth, make_dense, quantized_layers
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.settings import Settings
+from backend.engine.units import GIB
 from tests.engine.loading_models import write_model
 from tests.engine.loads import at_once
 

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import pytest
 
-from backend.engine.device import GIB, Device
+from backend.engine.device import Device
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading import weights
 from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.settings import Settings
+from backend.engine.units import GIB
 from tests.engine.loading_models import CHAT_TEMPLATE, read_weights, write_model, write_weights
 from tests.engine.loads import at_once
 

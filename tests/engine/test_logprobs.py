@@ -1,4 +1,4 @@
-"""What is told of the tokens equals a plain forward pass over the same tokens."""
+"""What is sampled of the tokens equals a plain forward pass over the same tokens."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _plain(model: Any, tokens: list[int]) -> np.ndarray:
     return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 
 
-def _check(model: Any, prompt: list[int], tokens: list[int], told: Any, count: int) -> None:
-    assert told is not None
-    assert [entry.token for entry in told] == tokens
+def _check(model: Any, prompt: list[int], tokens: list[int], sampled: Any, count: int) -> None:
+    assert sampled is not None
+    assert [entry.token for entry in sampled] == tokens
     expected = _plain(model, [*prompt, *tokens])[len(prompt) - 1 : -1]
-    for entry, values in zip(told, expected, strict=True):
+    for entry, values in zip(sampled, expected, strict=True):
         assert abs(entry.logprob - values[entry.token]) < 1e-3
         assert len(entry.top) == count
         best = np.sort(values)[::-1][:count]
@@ -86,22 +86,22 @@ def test_they_are_the_same_in_a_batch_that_comes_and_goes(model: Any) -> None:
 
 def test_all_of_the_vocabulary_adds_up_to_one() -> None:
     logits = mx.array(np.random.default_rng(0).normal(0, 5, (3, 20)).astype(np.float32))
-    teller = BatchLogprobs([20, None, 20])
-    told = teller(logits, mx.array([4, 5, 6]))
-    for at, entry in teller.read(told, [4, 5, 6]).items():
+    logprobs = BatchLogprobs([20, None, 20])
+    sampled = logprobs(logits, mx.array([4, 5, 6]))
+    for at, entry in logprobs.read(sampled, [4, 5, 6]).items():
         assert len(entry.top) == 20
         assert sum(np.exp(value) for _, value in entry.top) == pytest.approx(1, abs=1e-5)
         assert entry == TokenLogprob((4, 5, 6)[at], dict(entry.top)[(4, 5, 6)[at]], entry.top)
 
 
 def test_more_alternatives_than_tokens_are_all_tokens() -> None:
-    teller = BatchLogprobs([20])
-    told = teller(mx.zeros((1, 3)), mx.array([1]))
-    entry = teller.read(told, [1])[0]
+    logprobs = BatchLogprobs([20])
+    sampled = logprobs(mx.zeros((1, 3)), mx.array([1]))
+    entry = logprobs.read(sampled, [1])[0]
     assert [token for token, _ in entry.top] == [0, 1, 2]
 
 
-def test_the_end_of_sequence_is_not_told_of(model: Any) -> None:
+def test_the_end_of_sequence_is_not_sampled_of(model: Any) -> None:
     heard = alone(
         engine_model(model), PROMPT, 20, sampling=Sampling(logit_bias=((0, 1e6),)), logprobs=1
     )

@@ -347,6 +347,18 @@ def test_who_does_not_keep_its_kv_takes_no_entry_away() -> None:
     assert len(world.planner.index) == 1
 
 
+def test_an_entry_that_two_wait_for_is_moved_to_the_last_of_them() -> None:
+    world = World(limits_of())
+    run_until_over(world, world.arrive(numbered(200), 1))
+    world.step()
+    (entry,) = world.executor.entries.values()
+    first, second = (world.arrive([*entry.kv, token], 1) for token in (1, 2))
+    world.drain()
+    copied, moved = (Source("entry", 1, len(entry.kv), move) for move in (False, True))
+    assert sources(world, first) == [copied]
+    assert sources(world, second) == [moved]
+
+
 def test_scoring_that_waits_for_memory_gets_its_whole_width_later() -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(room=20 * unit, prompt_cache=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-MIB: Final = 1 << 20
+from backend.engine.units import MIB
 
 STACK: Final = 32 * MIB
 """Bytes: a few thousand rules or references that lead into each other."""

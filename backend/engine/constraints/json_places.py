@@ -1,4 +1,4 @@
-"""Where in a JSON text a value stands, for those who are told that it is wrong."""
+"""Where in a JSON text a value stands, for messages that say it is wrong."""
 
 from __future__ import annotations
 

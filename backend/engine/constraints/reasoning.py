@@ -133,8 +133,8 @@ def _harmony(
     final = "" if calls else special.lark("<|channel|>final<|message|>")
     body = "@body"
     if optional:
-        said = "@answer" if formed else "TEXT?"
-        body = f"({special.lark('<|channel|>final<|message|>')} {said} | @body)"
+        answer = "@answer" if formed else "TEXT?"
+        body = f"({special.lark('<|channel|>final<|message|>')} {answer} | @body)"
     analysis = special.lark("<|channel|>analysis<|message|>")
     after = special.lark("<|end|><|start|>assistant")
     text = f"TEXT: {text_without([])} & /(?s:.+)/"

@@ -28,9 +28,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backend.engine.constraints.grammar_limits import CPU_SECONDS, MEMORY, MIB, TOO_LARGE
+from backend.engine.constraints.grammar_limits import CPU_SECONDS, MEMORY, TOO_LARGE
 from backend.engine.constraints.matching import TokenizerSource
 from backend.engine.errors import EngineFailed, InvalidRequest
+from backend.engine.units import MIB
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.constraints.trial_process"

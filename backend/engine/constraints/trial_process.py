@@ -73,7 +73,7 @@ def _answer(tokens: llguidance.LLTokenizer, line: bytes) -> dict[str, Any]:
 
 
 def _peak() -> int:
-    """The most bytes that this process has held at a time."""
+    """The most bytes that this process has had at a time."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 

@@ -1,40 +1,94 @@
-"""Which files hold what: looks at files, and remembers the good and the bad."""
+"""Which files hold what, which of them serve a prompt, and which must go.
+
+Several processes, for several models, may share a folder, so a file may come or go at any time.
+Only files with our name and our first bytes are counted, read or removed; all others are left
+alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import os
+import re
 import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from backend.engine.disk_cache import folder as files
 from backend.engine.disk_cache.entry_file import (
     BadEntry,
     Head,
     Opened,
+    is_entry,
     open_entry,
     read_arrays,
     read_head,
 )
-from backend.engine.disk_cache.index import Entry, Index
 from backend.engine.disk_cache.layout import Layout, refusal
+from backend.engine.prefix_index import PrefixKey
 from common.options import shown
 
 _log = logging.getLogger(__name__)
 
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.mlxkv")
 _MOST_REMEMBERED = 1000
 
-State = tuple[int, int, int]  # of a file: inode, size, time of change in ns
+FileState = tuple[int, int, int]  # inode, size, time of change in ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """A token sequence that is stored or waits to be. trimmable: it serves shorter prefixes too."""
+
+    key: PrefixKey
+    trimmable: bool
+
+    def spares(self, prompt: PrefixKey) -> int:
+        """How many tokens of a prompt need not be computed; the last one always is."""
+        shared = min(self.key.shared(prompt), len(prompt) - 1)
+        return shared if self.trimmable or shared == len(self.key) else 0
+
+    def covers(self, other: Prefix) -> bool:
+        """Whether this serves every prompt that the other does."""
+        return self.key.shared(other.key) == len(other.key) and (
+            self.trimmable or (not other.trimmable and len(self.key) == len(other.key))
+        )
+
+    def replaces(self, other: Prefix) -> bool:
+        """Whether the other is a beginning of this and of no use beside it."""
+        return self.trimmable and self.key.shared(other.key) == len(other.key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A prefix in a file of this model. size: bytes of the file."""
+
+    path: Path
+    prefix: Prefix
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file in the folder, of any model. used: when it was written or read last, in ns."""
+
+    path: Path
+    size: int
+    used: int
 
 
 class Catalogue:
     """The entries of one model in a folder, and in files that requests name.
 
     Other processes write and evict too, so every look begins with the names that are there now.
-    `index` may be read by any thread at any time; the methods wait for the disk.
+    `entries` is replaced as a whole, so the engine thread reads it without a lock; the methods
+    wait for the disk.
     """
 
     def __init__(self, folder: Path | None, identity: str, layout: Layout) -> None:
@@ -42,26 +96,26 @@ class Catalogue:
         self._identity = identity
         self._layout = layout
         self._looking = threading.Lock()
-        self._bad: dict[Path, State | None] = {}
-        self.index: Index = ()
+        self._bad: dict[Path, FileState | None] = {}
+        self.entries: tuple[Entry, ...] = ()
 
-    def refresh(self) -> Index:
+    def refresh(self) -> tuple[Entry, ...]:
         """The entries that are in the folder now."""
         if self._folder is None:
             return ()
         with self._looking:
             try:
-                names = files.names_of(self._folder, self._identity)
+                names = self._names(self._folder)
             except OSError as fault:
                 self._complain(self._folder, _reason(fault))
-                names = frozenset()
-            known = {entry.path.name: entry for entry in self.index}
+                names = set()
+            known = {entry.path.name: entry for entry in self.entries}
             if names != known.keys():
                 looked = (
                     known.get(name) or self._look_at(self._folder / name) for name in sorted(names)
                 )
-                self.index = tuple(entry for entry in looked if entry is not None)
-            return self.index
+                self.entries = tuple(entry for entry in looked if entry is not None)
+            return self.entries
 
     def look_at(self, path: Path) -> Entry | None:
         """What a file holds, if it is whole as far as its head tells and of this model."""
@@ -74,7 +128,7 @@ class Catalogue:
             with open_entry(entry.path) as file:
                 opened = read_head(file)
                 self._check(opened)
-                if opened.tokens.tobytes() != entry.tokens.tobytes():
+                if not np.array_equal(opened.tokens, entry.prefix.key.tokens):
                     return None  # a request's own file, replaced since
                 return opened.head, read_arrays(file, opened)
         except FileNotFoundError:
@@ -89,6 +143,19 @@ class Catalogue:
         with self._looking:
             self._complain(path, reason)
 
+    def name_of(self, prefix: Prefix) -> str:
+        """Equal names hold equal content, so it does not matter which process wrote last."""
+        key = b"\1" if prefix.trimmable else b"\0"
+        digest = hashlib.blake2b(prefix.key.tokens.tobytes(), digest_size=16, key=key)
+        return f"{self._identity}-{digest.hexdigest()}.mlxkv"
+
+    def _names(self, folder: Path) -> set[str]:
+        return {
+            name
+            for name in os.listdir(folder)  # noqa: PTH208, names only: no Path for each of them
+            if name.startswith(self._identity) and _NAME.fullmatch(name)
+        }
+
     def _look_at(self, path: Path) -> Entry | None:
         if path in self._bad and self._bad[path] == _state(path):
             return None
@@ -101,7 +168,7 @@ class Catalogue:
         except (OSError, BadEntry) as fault:
             self._complain(path, _reason(fault))
             return None
-        return Entry(path, opened.tokens, opened.head.trimmable, opened.size)
+        return Entry(path, Prefix(PrefixKey(opened.tokens), opened.head.trimmable), opened.size)
 
     def _check(self, opened: Opened) -> None:
         if opened.head.identity != self._identity:
@@ -111,7 +178,7 @@ class Catalogue:
 
     def _forget(self, entry: Entry) -> None:
         with self._looking:
-            self.index = tuple(other for other in self.index if other is not entry)
+            self.entries = tuple(other for other in self.entries if other is not entry)
 
     def _complain(self, path: Path, reason: str) -> None:
         state = _state(path)
@@ -123,7 +190,64 @@ class Catalogue:
         _log.warning("prompt cache %s is not used: %s", shown(path.name), reason)
 
 
-def _state(path: Path) -> State | None:
+def candidates(entries: Iterable[Entry], prompt: PrefixKey, more_than: int) -> list[Entry]:
+    """The entries that spare more than so many tokens: best first, the smaller file of equals."""
+    spared = [(entry.prefix.spares(prompt), entry) for entry in entries]
+    serving = [(length, entry) for length, entry in spared if length > more_than]
+    return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
+
+
+def touch(path: Path) -> None:
+    """Note that a file was used; the least recently used is evicted first."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is one of ours; another process may have been first. Raises OSError."""
+    if is_entry(path):
+        path.unlink(missing_ok=True)
+
+
+def make_room(folder: Path, useless: Collection[Path], needed: int, bound: int) -> None:
+    """Remove entries, of whatever model, until `needed` bytes more fit. Raises OSError."""
+    for file in to_evict(_stored_files(folder), useless, needed, bound):
+        remove(file.path)
+
+
+def to_evict(
+    files: Sequence[StoredFile], useless: Collection[Path], needed: int, bound: int
+) -> list[StoredFile]:
+    """What must go before `needed` bytes are written, so that at no time more than `bound` is used.
+
+    What will be useless goes first, then what was used least recently.
+    """
+    order = sorted(files, key=lambda file: (file.path not in useless, file.used))
+    excess = sum(file.size for file in files) + needed - bound
+    going: list[StoredFile] = []
+    for file in order:
+        if excess <= 0:
+            break
+        going.append(file)
+        excess -= file.size
+    return going
+
+
+def _stored_files(folder: Path) -> list[StoredFile]:
+    """All entries in the folder, of every model."""
+    files = []
+    with os.scandir(folder) as found:
+        for file in found:
+            if not _NAME.fullmatch(file.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                facts = file.stat(follow_symlinks=False)
+                if is_entry(Path(file.path)):
+                    files.append(StoredFile(Path(file.path), facts.st_size, facts.st_mtime_ns))
+    return files
+
+
+def _state(path: Path) -> FileState | None:
     """None: it is not there, or cannot be seen."""
     try:
         facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116, Path.stat does no less

@@ -1,4 +1,4 @@
-"""One stored prefix as a file: written in one pass, believed only when it is whole.
+"""One stored prefix as a file: written whole or not at all, believed only when it is whole.
 
     8 bytes   magic, with the version of this form
     4 bytes   length of the head
@@ -15,9 +15,13 @@ cannot vouch for is checked against the model's layout.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
 import stat
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +32,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from backend.engine.disk_cache.layout import ITEM_BYTES, ArraySpec, StoredLayer
+from backend.engine.disk_cache.layout import DTYPES, ArraySpec, StoredLayer
 from backend.engine.prefix_index import Tokens
 
 MAGIC = b"mlxkv\x00\x00\x01"
@@ -36,6 +40,8 @@ MAGIC = b"mlxkv\x00\x00\x01"
 _HEAD_LIMIT = 8 << 20
 _PIECE = 8 << 20  # bytes between two looks at whether to give up
 _MOST = 1 << 48  # of any number: no file is larger
+_UNFINISHED = re.compile(r"\.mlxkv-[0-9a-f]{16}\.part")
+_FORGOTTEN = 3600.0  # seconds after which nobody is still writing
 _CARRIERS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
@@ -77,30 +83,38 @@ def entry_size(head: Head, tokens: Tokens) -> int:
 
 
 def write_entry(
-    file: BinaryIO,
+    path: Path,
     head: Head,
     tokens: Tokens,
     arrays: Iterable[NDArray[Any]],
-    give_up: Callable[[], bool],
+    give_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write a whole entry and force it to the disk. Raises OSError, Abandoned."""
-    text = _encode(head, tokens)
-    front = MAGIC + len(text).to_bytes(4, "little") + text + tokens.astype("<i4").tobytes()
-    checksum = zlib.crc32(front)
-    file.write(front + checksum.to_bytes(4, "little"))
-    for array in arrays:
-        data = array.reshape(-1).view(np.uint8).data
-        for start in range(0, len(data), _PIECE):
-            if give_up():
-                raise Abandoned
-            piece = data[start : start + _PIECE]
-            checksum = zlib.crc32(piece, checksum)
-            file.write(piece)
-    file.write(checksum.to_bytes(4, "little"))
-    file.flush()
-    if give_up():
-        raise Abandoned
-    os.fsync(file.fileno())
+    """Write an entry beside `path`, then put it in its place in one step.
+
+    After any error, and after a crash at any moment, `path` is as it was or whole. give_up: asked
+    between two pieces. Raises OSError, Abandoned.
+    """
+    beside = path.parent / f".mlxkv-{secrets.token_hex(8)}.part"
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _write(file, head, tokens, arrays, give_up)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    _keep_name(path.parent)
+
+
+def remove_forgotten(folder: Path) -> None:
+    """Remove what a process that was killed left half-written. Raises OSError."""
+    with os.scandir(folder) as found:
+        for file in found:
+            if not _UNFINISHED.fullmatch(file.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - file.stat(follow_symlinks=False).st_mtime > _FORGOTTEN:
+                    Path(file.path).unlink()
 
 
 def open_entry(path: Path) -> BufferedReader:
@@ -153,7 +167,7 @@ def read_arrays(file: BufferedReader, opened: Opened) -> list[NDArray[Any]]:
     arrays: list[NDArray[Any]] = []
     checksum = opened.checksum
     for spec in opened.head.arrays:
-        array = np.empty(spec.shape, _CARRIERS[ITEM_BYTES[spec.dtype]])
+        array = np.empty(spec.shape, _CARRIERS[DTYPES[spec.dtype].size])
         data = array.reshape(-1).view(np.uint8).data
         if file.readinto(data) != len(data):
             raise BadEntry("it is cut short")
@@ -162,6 +176,42 @@ def read_arrays(file: BufferedReader, opened: Opened) -> list[NDArray[Any]]:
     if file.read(4) != checksum.to_bytes(4, "little"):
         raise BadEntry("its data is damaged")
     return arrays
+
+
+def _write(
+    file: BinaryIO,
+    head: Head,
+    tokens: Tokens,
+    arrays: Iterable[NDArray[Any]],
+    give_up: Callable[[], bool],
+) -> None:
+    text = _encode(head, tokens)
+    front = MAGIC + len(text).to_bytes(4, "little") + text + tokens.astype("<i4").tobytes()
+    checksum = zlib.crc32(front)
+    file.write(front + checksum.to_bytes(4, "little"))
+    for array in arrays:
+        data = array.reshape(-1).view(np.uint8).data
+        for start in range(0, len(data), _PIECE):
+            if give_up():
+                raise Abandoned
+            piece = data[start : start + _PIECE]
+            checksum = zlib.crc32(piece, checksum)
+            file.write(piece)
+    file.write(checksum.to_bytes(4, "little"))
+    file.flush()
+    if give_up():
+        raise Abandoned
+    os.fsync(file.fileno())
+
+
+def _keep_name(folder: Path) -> None:
+    """Where the file system can: a name survives a power cut once its folder was written out."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _encode(head: Head, tokens: Tokens) -> bytes:
@@ -198,7 +248,7 @@ def _decode(text: bytes) -> tuple[Head, int]:
 
 def _array(dtype: Any, shape: Any) -> ArraySpec:
     spec = ArraySpec(_text(dtype), tuple(map(_whole, shape)))
-    if spec.dtype not in ITEM_BYTES or len(spec.shape) > 8 or spec.nbytes > _MOST:
+    if spec.dtype not in DTYPES or len(spec.shape) > 8 or spec.nbytes > _MOST:
         raise ValueError
     return spec
 

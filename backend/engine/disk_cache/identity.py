@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,24 +17,22 @@ from typing import Any, BinaryIO
 from backend.engine.loading.shards import PATTERN
 
 _FORMAT = 1  # of the entries: a change makes every older file another model's
+_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 _HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
 
 
-def model_digest(
-    checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "", also: Sequence[str] = ()
-) -> str:
+def model_digest(checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "") -> str:
     """32 hexadecimal digits for a checkpoint as it was loaded. Raises OSError, ValueError.
 
     dtype: what the weights are computed with (`LoadedModel.arithmetic`). kv_kind: the type of the
-    KV cache. adapter: the digest of the adapters in use. also: whatever else changes the
-    arithmetic.
+    KV cache. adapter: the digest of the adapters in use.
 
     Weights are sampled in every tensor, since a merge or a fine-tune need not touch all of them
     and keeps names and sizes; reading all of a large model would cost as much as loading it.
     """
     digest = hashlib.blake2b(digest_size=16)
-    facts = [_FORMAT, version("mlx"), version("mlx-lm"), dtype, kv_kind, adapter, *also]
+    facts = [_FORMAT, *map(version, _PACKAGES), dtype, kv_kind, adapter]
     _add(digest, json.dumps(facts).encode())
     for path in _texts(checkpoint):
         _add(digest, path.name.encode())

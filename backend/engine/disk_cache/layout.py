@@ -1,8 +1,9 @@
-"""The shape that a model's KV must have in a file, as plain data, and what is refused.
+"""The shape of a model's KV as plain data, and rows of KV to plain buffers and back.
 
 A checksum tells that a file is whole, not that it is sane: whoever can write into the folder can
-write a right checksum. So before anything of a file reaches MLX, its layers are held against the
-layout that the loaded model itself has shown.
+write a right checksum. So before anything of a file reaches MLX, its layers are compared with the
+layout that the loaded model itself has shown. All that touches MLX arrays runs on the engine
+thread, except `buffers`.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from backend.engine import kv
+from backend.engine.row_shift import RowShift
+
 GROWING = -1  # in a shape: the axis of the tokens
 
-# Nested tuples and lists of ArraySpec, ScalarSpec and None, in the order of a cache's state.
+# Nested tuples and lists of ArraySpec, int and None, in the order of a cache's state. The numbers
+# are those after one token.
 Structure = Any
 
-ITEM_BYTES: Mapping[str, int] = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-}
+_NAMES = "float32 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+DTYPES: Mapping[str, mx.Dtype] = {name: getattr(mx, name) for name in _NAMES.split()}
+# NumPy knows no bfloat16, so every type travels as the unsigned integer of its size.
+_CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * DTYPES[self.dtype].size
 
     def admits(self, other: ArraySpec) -> bool:
         """Whether another array has this type and these sizes, and some size where it may grow."""
@@ -49,13 +49,6 @@ class ArraySpec:
             return False
         sizes = zip(self.shape, other.shape, strict=True)
         return all(mine in (GROWING, size) for mine, size in sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarSpec:
-    """A number of a layer's state, as it is after one token."""
-
-    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +64,7 @@ class LayerSpec:
 
     @property
     def scalars(self) -> list[int]:
-        return [part.value for part in parts(self.state) if isinstance(part, ScalarSpec)]
+        return [part for part in parts(self.state) if isinstance(part, int)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +86,76 @@ def parts(structure: Structure) -> Iterator[Any]:
             yield from parts(inner)
     else:
         yield structure
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """A row as it goes to the disk. `arrays` are evaluated; nothing will write to their buffers."""
+
+    layers: tuple[StoredLayer, ...]
+    arrays: tuple[mx.array, ...]
+
+
+def learn_layout(model: Any) -> Layout | None:
+    """What a row of this model looks like, seen from one token; None: it cannot be stored."""
+    row = kv.new_row(model)
+    mx.eval(model(mx.array([[0]]), cache=row))
+    kv.evaluate(row)
+    layout = []
+    for layer in _stored(row):
+        kind = type(layer).__name__
+        state = _structure(layer.state, growing=kind in GROWING_KINDS)
+        if kind not in KINDS or any(not _storable(part) for part in parts(state)):
+            return None
+        layout.append(LayerSpec(kind, state))
+    return tuple(layout)
+
+
+def pack(row: kv.RowCache, *, copy: bool) -> PackedRow | None:
+    """Evaluated views of the used part of a row's buffers; None: there is no way to store it.
+
+    copy: into buffers of their own. On an NVIDIA GPU a read by the host moves a buffer to other
+    memory, under the kernels that use it; with unified memory sharing costs and disturbs nothing.
+    """
+    layers: list[StoredLayer] = []
+    carried: list[mx.array] = []
+    for layer in _stored(row):
+        state = list(parts(layer.state))
+        arrays = [part for part in state if isinstance(part, mx.array)]
+        scalars = [part for part in state if type(part) is int]
+        if len(arrays) + len(scalars) + sum(part is None for part in state) < len(state):
+            return None
+        if type(layer).__name__ in FULL_KINDS:
+            arrays = [array[..., : layer.offset, :] for array in arrays]
+        specs = tuple(ArraySpec(_name(array), tuple(array.shape)) for array in arrays)
+        layers.append(StoredLayer(type(layer).__name__, tuple(scalars), specs))
+        carried += [array.view(_CARRIERS[array.dtype.size]) for array in arrays]
+    if copy:
+        carried = [array | mx.array(0, array.dtype) for array in carried]
+    mx.eval(carried)
+    return PackedRow(tuple(layers), tuple(carried))
+
+
+def buffers(packed: PackedRow) -> Iterator[NDArray[Any]]:
+    """The arrays' bytes, one after the other, on any thread: evaluated arrays may be read there."""
+    for array in packed.arrays:
+        yield np.ascontiguousarray(np.asarray(array))
+
+
+def unpack(
+    layout: Layout,
+    layers: Sequence[StoredLayer],
+    arrays: Sequence[NDArray[Any]],
+    row: kv.RowCache,
+) -> None:
+    """Fill a new row with what was read. The layers have passed `refusal`."""
+    left = iter(arrays)
+    made: list[mx.array] = []
+    for spec, layer, empty in zip(layout, layers, _stored(row), strict=True):
+        filled = [mx.array(next(left)).view(DTYPES[array.dtype]) for array in layer.arrays]
+        made += filled
+        empty.state = _rebuilt(spec.state, iter(filled), iter(layer.scalars))
+    mx.eval(made)
 
 
 def refusal(layout: Layout, layers: Sequence[StoredLayer], tokens: int) -> str:
@@ -170,3 +233,42 @@ _RULES: Mapping[str, Callable[[LayerSpec, StoredLayer, int], bool]] = {
 KINDS = frozenset(_RULES)
 FULL_KINDS = frozenset(kind for kind, rule in _RULES.items() if rule is _full)
 GROWING_KINDS = KINDS - {"ArraysCache"}
+
+
+def _structure(state: Any, *, growing: bool) -> Structure:
+    """A state with descriptions in place of its values; the name of the type of what has none."""
+    if isinstance(state, (tuple, list)):
+        return type(state)(_structure(part, growing=growing) for part in state)
+    if isinstance(state, mx.array):
+        shape = list(state.shape)
+        if growing:
+            shape[2] = GROWING
+        return ArraySpec(_name(state), tuple(shape))
+    return state if state is None or type(state) is int else type(state).__name__
+
+
+def _storable(part: Any) -> bool:
+    if isinstance(part, ArraySpec):
+        return part.dtype in DTYPES
+    return part is None or isinstance(part, int)
+
+
+def _rebuilt(structure: Structure, arrays: Iterator[mx.array], scalars: Iterator[int]) -> Any:
+    """A state in the given structure."""
+    match structure:
+        case tuple() | list():
+            return type(structure)(_rebuilt(part, arrays, scalars) for part in structure)
+        case ArraySpec():
+            return next(arrays)
+        case int():
+            return next(scalars)
+    return None
+
+
+def _name(array: mx.array) -> str:
+    return str(array.dtype).removeprefix("mlx.core.")
+
+
+def _stored(row: kv.RowCache) -> Iterator[Any]:
+    """The caches of a row that go into a file: without shifts, which prompts of text have not."""
+    return (layer for layer in kv.leaves(row) if not isinstance(layer, RowShift))

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.engine import kv
-from backend.engine.device import MIB, Device, memory_limit, prefill_chunk
-from backend.engine.drafting.drafter import Drafter
-from backend.engine.drafting.first_of import FirstOf
-from backend.engine.drafting.lookup import LookupDrafter
-from backend.engine.drafting.model_drafter import DraftModel, ModelDrafter
+from backend.engine.device import Device, memory_limit, prefill_chunk
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.drafter import Drafter, FirstOf, LookupDrafter
 from backend.engine.drafting.reference import in_its_name, own_settings
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
@@ -20,6 +18,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.prefill import Pace
 from backend.engine.settings import Settings
+from backend.engine.units import MIB
 from common.options import shown
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.engine.kv import RowCache
+from common.prefixes import common_prefix
 
 Sample = Callable[[mx.array, mx.array, list[int]], mx.array]
 
@@ -15,15 +16,13 @@ Sample = Callable[[mx.array, mx.array, list[int]], mx.array]
 def accepted_count(
     draft: Sequence[int], sampled: Sequence[int], end_tokens: Collection[int] = ()
 ) -> int:
-    """How many guesses hold: those before the first that differs from the sampler's choice.
+    """How many guesses are right: those before the first that differs from the sampler's choice.
 
     sampled: the choice after the token and after each guess, one more than guesses. A guess that
-    ends the sequence is not counted: what is sampled there ends the row.
+    ends the sequence is not counted: what is sampled there ends it.
     """
-    for place, (guess, choice) in enumerate(zip(draft, sampled, strict=False)):
-        if guess != choice or choice in end_tokens:
-            return place
-    return len(draft)
+    equal = common_prefix(draft, sampled)
+    return next((at for at, guess in enumerate(draft[:equal]) if guess in end_tokens), equal)
 
 
 def verify_step(
@@ -35,12 +34,12 @@ def verify_step(
     step: int,
     end_tokens: Collection[int] = (),
 ) -> list[int]:
-    """Feed a token and its guesses to a row's cache; returns the 1 to 1 + len(draft) tokens after.
+    """Feed a token and its guesses to a cache; returns the 1 to 1 + len(draft) tokens after.
 
-    cache: of one row, trimmable (`kv.always_trims`). It ends with `token` and all returned tokens
-    but the last, which the next step feeds, as after so many plain steps. step: tokens generated
-    up to and including `token` (0: it is the prompt's last). sample(logits [1 + guesses,
-    vocabulary], fed [1 + guesses], steps): the row's own sampler at successive steps, a
+    cache: of one sequence, trimmable (`kv.always_trims`). It ends with `token` and all returned
+    tokens but the last, which the next step feeds, as after so many plain steps. step: tokens
+    generated up to and including `token` (0: it is the prompt's last). sample(logits [1 + guesses,
+    vocabulary], fed [1 + guesses], steps): the sequence's own sampler at successive steps, a
     `BatchSampler` of as many copies of it. Raises what MLX raises; the cache is then undefined.
     """
     fed = mx.array([token, *draft], dtype=mx.uint32)

@@ -22,11 +22,11 @@ from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.gauges import Gauges
 from backend.engine.heartbeat import counted
 from backend.engine.prefill import Pace
+from backend.engine.units import MIB
 
 if TYPE_CHECKING:
     from backend.engine.commands import Encode
 
-_MIB = 1 << 20
 _TIDY_EVERY = 256  # steps between two returns of freed buffers to the system
 
 Run = Callable[[Sequence[Piece]], list[np.ndarray]]
@@ -108,8 +108,8 @@ class EncodeQueue:
             self._publish(
                 command.ticket,
                 Overloaded(
-                    f"a text of {longest} tokens needs {needed // _MIB} MiB beside the model, but"
-                    f" {self._room // _MIB} MiB are left: send a shorter text, or raise"
+                    f"a text of {longest} tokens needs {needed // MIB} MiB beside the model, but"
+                    f" {self._room // MIB} MiB are left: send a shorter text, or raise"
                     " memory_limit_mib"
                 ),
             )

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from backend.engine.device import MIB
 from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRejected
 from backend.engine.loading.model_reference import HubModel
+from backend.engine.units import MIB
 from common.options import shown
 
 _log = logging.getLogger(__name__)

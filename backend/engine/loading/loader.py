@@ -23,14 +23,13 @@ from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
 from backend.engine.media.limits import media_limits
 from backend.engine.settings import Settings
+from backend.engine.units import MIB
 from common.options import shown
 
 if TYPE_CHECKING:
     from backend.engine.model import Built
 
 _log = logging.getLogger(__name__)
-
-_MIB = 1 << 20
 
 
 def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages[Built]:
@@ -58,7 +57,7 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
         served.model_type,
         served.kind.value,
         served.context_size,
-        served.weights_bytes // _MIB,
+        served.weights_bytes // MIB,
         time.perf_counter() - started,
     )
     return built

@@ -12,7 +12,7 @@ from backend.engine.cache_form import use_cache_kind
 from backend.engine.cache_kind import CacheKind
 from backend.engine.chat import chat_format
 from backend.engine.constraints.compiler import ConstraintCompiler
-from backend.engine.disk_cache.opening import open_disk_cache
+from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.drafting.draft_loading import load_drafting
 from backend.engine.embedding.embedding_builder import text_embedder
 from backend.engine.embedding.readers import Limits
@@ -29,6 +29,7 @@ from backend.engine.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
 from backend.engine.tool_support import call_format
+from backend.engine.units import MIB
 from backend.engine.warm_up import warm_up
 from common.options import shown
 
@@ -72,7 +73,7 @@ def build(
     taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
     if open_senses is not None:
         # Half of it is the processor's; features, the other half, give way to sequences.
-        taken += settings.vision_cache_mib * device.MIB // 2
+        taken += settings.vision_cache_mib * MIB // 2
     plan = device.memory_plan(here, settings, taken)
 
     yield "files"

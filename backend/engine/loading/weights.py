@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.device import (
-    MIB,
     Device,
     WeightType,
     dense_room,
@@ -31,6 +30,7 @@ from backend.engine.loading.context import context_of
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.settings import Settings, weight_dtype
+from backend.engine.units import MIB
 from common.options import shown
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 _SVG = re.compile(
     rb"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*|<!DOCTYPE[^>]*>\s*)*<svg[\s>]", re.S | re.I
@@ -12,82 +11,58 @@ _HTML = re.compile(rb"\s*<(?:!doctype html|html)", re.I)
 _LOOKED_AT = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """name: as people know it. medium: image, sound, video or document."""
-
-    name: str
-    medium: str
-
-
-def _image(name: str) -> Kind:
-    return Kind(name, "image")
-
-
-def _sound(name: str) -> Kind:
-    return Kind(name, "sound")
-
-
-def _video(name: str) -> Kind:
-    return Kind(name, "video")
-
-
-def _document(name: str) -> Kind:
-    return Kind(name, "document")
-
-
-_BEGINNINGS: tuple[tuple[bytes, Kind], ...] = (
-    (b"\x89PNG\r\n\x1a\n", _image("PNG")),
-    (b"\xff\xd8\xff", _image("JPEG")),
-    (b"GIF87a", _image("GIF")),
-    (b"GIF89a", _image("GIF")),
-    (b"BM", _image("BMP")),
-    (b"II*\x00", _image("TIFF")),
-    (b"MM\x00*", _image("TIFF")),
-    (b"II+\x00", _image("BigTIFF")),
-    (b"MM\x00+", _image("BigTIFF")),
-    (b"\x00\x00\x01\x00", _image("ICO")),
-    (b"8BPS", _image("Photoshop")),
-    (b"\xff\x0a", _image("JPEG XL")),
-    (b"\x00\x00\x00\x0cJXL ", _image("JPEG XL")),
-    (b"\x00\x00\x00\x0cjP  ", _image("JPEG 2000")),
-    (b"qoif", _image("QOI")),
-    (b"%PDF", _document("PDF")),
-    (b"%!PS", _document("PostScript")),
-    (b"PK\x03\x04", _document("ZIP")),
-    (b"\x1f\x8b", _document("gzip")),
-    (b"fLaC", _sound("FLAC")),
-    (b"OggS", _sound("OGG")),
-    (b"ID3", _sound("MP3")),
-    (b"#!AMR", _sound("AMR")),
-    (b"caff", _sound("CAF")),
-    (b"0&\xb2u\x8ef\xcf\x11", _sound("WMA")),
-    (b"ADIF", _sound("AAC")),
-    (b"RF64", _sound("WAV")),
-    (b"\x1aE\xdf\xa3", _video("WebM or Matroska")),
-    (b"FLV\x01", _video("FLV")),
-    (b"\x00\x00\x01\xba", _video("MPEG")),
-    (b"\x00\x00\x01\xb3", _video("MPEG")),
+_BEGINNINGS: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+    (b"II+\x00", "BigTIFF"),
+    (b"MM\x00+", "BigTIFF"),
+    (b"\x00\x00\x01\x00", "ICO"),
+    (b"8BPS", "Photoshop"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\x00\x00\x00\x0cJXL ", "JPEG XL"),
+    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (b"qoif", "QOI"),
+    (b"%PDF", "PDF"),
+    (b"%!PS", "PostScript"),
+    (b"PK\x03\x04", "ZIP"),
+    (b"\x1f\x8b", "gzip"),
+    (b"fLaC", "FLAC"),
+    (b"OggS", "OGG"),
+    (b"ID3", "MP3"),
+    (b"#!AMR", "AMR"),
+    (b"caff", "CAF"),
+    (b"0&\xb2u\x8ef\xcf\x11", "WMA"),
+    (b"ADIF", "AAC"),
+    (b"RF64", "WAV"),
+    (b"\x1aE\xdf\xa3", "WebM or Matroska"),
+    (b"FLV\x01", "FLV"),
+    (b"\x00\x00\x01\xba", "MPEG"),
+    (b"\x00\x00\x01\xb3", "MPEG"),
 )
-_RIFF = {b"WAVE": _sound("WAV"), b"WEBP": _image("WebP"), b"AVI ": _video("AVI")}
-_FORM = {b"AIFF": _sound("AIFF"), b"AIFC": _sound("AIFF")}
+_RIFF = {b"WAVE": "WAV", b"WEBP": "WebP", b"AVI ": "AVI"}
+_FORM = {b"AIFF": "AIFF", b"AIFC": "AIFF"}
 _BRANDS = {
-    b"avif": _image("AVIF"),
-    b"avis": _image("AVIF"),
+    b"avif": "AVIF",
+    b"avis": "AVIF",
     **dict.fromkeys(
-        (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), _image("HEIC")
+        (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"
     ),
-    b"M4A ": _sound("M4A"),
-    b"M4B ": _sound("M4A"),
-    b"qt  ": _video("QuickTime"),
+    b"M4A ": "M4A",
+    b"M4B ": "M4A",
+    b"qt  ": "QuickTime",
 }
 
 
-def kind_of(content: bytes) -> Kind | None:
-    """The kind of a file from its first bytes, or None where no known file begins so."""
-    for beginning, kind in _BEGINNINGS:
+def kind_of(content: bytes) -> str | None:
+    """The name, as people know it, of the format of a file; None where no known file begins so."""
+    for beginning, name in _BEGINNINGS:
         if content.startswith(beginning):
-            return kind
+            return name
     inner = content[8:12]
     if content.startswith(b"RIFF"):
         return _RIFF.get(inner)
@@ -97,26 +72,26 @@ def kind_of(content: bytes) -> Kind | None:
         return _of_brands(content)
     head = content[:_LOOKED_AT]
     if _SVG.match(head):
-        return _image("SVG")
+        return "SVG"
     if _HTML.match(head):
-        return _document("HTML")
+        return "HTML"
     return _of_frame(content)
 
 
-def _of_brands(content: bytes) -> Kind:
+def _of_brands(content: bytes) -> str:
     """ISO base media: the major brand says it, unless it is a general one such as mif1."""
     length = min(int.from_bytes(content[:4], "big"), 256)
     brands = [content[8:12], *(content[at : at + 4] for at in range(16, length, 4))]
     if b"avif" in brands:
         return _BRANDS[b"avif"]
-    return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), _video("MP4"))
+    return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "MP4")
 
 
-def _of_frame(content: bytes) -> Kind | None:
+def _of_frame(content: bytes) -> str | None:
     """MPEG audio without a header: eleven set bits, then a layer; AAC uses the layer 0."""
     if len(content) < 4 or content[0] != 0xFF or content[1] & 0xE0 != 0xE0:
         return None
     if content[1] & 0xF6 == 0xF0:
-        return _sound("AAC")
+        return "AAC"
     layer, bit_rate, sample_rate = content[1] & 6, content[2] >> 4, content[2] >> 2 & 3
-    return _sound("MP3") if layer and bit_rate != 15 and sample_rate != 3 else None
+    return "MP3" if layer and bit_rate != 15 and sample_rate != 3 else None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
+from backend.engine.units import MIB
 
-MIB = 1 << 20
 DEFAULT_COUNT = 16
 MAX_SIDE = 16_384
 MAX_RATIO = 200

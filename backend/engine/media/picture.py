@@ -1,7 +1,7 @@
 """One image file to a picture: upright, RGB, within bounds, whatever the bytes are.
 
-Pillow is told the one format that the bytes begin as, so none of its plugins that start other
-programs can be reached. All bounds are held against the header, before pixels take memory.
+Pillow is given the one format that the bytes begin as, so none of its plugins that start other
+programs can be reached. All bounds are checked against the header, before pixels take memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from PIL import Image, ImageOps
 from backend.engine.media.items import BadItem, Picture
 from backend.engine.media.kinds import kind_of
 from backend.engine.media.limits import MAX_RATIO, MAX_SIDE, PICTURES_IN_ALL
-from backend.engine.media.webp_size import webp_size
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
 _SCANS = 200  # of a progressive JPEG: ten are usual, and each costs a pass over all pixels
@@ -54,13 +53,13 @@ def decode_picture(content: bytes, most: int, allowed: int) -> Picture:
 
 
 def _format_of(content: bytes) -> str:
-    kind = kind_of(content)
-    if kind is None:
+    name = kind_of(content)
+    if name is None:
         raise BadItem(f"is no image file that is known here: send {_choice()}")
-    if kind.name not in FORMATS:
-        article = "an" if kind.name[0] in "AHIMOS" and kind.name != "HEIC" else "a"
-        raise BadItem(f"is {article} {kind.name} file, which is not decoded here: send {_choice()}")
-    return kind.name
+    if name not in FORMATS:
+        article = "an" if name[0] in "AHIMOS" and name != "HEIC" else "a"
+        raise BadItem(f"is {article} {name} file, which is not decoded here: send {_choice()}")
+    return name
 
 
 def _choice() -> str:
@@ -70,7 +69,8 @@ def _choice() -> str:
 def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
     """The image with its size checked and its pixels not yet read."""
     if name == "WebP":
-        size = webp_size(content)
+        # Pillow's reader takes memory for the whole canvas as soon as it opens the file.
+        size = _webp_size(content)
         if size is None:
             raise BadItem("is a WebP image that cannot be decoded: its header is broken")
         _require_size(*size, most, allowed)
@@ -86,6 +86,25 @@ def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
         ) from None
     _require_size(*image.size, most, allowed)
     return image
+
+
+def _webp_size(content: bytes) -> tuple[int, int] | None:
+    """Width and height by the header (RFC 9649), or None where it gives neither."""
+
+    def number(data: bytes) -> int:
+        return int.from_bytes(data, "little")
+
+    chunk, data = content[12:16], content[20:30]
+    if len(data) < 10:
+        return None
+    if chunk == b"VP8X":
+        return number(data[4:7]) + 1, number(data[7:10]) + 1
+    if chunk == b"VP8L" and data[0] == 0x2F:
+        bits = number(data[1:5])
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if chunk == b"VP8 " and data[3:6] == b"\x9d\x01\x2a":
+        return number(data[6:8]) & 0x3FFF, number(data[8:10]) & 0x3FFF
+    return None
 
 
 def _require_size(width: int, height: int, most: int, allowed: int) -> None:

@@ -39,13 +39,13 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
 
 
 def _format_of(content: bytes) -> str:
-    kind = kind_of(content)
+    name = kind_of(content)
     choice = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-    if kind is None:
+    if name is None:
         raise BadItem(f"is no sound file that is known here: send {choice}")
-    if kind.name not in FORMATS:
-        raise BadItem(f"is in the format {kind.name}, which is not decoded here: send {choice}")
-    return kind.name
+    if name not in FORMATS:
+        raise BadItem(f"is in the format {name}, which is not decoded here: send {choice}")
+    return name
 
 
 class _File(BytesIO):

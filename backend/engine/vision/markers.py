@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.engine.control_tokens import ControlTokens
+from common.prefixes import common_prefix
 
 _TEXT = "Zyx wvu"
 _PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -109,10 +110,7 @@ def _inserted(plain: str, longer: str) -> str:
     """What `longer` has that `plain` has not, where it is one stretch; else nothing."""
     if not plain or len(longer) <= len(plain):
         return ""
-    start = next(
-        (at for at, pair in enumerate(zip(plain, longer, strict=False)) if pair[0] != pair[1]),
-        len(plain),
-    )
+    start = common_prefix(plain, longer)
     stop = start + len(longer) - len(plain)
     return longer[start:stop] if longer[:start] + longer[stop:] == plain else ""
 

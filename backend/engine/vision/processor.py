@@ -65,7 +65,7 @@ class ItemProcessor:
         self._image_token = getattr(config, "image_token_index", None)
         self._markers = markers
         self._most_bytes = most_bytes
-        self._held: OrderedDict[bytes, MediaItem] = OrderedDict()
+        self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
         self._lock = threading.Lock()
 
     def prepare(self, given: Picture | Sound, name: str) -> MediaItem:
@@ -73,9 +73,9 @@ class ItemProcessor:
         kind = IMAGE if isinstance(given, Picture) else AUDIO
         digest = given.digest
         with self._lock:
-            if digest in self._held:
-                self._held.move_to_end(digest)
-                return self._held[digest]
+            if digest in self._prepared_items:
+                self._prepared_items.move_to_end(digest)
+                return self._prepared_items[digest]
             try:
                 item = self._prepared(given, kind)
             except Exception as fault:
@@ -84,7 +84,7 @@ class ItemProcessor:
                     f"{name} cannot be prepared for this model ({type(fault).__name__}): send it in"
                     " another size or length"
                 ) from None
-            self._hold(item)
+            self._keep(item)
             return item
 
     def _prepared(self, given: Picture | Sound, kind: str) -> MediaItem:
@@ -103,16 +103,16 @@ class ItemProcessor:
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
-        held = [at for at, token in enumerate(tokens) if token in self._control]
-        first, count = (held[0], held[-1] + 1 - held[0]) if held else (0, len(tokens))
+        places = [at for at, token in enumerate(tokens) if token in self._control]
+        first, count = (places[0], places[-1] + 1 - places[0]) if places else (0, len(tokens))
         return MediaItem(kind, given.digest, tokens, first, count, arrays, _bytes(arrays))
 
-    def _hold(self, item: MediaItem) -> None:
+    def _keep(self, item: MediaItem) -> None:
         if item.nbytes > self._most_bytes:
             return
-        self._held[item.digest] = item
-        while sum(held.nbytes for held in self._held.values()) > self._most_bytes:
-            self._held.popitem(last=False)
+        self._prepared_items[item.digest] = item
+        while sum(kept.nbytes for kept in self._prepared_items.values()) > self._most_bytes:
+            self._prepared_items.popitem(last=False)
 
 
 def takes_audio(processor: Any) -> bool:

@@ -19,7 +19,6 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine import kv
-from backend.engine.device import MIB
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading import text_builder
@@ -30,6 +29,7 @@ from backend.engine.media.items import SOUND_RATE, Picture, Sound
 from backend.engine.model import Built
 from backend.engine.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
+from backend.engine.units import MIB
 from backend.engine.vision.features import UnusualFeaturesError, encode, of_text
 from backend.engine.vision.markers import TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span

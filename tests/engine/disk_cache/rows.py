@@ -15,12 +15,12 @@ from backend.engine import kv
 from backend.engine.cache_form import use_cache_kind
 from backend.engine.cache_kind import CacheKind
 from backend.engine.disk_cache.cache import DiskCache
-from backend.engine.disk_cache.layers import learn_layout
+from backend.engine.disk_cache.layout import learn_layout
+from backend.engine.units import MIB
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 
 KINDS = (*CONFIGS, "quantised", "bfloat16")
 IDENTITY = "0123456789abcdef" * 2
-MIB = 1 << 20
 PATIENCE = 30.0  # seconds for the disk thread, in tests that wait for it
 
 
@@ -61,7 +61,7 @@ def feed(model: Any, row: kv.RowCache, tokens: Sequence[int]) -> mx.array:
 
 
 def filled(model: Any, tokens: Sequence[int]) -> kv.RowCache:
-    """A row that holds the tokens."""
+    """A row with the KV of the tokens."""
     row = kv.new_row(model)
     feed(model, row, tokens)
     return row
@@ -69,12 +69,12 @@ def filled(model: Any, tokens: Sequence[int]) -> kv.RowCache:
 
 def greedy(model: Any, row: kv.RowCache, tokens: Sequence[int], count: int) -> list[int]:
     """Feed the tokens, then what the model says next, `count` times."""
-    said: list[int] = []
+    answer: list[int] = []
     step = list(tokens)
     for _ in range(count):
         step = [cast(int, mx.argmax(feed(model, row, step)).item())]
-        said += step
-    return said
+        answer += step
+    return answer
 
 
 def same(left: kv.RowCache, right: kv.RowCache) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from backend.engine import kv
+from backend.engine.disk_cache import identity
+from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.disk_cache.identity import model_digest
-from backend.engine.disk_cache.layers import learn_layout
-from backend.engine.disk_cache.opening import open_disk_cache
+from backend.engine.disk_cache.layout import learn_layout
 from backend.engine.disk_cache.use import DiskUse, cache_folder, disk_use
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
@@ -46,9 +48,19 @@ def test_each_circumstance_makes_another_model() -> None:
         digest(TINY, dtype="bfloat16"),
         digest(TINY, kv_kind="8 bits"),
         digest(TINY, adapter="8 bits"),
-        model_digest(TINY, dtype="float32", also=["8 bits"]),
     }
-    assert len(digests) == 5
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize("package", ["mlx", "mlx-lm", "mlx-vlm"])
+def test_another_version_of_what_computes_makes_another_model(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digest(TINY)
+    monkeypatch.setattr(
+        identity, "version", lambda name: "0.0.0" if name == package else version(name)
+    )
+    assert digest(TINY) != before
 
 
 def edit_json(name: str, key: str, value: Any) -> Callable[[Path], None]:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backend.engine.disk_cache.layers import learn_layout, pack
-from backend.engine.disk_cache.layout import StoredLayer, refusal
+from backend.engine.disk_cache.layout import StoredLayer, learn_layout, pack, refusal
 from tests.engine.disk_cache.rows import KINDS, filled, model_of, words
 
 TOKENS = 100

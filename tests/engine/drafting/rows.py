@@ -36,7 +36,7 @@ class RowSampler:
 
 @dataclass
 class Tally:
-    """What guessing did: passes of the model, guesses, guesses that held."""
+    """What guessing did: passes of the model, guesses, guesses that were right."""
 
     passes: int = 0
     proposed: int = 0
@@ -76,7 +76,7 @@ def decode(
                 found = verify_step(model, cache, latest, draft, sampler, step)
                 tokens += found[:-1]
                 pending = mx.array(found[-1:], dtype=mx.uint32)
-                drafter.told(len(draft), len(found) - 1)
+                drafter.record(len(draft), len(found) - 1)
                 step += len(found)
                 tally.passes += 1
                 tally.proposed += len(draft)

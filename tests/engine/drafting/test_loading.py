@@ -17,7 +17,6 @@ from tests.engine.loading_models import write_model
 
 TEXT = str(MODELS / "tiny_text")
 DRAFT = str(MODELS / "tiny_draft")
-MIB = 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""After every verification the cache is what so many plain steps would have left."""
+"""Guessing changes the speed and nothing else: the output, and the cache after every step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -12,15 +15,17 @@ from hypothesis import strategies as st
 from backend.engine import kv
 from backend.engine.cache_form import use_cache_kind
 from backend.engine.cache_kind import CacheKind
+from backend.engine.drafting.drafter import Drafter, FirstOf, LookupDrafter
 from backend.engine.drafting.verify import accepted_count, cut_back, verify_step
 from backend.engine.request import Sampling
-from tests.engine.drafting.rows import RowSampler, decode, prefilled
-from tests.engine.drafting.tiny import load
+from tests.engine.drafting.rows import RowSampler, Tally, decode, prefilled
+from tests.engine.drafting.tiny import VOCABULARY as TINY_VOCABULARY
+from tests.engine.drafting.tiny import load, model_drafter, prompts, text_model
 from tests.engine.random_models import VOCABULARY, random_model
 
 PROMPT = [5, 17, 3, 80, 41, 9, 9, 23]
 LENGTH = 270  # crosses the step by which caches grow
-ALL_COUNTS = [(guesses, held) for guesses in range(7) for held in range(guesses + 1)]
+ALL_COUNTS = [(guesses, right) for guesses in range(7) for right in range(guesses + 1)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +47,10 @@ def test_an_end_is_the_last_token_of_all(draft: list[int], sampled: list[int]) -
     assert count <= accepted_count(draft, sampled)
 
 
-def _guesses(right: list[int], held: int, length: int) -> list[int]:
-    """`length` guesses of which the first `held` are right."""
-    wrong = [(token + 1) % VOCABULARY for token in right]
-    return [*right[:held], *wrong[held:length]]
+def _guesses(plain: list[int], right: int, length: int) -> list[int]:
+    """`length` guesses of which the first `right` are."""
+    wrong = [(token + 1) % VOCABULARY for token in plain]
+    return [*plain[:right], *wrong[right:length]]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)])
@@ -74,10 +79,10 @@ def _check_every_count(
     cache = prefilled(model, PROMPT)
     step, token, turn = 0, PROMPT[-1], 0
     while step < length - 8:
-        guesses, held = ALL_COUNTS[turn % len(ALL_COUNTS)]
-        draft = _guesses(plain[step:], held, guesses)
+        guesses, right = ALL_COUNTS[turn % len(ALL_COUNTS)]
+        draft = _guesses(plain[step:], right, guesses)
         found = verify_step(model, cache, token, draft, sampler, step)
-        assert found == plain[step : step + held + 1]
+        assert found == plain[step : step + right + 1]
         step, token, turn = step + len(found), found[-1], turn + 1
         row = kv.clone(cache)
         assert all(layer.size() == len(PROMPT) - 1 + step for layer in row)
@@ -123,3 +128,53 @@ def test_more_than_there_is_cannot_be_cut_back() -> None:
     cache = prefilled(random_model("full"), PROMPT)
     with pytest.raises(ValueError, match="cannot give back 8 tokens"):
         cut_back(cache, len(PROMPT))
+
+
+PROMPTS = 50
+LENGTH = 12
+DRAWN = Sampling(top_p=0.95, top_k=40)
+
+
+@cache
+def _prefilled(at: int) -> kv.RowCache:
+    return prefilled(text_model()[0], prompts(PROMPTS)[at])
+
+
+@cache
+def _plain(temperature: float) -> list[list[int]]:
+    return [_decode(at, temperature, None)[0] for at in range(PROMPTS)]
+
+
+def _decode(at: int, temperature: float, drafter: Drafter | None) -> tuple[list[int], Tally]:
+    model, prompt = text_model()[0], prompts(PROMPTS)[at]
+    sampling = replace(DRAWN, temperature=temperature, seed=at)
+    cache = kv.clone(_prefilled(at))
+    return decode(model, cache, prompt, LENGTH, RowSampler(sampling, TINY_VOCABULARY), drafter)
+
+
+@pytest.mark.parametrize(("make", "accepted"), [(LookupDrafter, 0.3), (model_drafter, 0.6)])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_fifty_prompts(make: Callable[[], Drafter], accepted: float, temperature: float) -> None:
+    _check_output(make, accepted, temperature, PROMPTS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_both_drafters_together(temperature: float) -> None:
+    def both() -> Drafter:
+        return FirstOf([LookupDrafter(), model_drafter()])
+
+    _check_output(both, 0.4, temperature, 12)
+
+
+def _check_output(
+    make: Callable[[], Drafter], accepted: float, temperature: float, count: int
+) -> None:
+    """The output is the plain one, and at least this share of the guesses was right."""
+    total = Tally()
+    for at, plain in enumerate(_plain(temperature)[:count]):
+        found, tally = _decode(at, temperature, make())
+        assert found == plain
+        total.proposed += tally.proposed
+        total.accepted += tally.accepted
+    assert total.accepted > count
+    assert total.accepted > accepted * total.proposed

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx_lm
 
 from backend.engine import kv
-from backend.engine.drafting.model_drafter import DraftModel, ModelDrafter
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.prefill import Pace
 from tests.models import tiny_dialogues
 from tests.models.tiny_batches import prompt_of

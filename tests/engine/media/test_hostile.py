@@ -16,6 +16,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.media.decoding import decode
 from backend.engine.media.kinds import kind_of
 from backend.engine.media.limits import MediaLimits
+from backend.engine.units import MIB
 from tests.engine.media import picture_corpus, sound_corpus
 
 pytestmark = pytest.mark.filterwarnings(r"ignore::UserWarning:PIL\..*")
@@ -27,7 +28,6 @@ SOUNDS += [
     sound_corpus.save(sound_corpus.tone(44100, 0.1), 44100, "OGG", "VORBIS"),
     sound_corpus.save(sound_corpus.tone(48000, 0.1), 48000, "OGG", "OPUS"),
 ]
-MIB = 1 << 20
 
 
 def as_picture(content: bytes) -> None:

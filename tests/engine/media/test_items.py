@@ -14,8 +14,9 @@ import pytest
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.decoding import decode
 from backend.engine.media.item_bytes import item_bytes
-from backend.engine.media.limits import DEFAULT_COUNT, MIB, MediaLimits, media_limits
+from backend.engine.media.limits import DEFAULT_COUNT, MediaLimits, media_limits
 from backend.engine.settings import Settings
+from backend.engine.units import MIB
 from tests.engine.media import sound_corpus
 from tests.engine.media.picture_corpus import noise, plain, save
 

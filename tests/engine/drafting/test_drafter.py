@@ -1,4 +1,4 @@
-"""The index finds what a search through all tokens finds, however the tokens arrive."""
+"""Lookup finds what a search through all tokens finds, and is asked as long as that pays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.engine.drafting.lookup import (
+from backend.engine.drafting.drafter import (
     CHUNK,
-    SIZES,
+    NGRAM_SIZES,
+    DraftLength,
     LookupDrafter,
     NgramIndex,
     continued,
@@ -72,23 +73,16 @@ def test_a_repeat_goes_on_with_itself(tokens: list[int], data: st.DataObject) ->
 def test_a_quotation_is_guessed_and_a_loop_at_full_length() -> None:
     drafter = LookupDrafter()
     assert drafter.propose([5, 6, 7, 8, 9, 1, 5, 6, 7], 8) == [8, 9]
-    drafter.told(2, 2)
+    drafter.record(2, 2)
     assert drafter.propose([5, 6, 7, 8, 9, 1, 5, 6, 7, 8, 9, 1], 8) == [5, 6, 7, 8]
-    drafter.forget()
+    drafter = LookupDrafter()
     drafter.propose([3, 4], 8)
-    drafter.told(2, 2)
+    drafter.record(2, 2)
     assert drafter.propose([3, 4, 4, 4], 8) == [4, 4, 4, 4]
 
 
 def test_no_guess_is_longer_than_allowed() -> None:
     assert LookupDrafter().propose([1, 1, 1], 1) == [1]
-
-
-def test_another_row_knows_nothing_of_the_last() -> None:
-    drafter = LookupDrafter()
-    assert drafter.propose([1, 2, 3, 1, 2], 8) != []
-    drafter.forget()
-    assert drafter.propose([9, 1, 2], 8) == []
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
@@ -127,7 +121,87 @@ def test_no_call_looks_at_more_than_a_chunk() -> None:
     for end in range(4 * CHUNK, 4 * CHUNK + 40):
         watched = Watched(tokens[:end])
         drafter.propose(watched, 8)
-        drafter.told(1, 1)
+        drafter.record(1, 1)
         reads.append(watched.read)
-    assert max(reads) <= CHUNK * sum(SIZES) + 20
-    assert max(reads[5:]) < 40, "once it knows all, a step costs the same however long the row is"
+    assert max(reads) <= CHUNK * sum(NGRAM_SIZES) + 20
+    assert max(reads[5:]) < 40, (
+        "once it knows all, a step costs the same however long the sequence is"
+    )
+
+
+def play(
+    length: DraftLength, at: int, tokens: int, *, right: bool, most: int = 8
+) -> tuple[int, int]:
+    """Passes of the model and guesses for so many tokens, of which all or none are guessed."""
+    end, passes, guesses = at + tokens, 0, 0
+    while at < end:
+        count = length.begin(at, most)
+        passes, guesses = passes + 1, guesses + count
+        if count:
+            length.record(count, count if right else 0)
+        at += 1 + (count if right else 0)
+    return passes, guesses
+
+
+def test_right_guesses_grow_to_the_most() -> None:
+    length = DraftLength()
+    assert play(length, 10, 900, right=True)[0] < 900 / 8
+    assert length.begin(1000, 8) == 8
+    assert length.begin(1000, 64) == 16, "a larger bound is approached, not jumped to"
+
+
+def test_wrong_guesses_become_one_in_sixteen_tokens() -> None:
+    assert play(DraftLength(), 10, 1600, right=False)[1] < 110
+
+
+def test_text_that_can_be_guessed_is_found_again() -> None:
+    length = DraftLength()
+    play(length, 0, 1000, right=False)
+    assert play(length, 1000, 100, right=True)[0] < 16 + 100 / 4
+
+
+def test_what_was_right_says_how_far_to_guess() -> None:
+    length = DraftLength()
+    play(length, 0, 100, right=True)
+    length.begin(100, 8)
+    length.record(8, 3)
+    assert length.begin(104, 8) == 4
+
+
+def test_a_bound_of_the_caller_is_no_failure() -> None:
+    length = DraftLength()
+    play(length, 0, 100, right=True)
+    before = length.begin(100, 64)
+    length.record(1, 1)
+    assert length.begin(102, 64) == before
+
+
+def test_nothing_to_propose_rests_soon_and_shortly() -> None:
+    length = DraftLength()
+    asked = 0
+    for at in range(160):
+        if length.ready(at):
+            asked += 1
+            length.begin(at, 8)
+            length.record_none()
+    assert 10 <= asked <= 20
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), st.booleans()), max_size=200))
+def test_always_within_bounds_and_never_at_rest_for_long(
+    story: list[tuple[int, float, bool]],
+) -> None:
+    length, at = DraftLength(), 0
+    for most, share, empty in story:
+        resting = 0
+        while not length.ready(at):
+            assert length.begin(at, most) == 0
+            at, resting = at + 1, resting + 1
+        assert resting <= 16
+        count = length.begin(at, most)
+        assert 1 <= count <= most
+        if empty:
+            length.record_none()
+        else:
+            length.record(count, round(count * share))
+        at += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,14 @@ import mlx.core as mx
 import pytest
 
 from backend.engine import kv
+from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
-from backend.engine.disk_cache import folder as files
+from backend.engine.disk_cache import writer
 from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
+from backend.engine.disk_cache.entry_file import write_entry
+from backend.engine.disk_cache.use import DiskUse
+from backend.engine.prefix_index import PrefixKey
+from backend.engine.request import GenerationRequest, RawPrompt
 from tests.engine.disk_cache.rows import (
     KINDS,
     PATIENCE,
@@ -27,6 +32,7 @@ from tests.engine.disk_cache.rows import (
     saved,
     words,
 )
+from tests.engine.rounds import Heard, Rounds, alone, engine_model
 
 
 @pytest.fixture(autouse=True)
@@ -123,13 +129,12 @@ def test_what_is_written_is_what_was_handed_over(
 ) -> None:
     """The row and its clones go on growing in the same buffers while the disk is slow."""
     gate = threading.Event()
-    write_whole = files.write_whole
 
-    def slowly(path: Path, write: Callable[[Any], None]) -> None:
+    def slowly(*entry: Any) -> None:
         assert gate.wait(PATIENCE)
-        write_whole(path, write)
+        write_entry(*entry)
 
-    monkeypatch.setattr(files, "write_whole", slowly)
+    monkeypatch.setattr(writer, "write_entry", slowly)
     model, tokens = model_of(kind), words(100)
     disk = disk_cache(model, tmp_path)
     row = filled(model, tokens)
@@ -150,8 +155,8 @@ def test_short_prefixes_and_small_gains_stay_away_from_the_disk(tmp_path: Path) 
     assert not entries_in(tmp_path)
     tokens = words(LEAST_TOKENS + 30)
     saved(disk, model, tokens)
-    assert disk.find([*tokens, 1], held=31) is None
-    assert disk.find([*tokens, 1], held=30) is not None
+    assert disk.find([*tokens, 1], in_memory=31) is None
+    assert disk.find([*tokens, 1], in_memory=30) is not None
     assert disk.find([*tokens[: LEAST_TOKENS - 1], 95, 95]) is None
 
 
@@ -178,8 +183,81 @@ def test_at_most_so_many_bytes_wait_to_be_restored(tmp_path: Path) -> None:
     model = model_of("full")
     disk = disk_cache(model, tmp_path, max_waiting=1)
     saved(disk, model, words(100))
-    held = disk.find([*words(100), 1])
-    assert held is not None, "one may be of any size"
+    found = disk.find([*words(100), 1])
+    assert found is not None, "one may be of any size"
     assert disk.find([*words(100), 1]) is None
-    del held
+    del found
     assert disk.find([*words(100), 1]) is not None
+
+
+ALL = DiskUse(answer=True)
+
+
+class Process:
+    """A model with a disk cache, as a process that was just started has it."""
+
+    def __init__(self, kind: str, folder: Path | None, **changes: Any) -> None:
+        self.disk = disk_cache(model_of(kind), folder)
+        self.rounds = Rounds(engine_model(model_of(kind), disk=self.disk, **changes))
+        self.without_disk = engine_model(model_of(kind))
+        self.tickets = 0
+
+    def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Heard:
+        """Ask as the engine does: the disk first, then a place among the rows."""
+        self.tickets += 1
+        in_memory = self.rounds.scheduler.planner.index.find(PrefixKey(prompt)).length
+        stored = self.disk.find(prompt, path=use.path, in_memory=in_memory)
+        self.rounds.heard[self.tickets] = Heard()
+        wanted = GenerationRequest(str(self.tickets), RawPrompt(""), disk=use)
+        self.rounds.scheduler.submit(
+            Submit(1, self.tickets, wanted, list(prompt), limit, stored=stored)
+        )
+        self.rounds.drain()
+        assert self.disk.drain(PATIENCE)
+        heard = self.rounds.heard[self.tickets]
+        assert heard.finished is not None
+        assert heard.tokens == alone(self.without_disk, prompt, limit).tokens
+        return heard
+
+
+def cached(heard: Heard) -> int:
+    assert heard.finished is not None
+    return heard.finished.usage.cached_tokens
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 26])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_goes_on_after_a_restart(kind: str, memory: int, tmp_path: Path) -> None:
+    prompt = words(120)
+    heard = Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt)
+    more = [*prompt, *heard.tokens, 7, 8, 9]
+    restarted = Process(kind, tmp_path, prompt_cache_bytes=memory)
+    first = cached(restarted.ask(more))
+    # What cannot be cut back and was fed its end of sequence goes on from the prompt.
+    whole = len(prompt) + len(heard.tokens)
+    assert first >= (whole - 1 if kind in ("full", "quantised", "bfloat16") else len(prompt) - 1)
+    again = cached(Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt))
+    assert again == len(prompt) - 1, "the same prompt runs its last token only"
+
+
+def test_the_prompt_alone_is_kept_where_that_is_asked(tmp_path: Path) -> None:
+    prompt = words(100)
+    own = tmp_path / "own"
+    heard = Process("full", None).ask(prompt, DiskUse(own))
+    other = Process("full", None)
+    assert cached(other.ask([*prompt, *heard.tokens, 5], DiskUse(own, read_only=True))) == 99
+    assert not entries_in(tmp_path)
+
+
+def test_a_request_that_only_reads_writes_nothing(tmp_path: Path) -> None:
+    Process("full", tmp_path).ask(words(100), DiskUse(answer=True, read_only=True))
+    assert not entries_in(tmp_path)
+
+
+def test_memory_is_asked_before_the_disk(tmp_path: Path) -> None:
+    process = Process("full", tmp_path)
+    prompt = words(100)
+    process.ask(prompt)
+    for path in entries_in(tmp_path):
+        path.unlink()
+    assert cached(process.ask(prompt)) == 99

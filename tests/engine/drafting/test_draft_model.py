@@ -1,4 +1,4 @@
-"""A draft model follows its row through prompts, pauses and wrong guesses, and never stalls it."""
+"""A draft model follows its sequence through pauses and wrong guesses, and never stalls it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine import kv
-from backend.engine.drafting.model_drafter import ModelDrafter
+from backend.engine.drafting.draft_model import ModelDrafter
 from backend.engine.prefill import Pace
 from backend.engine.request import Sampling
 from tests.engine.drafting.rows import RowSampler, decode, prefilled
@@ -52,7 +52,7 @@ class Broken(Watched):
 
 def watched(pace: Pace, **changes: Any) -> tuple[ModelDrafter, Watched]:
     model = Watched(load("tiny_draft")[0])
-    return ModelDrafter(draft_model(model, **changes), pace, sure=0), model
+    return ModelDrafter(draft_model(model, **changes), pace, least_probability=0), model
 
 
 def best_of(tokens: list[int], count: int) -> list[int]:
@@ -66,7 +66,7 @@ def best_of(tokens: list[int], count: int) -> list[int]:
 
 
 def test_guesses_are_the_draft_models_own_whatever_became_of_those_before() -> None:
-    drafter = ModelDrafter(draft_model(), Pace(512, 250), sure=0)
+    drafter = ModelDrafter(draft_model(), Pace(512, 250), least_probability=0)
     tokens = list(SOME_TEXT)
     dice = random.Random(1)
     for _ in range(40):
@@ -74,7 +74,7 @@ def test_guesses_are_the_draft_models_own_whatever_became_of_those_before() -> N
         if guesses:
             assert guesses == best_of(tokens, len(guesses))
             right = dice.randint(0, len(guesses))
-            drafter.told(len(guesses), max(right, 1))  # so that it never rests
+            drafter.record(len(guesses), max(right, 1))  # so that it never rests
             tokens = tokens + guesses[:right]
         tokens.append(dice.randrange(VOCABULARY))
         for _ in range(dice.choice([0, 0, 3])):  # steps that nobody asked guesses for
@@ -82,15 +82,16 @@ def test_guesses_are_the_draft_models_own_whatever_became_of_those_before() -> N
 
 
 def test_the_same_question_has_the_same_answer() -> None:
-    drafter = ModelDrafter(draft_model(), Pace(512, 250), sure=0)
+    drafter = ModelDrafter(draft_model(), Pace(512, 250), least_probability=0)
     tokens = prompts(1)[0]
     assert drafter.propose(tokens, 4) == drafter.propose(tokens, 4) != []
 
 
 def test_it_is_silent_where_it_is_not_sure() -> None:
     tokens = [random.Random(2).randrange(20, VOCABULARY) for _ in range(40)]
-    assert ModelDrafter(draft_model(), Pace(512, 250), sure=0.99).propose(tokens, 4) == []
-    assert ModelDrafter(draft_model(), Pace(512, 250), sure=0).propose(tokens, 4) != []
+    careful, bold = (ModelDrafter(draft_model(), Pace(512, 250), least) for least in (0.99, 0))
+    assert careful.propose(tokens, 4) == []
+    assert bold.propose(tokens, 4) != []
 
 
 def test_a_long_prompt_is_read_in_bounded_chunks() -> None:
@@ -111,7 +112,7 @@ def test_after_a_rest_it_feeds_only_what_is_missing() -> None:
     tokens = list(SOME_TEXT)
     for _ in range(2):
         proposed = drafter.propose(tokens, 1)
-        drafter.told(len(proposed), 0)
+        drafter.record(len(proposed), 0)
         tokens.append((proposed[0] + 1) % VOCABULARY)
     assert not drafter.ready(len(tokens))
     assert drafter.propose(tokens, 4) == []
@@ -120,16 +121,6 @@ def test_after_a_rest_it_feeds_only_what_is_missing() -> None:
     assert drafter.ready(len(tokens))
     assert drafter.propose(tokens, 1)
     assert model.fed == [5]
-
-
-def test_it_forgets_one_row_and_follows_the_next() -> None:
-    drafter, _ = watched(Pace(512, 250))
-    other = list(reversed(SOME_TEXT))
-    fresh = best_of(other, 2)
-    assert drafter.propose(SOME_TEXT, 8) != fresh
-    drafter.told(1, 0)
-    drafter.forget()
-    assert drafter.propose(other, 8) == fresh
 
 
 def test_no_guess_passes_the_draft_models_context() -> None:
@@ -150,24 +141,23 @@ def test_no_guess_is_beyond_the_vocabulary_of_the_main_model() -> None:
     assert max(drafter.propose(tokens, 4)) < guess
 
 
-def test_a_token_that_the_draft_model_does_not_have_ends_guessing_for_the_row() -> None:
+def test_a_token_that_the_draft_model_does_not_have_ends_guessing() -> None:
     tokens = SOME_TEXT
     drafter, model = watched(Pace(512, 250))
     assert drafter.propose([*tokens, VOCABULARY], 4) == []
     assert model.fed == []
     assert not drafter.ready(1000)
-    drafter.forget()
-    assert drafter.propose(tokens, 4) != []
+    assert drafter.propose([*tokens, 1], 4) == []
 
 
-def test_a_fault_ends_guessing_and_not_the_row() -> None:
+def test_a_fault_ends_guessing_and_nothing_else() -> None:
     drafter = ModelDrafter(draft_model(Broken(load("tiny_draft")[0])), Pace(512, 250))
     assert drafter.propose([1, 2, 3], 4) == []
     assert not drafter.ready(4)
 
 
-def test_a_row_that_is_parked_at_random_says_the_same() -> None:
-    """While other rows are in the batch nobody asks the drafter, for any number of steps."""
+def test_a_drafter_that_is_asked_at_random_changes_no_token() -> None:
+    """While other sequences are in the batch nobody asks the drafter, for any number of steps."""
     model, prompt = text_model()[0], prompts(3)[2]
     sampler = RowSampler(Sampling(temperature=0.7, seed=5), VOCABULARY)
 

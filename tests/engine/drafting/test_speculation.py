@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.lookup import LookupDrafter
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
@@ -18,13 +19,22 @@ SCHEDULES = 60
 
 
 class CountingDrafter(LookupDrafter):
-    """Tells how many guesses held, so that a test can see that any did."""
+    """Counts the guesses that were right, and insists on following one sequence alone."""
 
-    held = 0
+    accepted = 0
 
-    def told(self, proposed: int, accepted: int) -> None:
-        CountingDrafter.held += accepted
-        super().told(proposed, accepted)
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        assert list(tokens[: len(self.seen)]) == self.seen
+        self.seen = list(tokens)
+        return super().propose(tokens, most)
+
+    def record(self, proposed: int, accepted: int) -> None:
+        CountingDrafter.accepted += accepted
+        super().record(proposed, accepted)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +46,7 @@ def models() -> tuple[EngineModel, EngineModel]:
 
 def test_rows_come_and_go_while_one_is_drafted_for(models: tuple[EngineModel, EngineModel]) -> None:
     plain, drafting = models
-    CountingDrafter.held = 0
+    CountingDrafter.accepted = 0
     for seed in range(SCHEDULES):
         dice = random.Random(seed)
         rounds = Rounds(drafting)
@@ -72,7 +82,7 @@ def test_rows_come_and_go_while_one_is_drafted_for(models: tuple[EngineModel, En
             assert heard.finished.reason == expected.finished.reason
             usage = heard.finished.usage
             assert usage.completion_tokens == expected.finished.usage.completion_tokens
-    assert CountingDrafter.held > SCHEDULES, "hardly a guess held"
+    assert CountingDrafter.accepted > SCHEDULES, "hardly a guess was right"
 
 
 def test_what_is_stored_after_guesses_serves_the_next_turn(
@@ -83,14 +93,14 @@ def test_what_is_stored_after_guesses_serves_the_next_turn(
     rounds = Rounds(drafting)
     rounds.submit(1, prompt, 30)
     rounds.drain()
-    said = rounds.heard[1].tokens
-    again = [*prompt, *said, 7, 8]
+    answer = rounds.heard[1].tokens
+    again = [*prompt, *answer, 7, 8]
     rounds.submit(2, again, 20)
     rounds.drain()
     assert rounds.heard[2].tokens == alone(plain, again, 20).tokens
     finished = rounds.heard[2].finished
     assert finished is not None
-    assert finished.usage.cached_tokens >= len(prompt) + len(said) - 1
+    assert finished.usage.cached_tokens >= len(prompt) + len(answer) - 1
 
 
 def test_a_cancelled_row_leaves_no_guesses_behind(models: tuple[EngineModel, EngineModel]) -> None:

@@ -1,4 +1,4 @@
-"""A folder that is bounded, shared, and holds what is not ours."""
+"""Which entries serve, and a folder that is bounded, shared, and has files that are not ours."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine import kv
+from backend.engine.disk_cache.catalogue import Entry, Prefix, StoredFile, candidates, to_evict
+from backend.engine.prefix_index import PrefixKey
 from tests.engine.disk_cache.rows import (
     IDENTITY,
     PATIENCE,
@@ -21,6 +23,95 @@ from tests.engine.disk_cache.rows import (
     saved,
     words,
 )
+
+TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+STORED = st.lists(st.tuples(TEXTS, st.booleans(), st.integers(1, 5)), max_size=12)
+SIZES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=12)
+
+
+def tokens(entry: Entry) -> list[int]:
+    ids: list[int] = entry.prefix.key.tokens.tolist()
+    return ids
+
+
+def entries(stored: list[tuple[list[int], bool, int]]) -> list[Entry]:
+    return [
+        Entry(Path(str(at)), Prefix(PrefixKey(text), trimmable), size)
+        for at, (text, trimmable, size) in enumerate(stored)
+    ]
+
+
+def spared(stored: list[int], trimmable: bool, prompt: list[int]) -> int:
+    """The longest beginning of the prompt, but its last token, that the stored text can become."""
+    lengths = range(len(stored) + 1) if trimmable else [len(stored)]
+    return max([n for n in lengths if n < len(prompt) and stored[:n] == prompt[:n]], default=0)
+
+
+@given(STORED, TEXTS, st.integers(0, 4))
+def test_candidates_are_what_spares_most(
+    stored: list[tuple[list[int], bool, int]], prompt: list[int], more_than: int
+) -> None:
+    found = candidates(entries(stored), PrefixKey(prompt), more_than)
+    lengths = [spared(tokens(entry), entry.prefix.trimmable, prompt) for entry in found]
+    expected = [spared(text, trimmable, prompt) for text, trimmable, _ in stored]
+    assert lengths == sorted((n for n in expected if n > more_than), reverse=True)
+    order = [(-length, entry.size) for length, entry in zip(lengths, found, strict=True)]
+    assert order == sorted(order), "of equals the smaller file comes first"
+    for length, entry in zip(lengths, found, strict=True):
+        assert entry.prefix.spares(PrefixKey(prompt)) == length
+
+
+@given(STORED, TEXTS, st.booleans(), TEXTS)
+def test_what_is_covered_would_have_served_nobody_better(
+    stored: list[tuple[list[int], bool, int]], text: list[int], trimmable: bool, prompt: list[int]
+) -> None:
+    new = Prefix(PrefixKey(text), trimmable)
+    for entry in entries(stored):
+        if entry.prefix.covers(new):
+            mine = spared(text, trimmable, prompt)
+            assert spared(tokens(entry), entry.prefix.trimmable, prompt) >= mine
+
+
+@given(STORED, TEXTS, st.booleans(), TEXTS)
+def test_what_is_replaced_served_nobody_better(
+    stored: list[tuple[list[int], bool, int]], text: list[int], trimmable: bool, prompt: list[int]
+) -> None:
+    new = Prefix(PrefixKey(text), trimmable)
+    for entry in entries(stored):
+        if new.replaces(entry.prefix):
+            theirs = spared(tokens(entry), entry.prefix.trimmable, prompt)
+            assert spared(text, trimmable, prompt) >= theirs
+
+
+def test_a_longer_text_replaces_and_covers_its_beginning() -> None:
+    shorter, short, longer = (Prefix(PrefixKey([1, 2, 0][:n]), True) for n in (1, 2, 3))
+    assert longer.replaces(short)
+    assert not short.replaces(longer)
+    assert short.covers(shorter)
+    assert not short.covers(longer)
+    whole = Prefix(short.key, False)
+    assert whole.covers(Prefix(short.key, False))
+    assert not whole.covers(short)
+    assert not whole.replaces(shorter)
+
+
+@given(SIZES, st.sets(st.integers(0, 11)), st.integers(0, 60), st.integers(0, 200))
+def test_eviction_makes_room_and_no_more_than_that(
+    sizes: list[tuple[int, int]], useless: set[int], needed: int, bound: int
+) -> None:
+    files = [StoredFile(Path(str(at)), size, used) for at, (size, used) in enumerate(sizes)]
+    going = to_evict(files, [Path(str(at)) for at in useless], needed, bound)
+    staying = [file for file in files if file not in going]
+    left = sum(file.size for file in staying) + needed
+    assert left <= bound or not staying
+    if going:
+        assert left + going[-1].size > bound, "the last one need not have gone"
+
+    def rank(file: StoredFile) -> tuple[bool, int]:
+        return file.path.name not in set(map(str, useless)), file.used
+
+    assert all(rank(gone) <= rank(stayed) for gone in going for stayed in staying)
+
 
 OTHER = "f" * 32
 SIZE = 4 * 4 * 2 * 8 * 64  # bytes of the arrays of 64 tokens of the model: 2 layers, K and V
@@ -42,13 +133,13 @@ def shared(left: list[int], right: list[int]) -> int:
     return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
 
 
-TEXTS = st.tuples(st.integers(1, 3), st.integers(64, 90), st.integers(0, 3)).map(
+CONVERSATIONS = st.tuples(st.integers(1, 3), st.integers(64, 90), st.integers(0, 3)).map(
     lambda text: words(text[1], text[0])[: text[1] - text[2]] + [90 + text[2]] * text[2]
 )
 
 
 @settings(max_examples=20)
-@given(st.lists(TEXTS, min_size=1, max_size=6), st.integers(1, 5), TEXTS)
+@given(st.lists(CONVERSATIONS, min_size=1, max_size=6), st.integers(1, 5), CONVERSATIONS)
 def test_the_bound_holds_and_the_best_is_found(
     texts: list[list[int]], room: int, prompt: list[int]
 ) -> None:
@@ -63,7 +154,7 @@ def test_the_bound_holds_and_the_best_is_found(
             age(folder)
         for reader in (disk, disk_cache(model, folder)):
             found = reader.find(prompt)
-            kept = [entry.tokens.tolist() for entry in reader._catalogue.index]
+            kept = [tokens(entry) for entry in reader._catalogue.entries]
             best = max([min(shared(text, prompt), len(prompt) - 1) for text in kept], default=0)
             assert (found.length if found else 0) == (best if best >= 64 else 0)
             assert all(text in texts for text in kept)

@@ -1,0 +1,179 @@
+"""Whether a backend stays as it was, after minutes of everything that hosts send at once.
+
+Time goes by in rounds of equal work: Free, a load of the text model, its clients, a load of the
+vision model, its clients. Answers are running whenever a model goes. After each round, at rest,
+the process is looked at. BENCH_SECONDS sets how long: 600 unless it is set.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.process import load, process
+from bench.report import Figure, Table, at_most, fact
+from bench.soak.clients import Clients, Ledger
+from bench.soak.traffic import CONTEXT, Model, models
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+SECONDS = 600.0
+LEAST_ROUNDS = 6
+LOADS = 100
+SETTLED = 30  # loads after which the process has seen all
+# Rounds differ in what is drawn, so what the allocator keeps differs by a few MiB at rest.
+GROWTH = 1.05
+OPTIONS = ("prompt_cache_mib:8", "parallel:6")
+_PARTS = ("weights", "kv_cache", "prompt_cache", "media_features")
+_CALL = re.compile(r"event=call rpc=Predict\S* status=(\S+) id=(soak-\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """At the process at rest. resident: bytes, its children's too; active: bytes of MLX that no
+    part of Status names."""
+
+    resident: int
+    active: int
+    threads: int
+    descriptors: int
+
+
+def measure(text: Path, vision: Path) -> Iterator[Figure | Table]:
+    seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
+    with tempfile.NamedTemporaryFile() as log:
+        with process({"MLX_BACKEND_LOG": "info"}, log.file) as (pid, stub):
+            ledger = Ledger()
+            looks = _rounds(Clients(stub, ledger), stub, pid, models(text, vision), seconds)
+            yield from _of_calls(ledger)
+            yield _table(looks)
+            yield from _of_looks(looks)
+            yield from _loads(stub, pid, (text, vision))
+        yield _of_log(ledger, Path(log.name).read_text(errors="replace"))
+
+
+def _rounds(
+    clients: Clients, stub: BackendStub, pid: int, chosen: Sequence[Model], seconds: float
+) -> list[Look]:
+    looks: list[Look] = []
+    for model in chosen:
+        load(stub, model.path, ContextSize=CONTEXT, Options=OPTIONS)
+        clients.learn(model)
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends or len(looks) < LEAST_ROUNDS:
+        seed = f"round {len(looks)}"
+        dice = random.Random(seed)
+        with clients.overtaken(dice):
+            stub.Free(pb.HealthMessage())
+        clients.refused_unloaded(dice)
+        load(stub, chosen[0].path, ContextSize=CONTEXT, Options=OPTIONS)
+        clients.work(chosen[0], seed)
+        with clients.overtaken(dice):
+            load(stub, chosen[1].path, ContextSize=CONTEXT, Options=OPTIONS)
+        clients.work(chosen[1], seed)
+        clients.repeat(chosen[1])  # so that every look is at a process that did the same last
+        looks.append(_look(stub, pid))
+    return looks
+
+
+def _look(stub: BackendStub, pid: int) -> Look:
+    while True:
+        status = stub.Status(pb.HealthMessage())
+        parts = status.memory.breakdown
+        if status.state != pb.StatusResponse.BUSY and not parts["kv_cache"]:
+            break
+        time.sleep(0.01)
+    own = psutil.Process(pid)
+    return Look(
+        sum(one.memory_info().rss for one in (own, *own.children(recursive=True))),
+        parts["mlx_active"] - sum(parts[part] for part in _PARTS),
+        own.num_threads(),
+        own.num_fds(),
+    )
+
+
+def _of_calls(ledger: Ledger) -> Iterator[Figure]:
+    ends: Counter[str] = Counter()
+    for (_, status), calls in ledger.ends.items():
+        ends[status] += calls
+    shown = ", ".join(f"{calls} {status}" for status, calls in ends.most_common())
+    yield fact("calls of the soak", ends.total(), shown)
+    for sentence in (*ledger.wrong[:5], *ledger.differing[:5]):
+        print(f"  {sentence}")
+    yield at_most("calls that ended as they should not", len(ledger.wrong), 0)
+    compared = f"of {ledger.compared}"
+    yield at_most("answers that differ from those alone", len(ledger.differing), 0, compared)
+
+
+def _table(looks: Sequence[Look]) -> Table:
+    return Table(
+        "The process at rest after each round:",
+        ("round", "resident MiB", "unnamed KiB of MLX", "threads", "descriptors"),
+        [
+            (
+                str(at),
+                f"{look.resident / 2**20:.1f}",
+                f"{look.active / 2**10:.1f}",
+                str(look.threads),
+                str(look.descriptors),
+            )
+            for at, look in enumerate(looks)
+        ],
+    )
+
+
+def _of_looks(looks: Sequence[Look]) -> Iterator[Figure]:
+    """Medians of the last third against the first, without the very first round."""
+    third = max(len(looks) // 3, 2)
+    first, last = looks[1 : third + 1], looks[-third:]
+
+    def medians(of: Callable[[Look], int]) -> tuple[float, float]:
+        return statistics.median(map(of, first)), statistics.median(map(of, last))
+
+    before, after = medians(lambda look: look.resident)
+    shown = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB in {len(looks)} rounds"
+    yield at_most("resident memory, last third / first", after / before, GROWTH, shown)
+    before, after = medians(lambda look: look.active)
+    yield at_most("MLX's bytes that Status does not name, growth", after - before, 2**16)
+    for name, of in (
+        ("threads", lambda look: look.threads),
+        ("descriptors", lambda look: look.descriptors),
+    ):
+        before, after = medians(of)
+        yield at_most(f"{name}, growth", after - before, 0, f"{before:g} to {after:g}")
+
+
+def _loads(stub: BackendStub, pid: int, paths: Sequence[Path]) -> Iterator[Figure]:
+    looks: list[Look] = []
+    for at in range(LOADS):
+        load(stub, paths[at % len(paths)], ContextSize=CONTEXT)
+        stub.Predict(pb.PredictOptions(Prompt="Once", Tokens=2))
+        stub.Free(pb.HealthMessage())
+        looks.append(_look(stub, pid))
+    settled, end = looks[SETTLED], looks[-1]
+    grown = end.resident / settled.resident
+    shown = f"{settled.resident / 2**20:.1f} to {end.resident / 2**20:.1f} MiB"
+    yield at_most(f"resident memory, {LOADS} loads / {SETTLED}", grown, 1.02, shown)
+    yield at_most("MLX's bytes without a model, growth", end.active - settled.active, 0)
+    yield at_most("threads, growth", end.threads - settled.threads, 0)
+    yield at_most("descriptors, growth", end.descriptors - settled.descriptors, 0)
+
+
+def _of_log(ledger: Ledger, log: str) -> Figure:
+    """Whether the backend's own log tells one end of every answer, and no second one."""
+    ends = Counter(_CALL.findall(log))
+    of_label = Counter(label for _, label in ends.elements())
+    odd = [label for label, times in of_label.items() if times > 1]
+    odd += [label for label in ledger.answered if not ends["OK", label]]
+    shown = f"of {len(of_label)}"
+    return at_most("answers without one end in the backend's log", len(odd), 0, shown)

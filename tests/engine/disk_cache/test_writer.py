@@ -1,0 +1,306 @@
+"""The queue in front of the disk, a disk that is full or gone, and processes that die."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache
+from numpy.typing import NDArray
+
+from backend.engine import kv
+from backend.engine.disk_cache import writer as writer_module
+from backend.engine.disk_cache.catalogue import Catalogue, Prefix
+from backend.engine.disk_cache.entry_file import Head, remove_forgotten
+from backend.engine.disk_cache.layout import PackedRow, buffers
+from backend.engine.disk_cache.writer import Save, Writer
+from backend.engine.prefix_index import PrefixKey
+from tests.engine.disk_cache.rows import (
+    IDENTITY,
+    PATIENCE,
+    disk_cache,
+    entries_in,
+    filled,
+    model_of,
+    saved,
+    words,
+)
+
+
+class Gated(Writer):
+    """A writer that writes nothing, waits at a gate, and notes what it would have written."""
+
+    def __init__(self, max_waiting: int = 100) -> None:
+        super().__init__(Catalogue(None, IDENTITY, ()), None, 0, max_waiting)
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+        self.written: list[str] = []
+
+    def _write(self, save: Save) -> None:
+        self.begun.set()
+        while not self.gate.wait(0.01):
+            if self._abandoned.is_set():
+                return
+        self.written.append(shown(save))
+
+    def begin(self) -> None:
+        """Have one save under way, so that the next ones wait."""
+        assert self.put(save_of("zz", size=1))
+        assert self.begun.wait(PATIENCE)
+
+    def rest(self) -> list[str]:
+        """Open the gate; what was written after the one that was under way."""
+        self.gate.set()
+        assert self.drain(PATIENCE)
+        return self.written[1:]
+
+
+def save_of(text: str, size: int = 10, path: Path | None = None, *, trimmable: bool = True) -> Save:
+    prefix = Prefix(PrefixKey(list(text.encode())), trimmable)
+    return Save(prefix, Head(IDENTITY, trimmable, ()), PackedRow((), ()), size, path)
+
+
+def thread_of(writer: Writer) -> threading.Thread | None:
+    return writer._thread
+
+
+def shown(save: Save) -> str:
+    return bytes(save.prefix.key.tokens.tolist()).decode()
+
+
+def test_what_does_not_fit_is_dropped_and_what_waits_stays() -> None:
+    writer = Gated(max_waiting=25)
+    writer.begin()
+    assert [writer.put(save_of(text)) for text in "abc"] == [True, True, False]
+    assert writer.nbytes == 21
+    assert writer.rest() == ["a", "b"]
+    assert writer.nbytes == 0
+
+
+def test_one_save_may_be_larger_than_the_bound() -> None:
+    writer = Gated(max_waiting=5)
+    writer.gate.set()
+    assert writer.put(save_of("a", size=50))
+    assert writer.drain(PATIENCE)
+    assert writer.written == ["a"]
+
+
+def test_a_conversation_that_grows_while_it_waits_is_written_once() -> None:
+    writer = Gated(max_waiting=31)
+    writer.begin()
+    assert writer.put(save_of("ab"))
+    assert writer.put(save_of("x"))
+    assert writer.put(save_of("abc", size=20))
+    assert writer.put(save_of("abc", size=20)), "it waits already"
+    assert writer.put(save_of("a")), "it is the beginning of what waits"
+    assert writer.rest() == ["x", "abc"]
+
+
+def test_checkpoints_do_not_replace_each_other() -> None:
+    writer = Gated()
+    writer.begin()
+    for text in ("ab", "abc"):
+        assert writer.put(save_of(text, trimmable=False))
+    assert writer.rest() == ["ab", "abc"]
+
+
+def test_of_saves_for_one_file_the_last_is_written() -> None:
+    writer = Gated()
+    writer.begin()
+    for text, path in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None), ("e", None)):
+        assert writer.put(save_of(text, path=Path(path) if path else None))
+    assert writer.rest() == ["b", "c", "d", "e"]
+
+
+def test_a_close_with_time_writes_everything_and_takes_no_more() -> None:
+    writer = Gated()
+    writer.gate.set()
+    for text in "abc":
+        assert writer.put(save_of(text))
+    writer.close(PATIENCE)
+    assert writer.written == ["a", "b", "c"]
+    assert not writer.put(save_of("d"))
+
+
+def test_a_close_without_time_gives_up() -> None:
+    writer = Gated()
+    writer.begin()
+    assert writer.put(save_of("a"))
+    writer.close(0)
+    writer.close(0)
+    assert writer.drain(PATIENCE)
+    assert writer.written == []
+
+
+def test_a_thread_is_there_only_while_there_is_work() -> None:
+    writer = Gated()
+    assert thread_of(writer) is None
+    writer.begin()
+    assert thread_of(writer) is not None
+    assert writer.rest() == []
+    assert thread_of(writer) is None
+    writer.put_chore(lambda: writer.written.append("chore"))
+    assert writer.drain(PATIENCE)
+    assert writer.written == ["zz", "chore"]
+    writer.close(PATIENCE)
+    writer.put_chore(lambda: writer.written.append("too late"))
+    assert writer.written == ["zz", "chore"]
+
+
+def test_a_writer_without_an_owner_finishes_and_is_gone() -> None:
+    writer = Gated()
+    writer.begin()
+    written, gate = writer.written, writer.gate
+    assert writer.put(save_of("a"))
+    reference, thread = weakref.ref(writer), thread_of(writer)
+    assert thread is not None
+    del writer
+    gate.set()
+    thread.join(PATIENCE)
+    assert written == ["zz", "a"]
+    gc.collect()
+    assert reference() is None
+
+
+def test_an_abandoned_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is asked to stop in the middle of a file."""
+    model, disk = model_of("full"), disk_cache(model_of("full"), tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def paused(packed: PackedRow) -> Iterator[NDArray[Any]]:
+        for array in buffers(packed):
+            yield array
+            begun.set()
+            assert go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(writer_module, "buffers", paused)
+    disk.save(words(64), filled(model, words(64)), trimmable=True)
+    assert begun.wait(PATIENCE)
+    disk.close(0)
+    go_on.set()
+    assert disk.drain(PATIENCE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_waits_outlives_the_engine_thread(tmp_path: Path) -> None:
+    """At the end of the process the engine thread goes first, and its streams with it."""
+    gate = threading.Event()
+    disk = disk_cache(model_of("full"), tmp_path)
+    disk._writer.put_chore(lambda: assert_opened(gate))
+
+    def engine() -> None:
+        row = [KVCache()]
+        row[0].update_and_fetch(*(mx.random.normal((1, 2, 64, 8)) for _ in range(2)))
+        kv.evaluate(row)
+        disk.save(words(64), row * 2, trimmable=True)
+        mx.clear_streams()
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not entries_in(tmp_path)
+    gate.set()
+    disk.close(PATIENCE)
+    assert disk_cache(model_of("full"), tmp_path).find([*words(64), 1]) is not None
+
+
+def assert_opened(gate: threading.Event) -> None:
+    assert gate.wait(PATIENCE)
+
+
+def test_what_a_killed_process_left_is_removed_in_time(tmp_path: Path) -> None:
+    old, new = (tmp_path / f".mlxkv-{digit * 16}.part" for digit in "ab")
+    other = tmp_path / "other.part"
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (time.time() - 7200,) * 2)
+    remove_forgotten(tmp_path)
+    assert not old.exists()
+    assert new.exists(), "somebody may be writing it"
+    assert other.exists()
+
+
+def test_a_full_disk_is_a_miss_and_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system refuses to let files grow, as it does on a full disk."""
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, limits[1]))
+        for start in (1, 2):
+            saved(disk, model, words(64, start))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir())
+    assert disk.find([*words(64), 1]) is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert str(tmp_path) not in caplog.text
+    saved(disk, model, words(64))
+    assert disk.find([*words(64), 1]) is not None, "it goes on when there is room"
+
+
+def test_a_folder_that_vanishes_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, folder = model_of("full"), tmp_path / "deep" / "folder"
+    disk = disk_cache(model, folder)
+    saved(disk, model, words(64))
+    shutil.rmtree(folder)
+    caplog.clear()
+    for _ in range(3):
+        assert disk.find([*words(64), 1]) is None
+        saved(disk, model, words(80))
+    assert not folder.exists(), "it may have been another disk"
+    assert len(caplog.records) <= 2
+    folder.mkdir()
+    saved(disk, model, words(80))
+    assert disk.find([*words(80), 1]) is not None
+
+
+def test_a_folder_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path / "file" / "folder")
+    saved(disk, model, words(64))
+    assert disk.find([*words(64), 1]) is None
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from backend.engine.disk_cache.entry_file import Head, write_entry
+def arrays():
+    yield np.zeros(1 << 20, np.uint8)
+    os._exit(9)
+write_entry(Path(sys.argv[1]), Head("", True, ()), np.zeros(4, np.int32), arrays())
+"""
+
+
+def test_a_process_that_dies_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
+    model, own = model_of("full"), tmp_path / "own"
+    disk = disk_cache(model, None)
+    saved(disk, model, words(64), own)
+    before = own.read_bytes()
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", _KILLED, str(own)], cwd=root, check=False, timeout=60)
+    assert own.read_bytes() == before
+    assert disk.find([*words(64), 1], path=own) is not None
+    assert len(list(tmp_path.iterdir())) == 2, "the part that was left"
