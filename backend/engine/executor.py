@@ -105,12 +105,14 @@ class _Entry:
 class _Pass:
     """A prefill pass that was launched and not waited for.
 
-    tokens: that it computes, padding included; read: of prompts. marks: small arrays that are
-    there when it is done. at: when it was launched. saves: what goes to disk when it is done.
+    tokens: that it computes, padding included; read: of prompts. behind: tokens before them, of
+    the longest prompt. marks: small arrays that are there when it is done. at: when it was
+    launched. saves: what goes to disk when it is done.
     """
 
     tokens: int
     read: int
+    behind: int
     sequences: tuple[ExecutorSequence, ...]
     marks: list[mx.array]
     at: float = 0.0
@@ -355,7 +357,7 @@ class Executor:
             return logits
 
         one.history += tokens
-        launched = _Pass(len(tokens), len(tokens), (one,), [])
+        launched = _Pass(len(tokens), len(tokens), start, (one,), [])
         last: mx.array | None = None
         if alternatives is not None:
             logits = run()
@@ -396,7 +398,8 @@ class Executor:
             run()
         for (one, _, _), text in zip(ends, texts, strict=True):
             one.history += text
-        launched = _Pass(width * len(ends), sum(counts), tuple(group.sequences), [])
+        behind = max(part.start for _, part, _ in ends)
+        launched = _Pass(width * len(ends), sum(counts), behind, tuple(group.sequences), [])
         self._finish_launch(launched, group, ends, last, events)
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
@@ -503,7 +506,7 @@ class Executor:
             return
         ready = self._clock()
         began = max(self._ready_at, launched.at)
-        events.append(PrefillTimed(launched.tokens, ready - began))
+        events.append(PrefillTimed(launched.tokens, ready - began, launched.behind))
         self._ready_at = ready
         self.prompt_tokens += launched.read
         for one, tokens, row in launched.saves:

@@ -184,10 +184,14 @@ class NotStored:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimed:
-    """A prefill pass over so many padded tokens took so many seconds of the device."""
+    """A prefill pass over so many padded tokens took so many seconds of the device.
+
+    behind: tokens that were computed before them, of the longest prompt.
+    """
 
     tokens: int
     seconds: float
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)

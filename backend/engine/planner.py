@@ -234,8 +234,8 @@ class Planner:
                 self._stored(event)
             case NotStored(entry):
                 self._storing.pop(entry, None)
-            case PrefillTimed(tokens, seconds):
-                self.pace.measured(tokens, seconds)
+            case PrefillTimed(tokens, seconds, behind):
+                self.pace.measured(tokens, seconds, behind)
                 self._owed_to_decode += seconds * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
             case DecodeTimed(seconds):
                 self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
@@ -703,36 +703,40 @@ class Planner:
             self._owed_to_decode = 0.0
         if self._owed_to_decode > 0:
             return [], [], 0
-        budget = self.pace.tokens(running=running)
         filling = self.of("prefill")
         able = [one for one in filling if one.filled < one.target]
         if not (able and self._scored):  # Nobody knows how long scoring takes: they take turns.
             able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
         order = sorted(able, key=lambda one: (self._urgency(one, now), one.number))
         self._scored = False
-        share = budget
+        pause = share = 1.0  # of what a step may take, what is left, and the first prompt's part
         shortest = min(order, key=lambda one: one.target - one.filled, default=None)
         if shortest is not None and shortest is not order[0]:
             # A long prompt that has waited for its turn leaves half to whoever needs least, or
             # every newcomer would wait until it is done.
             order.remove(shortest)
-            share = budget // 2
+            share = 0.5
             self._shortest_next = not self._shortest_next
-            first = share < SMALLEST_STEP and self._shortest_next
+            half = self.pace.tokens(running=running, behind=order[0].filled) // 2
+            first = half < SMALLEST_STEP and self._shortest_next
             order.insert(0 if first else 1, shortest)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         most = left = room - self._copied_bytes()
-        while order and budget > 0:
+        while order:
             one = order.pop(0)
+            whole = self.pace.tokens(running=running, behind=one.filled)
+            budget = int(pause * whole)
+            if budget <= 0:
+                break
             if one.filled >= one.target:
                 if fitting := self._fitting(one, budget, left):
                     left -= self._pass(one, fitting, one.charged)
                     scores.append(Score(one.number, fitting))
                     self._scored = True
                 break
-            fitting = self._fitting(one, max(share, SMALLEST_STEP), left)
-            share = budget
+            fitting = self._fitting(one, max(int(share * budget), SMALLEST_STEP), left)
+            share = 1.0
             if not fitting:
                 continue
             first_chunk = self._chunk(one, fitting)
@@ -740,7 +744,7 @@ class Planner:
             together = {part.sequence for part in group}
             order = [other for other in order if other.number not in together]
             passes.append(tuple(group))
-            budget -= max(_padded(group), SMALLEST_STEP)
+            pause -= max(_padded(group), SMALLEST_STEP) / whole
             left -= self._group(group)
         return passes, scores, most - left
 
