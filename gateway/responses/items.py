@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from gateway.openai.base import Strict
-from gateway.tagged import one_of, text_as, unserved
+from gateway.tagged import as_text, one_of, text_as
+from gateway.tolerance import DROPPED
 
-Status = Literal["in_progress", "completed", "incomplete"]
+Status = str
 
 
 class InputText(Strict):
@@ -40,8 +42,6 @@ class InputImage(Strict):
 
     type: Literal["input_image"]
     image_url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
-    file_id: Annotated[None, unserved("no files are kept: send image_url")] = None
 
 
 _Part = InputText | OutputText | Refusal | InputImage
@@ -62,6 +62,7 @@ Part = Annotated[
         },
         schema=_Part,
         unknown=_unknown_part,
+        otherwise=as_text("input_text"),
     ),
 ]
 
@@ -81,7 +82,7 @@ class Message(Strict):
     content: _Content
     id: str | None = None
     status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: str | None = None
 
 
 class FunctionCall(Strict):
@@ -93,8 +94,6 @@ class FunctionCall(Strict):
     arguments: str
     id: str | None = None
     status: Status | None = None
-    caller: Annotated[None, unserved("programs that call tools are not served: send null")] = None
-    namespace: Annotated[None, unserved("tool namespaces are not served: send null")] = None
 
 
 class FunctionCallOutput(Strict):
@@ -151,6 +150,18 @@ def _unknown_item(kind: str) -> str:
     )
 
 
+def _in_functions(item: dict[str, Any]) -> Any:
+    """Calls of tools that take plain text, as calls of functions; what else there is goes."""
+    kind = item.get("type")
+    if kind == "custom_tool_call":
+        arguments = json.dumps({"input": item.get("input", "")}, ensure_ascii=False)
+        called = {name: item[name] for name in ("id", "call_id", "name") if name in item}
+        return {"type": "function_call", **called, "arguments": arguments}
+    if kind == "custom_tool_call_output":
+        return {**item, "type": "function_call_output"}
+    return DROPPED
+
+
 _KINDS: dict[str, type[Item]] = {
     "message": Message,
     "function_call": FunctionCall,
@@ -164,6 +175,7 @@ _Sent = Annotated[
         schema=Sent,
         unknown=_unknown_item,
         default="message",
+        otherwise=_in_functions,
     ),
 ]
 _Stored = Annotated[Item, one_of(_KINDS, schema=Item, unknown=_unknown_item, default="message")]

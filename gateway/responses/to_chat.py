@@ -163,10 +163,7 @@ def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
     parts: list[Part] = []
     for at, part in enumerate(content):
         if isinstance(part, InputImage):
-            image: Json = {"url": part.image_url}
-            if part.detail is not None:
-                image["detail"] = part.detail
-            content_part: Json = {"type": "image_url", "image_url": image}
+            content_part: Json = {"type": "image_url", "image_url": {"url": part.image_url}}
         else:
             text = part.refusal if isinstance(part, Refusal) else part.text
             content_part = {"type": "text", "text": text}
@@ -185,7 +182,7 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
 
 
 def _tool(tool: FunctionTool) -> Json:
-    function = tool.model_dump(exclude_none=True, exclude={"type", "defer_loading"})
+    function = tool.model_dump(exclude_none=True, exclude={"type"})
     return {"type": "function", "function": function}
 
 
