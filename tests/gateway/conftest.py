@@ -18,6 +18,14 @@ def gateway() -> Iterator[GatewayProcess]:
     process.close()
 
 
+@pytest.fixture(scope="module")
+def strict_gateway() -> Iterator[GatewayProcess]:
+    """One with --strict."""
+    process = GatewayProcess({"tiny": tiny()}, "--strict")
+    yield process
+    process.close()
+
+
 @pytest.fixture
 def strict() -> Iterator[Exchange]:
     """A running request of a gateway with --strict."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from gateway.errors import ApiError
 from gateway.exchange import LONGEST_NAME, MOST_IGNORED
 from gateway.openai.chat_request import ChatCompletionRequest
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.requests_begun import begun
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -190,14 +189,6 @@ DEFAULTS_OF_SERVERS = {
     "t_max_predict_ms": -1,
     "structured_outputs": {"regex": "a+", "disable_fallback": False, "whitespace_pattern": None},
 }
-
-
-@pytest.fixture(scope="module")
-def strict_gateway() -> Iterator[GatewayProcess]:
-    """One with --strict."""
-    process = GatewayProcess({"tiny": tiny()}, "--strict")
-    yield process
-    process.close()
 
 
 def ignored(answer: Any) -> list[str]:
