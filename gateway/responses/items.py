@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -96,10 +95,21 @@ class FunctionCall(Strict):
     status: Status | None = None
 
 
+class CustomCall(Strict):
+    """A call of a tool that takes plain text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: Status | None = None
+
+
 class FunctionCallOutput(Strict):
     """What a call came to."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Content
     id: str | None = None
@@ -139,7 +149,7 @@ class ItemReference(Strict):
     id: str
 
 
-Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+Item = Message | FunctionCall | CustomCall | FunctionCallOutput | Reasoning
 Sent = Item | ItemReference
 
 
@@ -150,22 +160,12 @@ def _unknown_item(kind: str) -> str:
     )
 
 
-def _in_functions(item: dict[str, Any]) -> Any:
-    """Calls of tools that take plain text, as calls of functions; what else there is goes."""
-    kind = item.get("type")
-    if kind == "custom_tool_call":
-        arguments = json.dumps({"input": item.get("input", "")}, ensure_ascii=False)
-        called = {name: item[name] for name in ("id", "call_id", "name") if name in item}
-        return {"type": "function_call", **called, "arguments": arguments}
-    if kind == "custom_tool_call_output":
-        return {**item, "type": "function_call_output"}
-    return DROPPED
-
-
 _KINDS: dict[str, type[Item]] = {
     "message": Message,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
+    "custom_tool_call": CustomCall,
+    "custom_tool_call_output": FunctionCallOutput,
     "reasoning": Reasoning,
 }
 _Sent = Annotated[
@@ -175,7 +175,7 @@ _Sent = Annotated[
         schema=Sent,
         unknown=_unknown_item,
         default="message",
-        otherwise=_in_functions,
+        otherwise=lambda _: DROPPED,
     ),
 ]
 _Stored = Annotated[Item, one_of(_KINDS, schema=Item, unknown=_unknown_item, default="message")]

@@ -37,18 +37,27 @@ class FunctionTool(Strict):
     _nested = rather(_flat, "name is missing: send what function holds beside the type")
 
 
+class CustomTool(Strict):
+    """A tool that takes plain text; a grammar of it is shown to the model, and not enforced."""
+
+    type: Literal["custom"]
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 def _unknown_tool(kind: str) -> str:
     return (
         f"a tool of type {kind} is not served: the gateway runs no tools of its own; send tools "
-        "of type function"
+        "of type function or custom"
     )
 
 
 Tool = Annotated[
-    FunctionTool,
+    FunctionTool | CustomTool,
     one_of(
-        {"function": FunctionTool},
-        schema=FunctionTool,
+        {"function": FunctionTool, "custom": CustomTool},
+        schema=FunctionTool | CustomTool,
         unknown=_unknown_tool,
         otherwise=lambda _: DROPPED,
     ),
@@ -56,18 +65,18 @@ Tool = Annotated[
 
 
 class ChooseFunction(Strict):
-    """The model must call this function."""
+    """The model must call this tool."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
     _nested = rather(_flat, "name is missing: send it beside the type")
 
 
 class AllowedFunction(Strict):
-    """A function by its name."""
+    """A tool by its name."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -90,7 +99,7 @@ _Word = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
     str | ChooseFunction | ChooseAmong,
     one_of(
-        {"function": ChooseFunction, "allowed_tools": ChooseAmong},
+        {"function": ChooseFunction, "custom": ChooseFunction, "allowed_tools": ChooseAmong},
         schema=_Word | ChooseFunction | ChooseAmong,
         unknown=_unknown_choice,
         words=("none", "auto", "required"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -173,7 +174,7 @@ def test_tools_sampling_and_form() -> None:
             "input_file",
         ),
         ({"tools": [{"type": "file_search"}]}, ("tools", 0, "type"), "file_search"),
-        ({"tools": [{"type": "custom", "name": "a"}]}, ("tools", 0, "type"), "custom"),
+        ({"tools": [{"type": "custom", "nam": "a"}]}, ("tools", 0, "name"), "required"),
         ({"tool_choice": "maybe"}, ("tool_choice",), "maybe"),
         ({"tool_choice": {"type": "web_search"}}, ("tool_choice", "type"), "web_search"),
         ({"text": {"format": {"type": "xml"}}}, ("text", "format", "type"), "xml"),
@@ -208,3 +209,20 @@ def test_the_values_that_ask_for_nothing_pass(strict: Exchange) -> None:
             "user": "me",
         }
     )
+
+
+def test_a_custom_tool_is_a_function_that_takes_a_text() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
+    tool = {"type": "custom", "name": "patch", "description": "Edit.", "format": grammar}
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\n"}
+    result = {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"}
+    told = translated([said("user", "hi"), call, result], tools=[tool]).chat
+    assert told.tools is not None
+    function = told.tools[0].function
+    assert function.parameters is not None
+    assert list(function.parameters["properties"]) == ["input"]
+    assert "start: /x/" in (function.description or "")
+    made, came = told.messages[1:]
+    assert made.tool_calls is not None
+    assert made.tool_calls[0].function.arguments == json.dumps({"input": "a\n"})
+    assert (came.role, came.tool_call_id, came.content) == ("tool", "c1", "ok")
