@@ -90,6 +90,11 @@ class Chooser:
         )
         self._logprobs = BatchLogprobs([request.logprobs for request in requests])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept from step to step."""
+        return self._sampler.nbytes
+
     def __call__(
         self,
         logits: mx.array,
@@ -221,6 +226,11 @@ class DecodeBatch:
     @property
     def nbytes(self) -> int:
         return self._cache.nbytes
+
+    @property
+    def chooser_bytes(self) -> int:
+        """Bytes of what is kept from step to step to change logits: biases, counts of tokens."""
+        return self._chooser.nbytes if self._chooser is not None else 0
 
     def join(self, group: PrefillGroup, joining: Sequence[ExecutorSequence]) -> None:
         """Add sequences of a group, whose first tokens are chosen. They leave the group.
