@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from gateway.errors import ApiError
 from gateway.exchange import LONGEST_NAME, MOST_IGNORED
 from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.tolerance import MOST_REPAIRS
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.requests_begun import begun
 
@@ -410,6 +411,11 @@ def test_the_same_in_other_words_is_not_listed(
     bare = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
     assert parsed(**sent) == parsed(**(means or {"tools": [bare]}))
     assert running.ignored == {}
+
+
+def test_more_unknown_fields_than_anybody_sends_are_refused_at_once() -> None:
+    with pytest.raises(ApiError, match="more than 10000 fields"):
+        parsed(**{f"field_{number}": 1 for number in range(MOST_REPAIRS + 1)})
 
 
 def test_a_body_is_not_changed_by_what_is_left_out() -> None:
