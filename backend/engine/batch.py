@@ -201,6 +201,11 @@ class PrefillGroup:
         """A copy of the KV of a sequence that owns its buffers."""
         return self.cache.extract(self.sequences.index(one))
 
+    def settle(self) -> None:
+        """Copy those who stay, if somebody has left, so that the larger rectangle can go."""
+        if not self.cache.settled:
+            mx.async_eval([layer.state for layer in self.cache.layers])
+
     def drop(self, one: ExecutorSequence) -> None:
         self.cache.leave([self.sequences.index(one)])
         self.sequences.remove(one)

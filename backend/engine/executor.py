@@ -208,6 +208,7 @@ class Executor:
                 joins.setdefault(join.batch, []).append(one)
         for number, joining in joins.items():
             self._join(number, joining)
+        self._settle_groups()
         self._launched_batches = []
         for number in plan.decode:
             if (batch := self._batches.get(number)) is not None:
@@ -298,6 +299,16 @@ class Executor:
                 self._failed(members, "joining the batch", fault)
                 continue
             self._batches[number] = batch
+
+    def _settle_groups(self) -> None:
+        """Let go of the KV of those that have left the rectangle of a prefill group."""
+        for group in {id(one.group): one.group for one in self.sequences.values()}.values():
+            try:
+                if group is not None:
+                    group.settle()
+            except Exception as fault:
+                assert group is not None
+                self._failed(list(group.sequences), "prefill", fault)
 
     def _decode(self, batch: DecodeBatch) -> None:
         try:

@@ -170,6 +170,11 @@ class BatchCache:
         return self._layers
 
     @property
+    def settled(self) -> bool:
+        """Whether the layers hold these sequences alone, their ends side by side."""
+        return self._settled
+
+    @property
     def nbytes(self) -> int:
         return nbytes(self._layers)
 

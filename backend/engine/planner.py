@@ -60,7 +60,8 @@ class SequenceState:
     least: tokens of the smallest prefill pass that there has to be room for.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
     on_disk: tokens that a file gives when the sequence first starts. batch: which one it decodes
-    in. prompt: its tokens.
+    in. group: of those that shared its latest prefill pass; 0: it had it to itself. prompt: its
+    tokens.
     """
 
     arrived: Arrived
@@ -74,6 +75,7 @@ class SequenceState:
     snapshots: set[int] = field(default_factory=set)
     on_disk: int = 0
     batch: int = 0
+    group: int = 0
     preempted_in: int = -1
     match: Match | None = None
     shared: dict[int, int] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class Planner:
         self._entries = 0
         self._steps = 0
         self._batches = 0
+        self._formed = 0  # groups of sequences that share passes
         self._other = 0
         self._features = 0
         self._owed_to_decode = 0.0  # seconds
@@ -297,7 +300,7 @@ class Planner:
                 other.match = None
 
     def _back_to_waiting(self, one: SequenceState) -> None:
-        one.state, one.filled, one.preempted_in = "waiting", 0, self._steps
+        one.state, one.filled, one.group, one.preempted_in = "waiting", 0, 0, self._steps
         one.least = SMALLEST_STEP
         self._admitted.pop(one.number, None)
         one.snapshots.clear()
@@ -307,11 +310,20 @@ class Planner:
 
     def _used(self) -> int:
         """Bytes that the admitted sequences are charged for."""
-        used = sum(one.width * self._row(one.charged) for one in self.of("prefill"))
-        for members in self._members().values():
-            used += sum(one.width for one in members) * self._row(max(m.charged for m in members))
+        used = sum(map(self._rectangle, (*self._groups(), *self._members().values())))
         used += sum(one.arrived.beside for one in self._admitted.values())
         return used + self._snapshot_bytes() + self._least_pass()
+
+    def _rectangle(self, members: Collection[SequenceState]) -> int:
+        """Bytes of sequences whose KV lies side by side: each takes as much as the longest."""
+        return sum(one.width for one in members) * self._row(max(one.charged for one in members))
+
+    def _groups(self) -> list[list[SequenceState]]:
+        """The sequences in prefill, those together that shared their latest pass."""
+        groups: dict[int, list[SequenceState]] = {}
+        for one in self.of("prefill"):
+            groups.setdefault(one.group or -one.number, []).append(one)
+        return list(groups.values())
 
     def _row(self, tokens: int) -> int:
         """Bytes of a row of so many tokens: its KV, and what a decode step computes with for it."""
@@ -746,6 +758,9 @@ class Planner:
             passes.append(tuple(group))
             pause -= max(_padded(group), SMALLEST_STEP) / whole
             left -= self._group(group)
+            self._formed += len(group) > 1
+            for part in group:
+                self.sequences[part.sequence].group = self._formed if len(group) > 1 else 0
         return passes, scores, most - left
 
     def _fitting(self, one: SequenceState, tokens: int, left: int) -> int:
@@ -760,9 +775,11 @@ class Planner:
         return tokens
 
     def _group(self, group: Sequence[Prefill]) -> int:
-        """Bytes of a pass."""
-        one = self.sequences[group[0].sequence]
-        return self._pass(one, max(map(_size, group)), max(map(_end, group)), len(group))
+        """Bytes of a pass, and of the padding that it brings to the KV of those that share it."""
+        members = [self.sequences[part.sequence] for part in group]
+        padding = self._rectangle(members) - sum(self._rectangle([one]) for one in members)
+        sizes, ends = map(_size, group), map(_end, group)
+        return self._pass(members[0], max(sizes), max(ends), len(group)) + padding
 
     def _together(
         self, first: Prefill, others: Sequence[SequenceState], budget: int, left: int
@@ -783,8 +800,11 @@ class Planner:
         for part in sorted(parts, key=_size):
             more = [*group, part]
             sizes = list(map(_size, more))
+            ends = list(map(_end, more))
             if max(sizes) > 2 * min(sizes) or _padded(more) > budget:
                 continue
+            if max(ends) - min(ends) > _UNEVEN:
+                continue  # Its KV would be copied into rows of the longest.
             if self._group(more) <= left:
                 group = more
         return group

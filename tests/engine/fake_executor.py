@@ -47,6 +47,7 @@ class FakeSequence:
     on_disk: int
     kv: list[int] | None = None
     width: int = 1
+    group: int = 0
     batch: int | None = None
     snapshots: set[int] = field(default_factory=set)
     generated: list[int] = field(default_factory=list)
@@ -71,7 +72,7 @@ class FakeSequence:
         return (7 * self.number + at) % 5
 
     def reset(self) -> None:
-        self.kv, self.batch, self.pending = None, None, False
+        self.kv, self.batch, self.group, self.pending = None, None, 0, False
         self.snapshots = set()
 
 
@@ -109,6 +110,7 @@ class FakeExecutor:
         self.seconds = 0.0
         self.other = 0
         self.features = 0
+        self._formed = 0
         self._storing: set[int] = set()
         self._numbers: set[int] = set()
         self._events: list[PlannerEvent] = []
@@ -123,11 +125,13 @@ class FakeExecutor:
     @property
     def charged(self) -> int:
         """Bytes that the plans so far may cause, as the planner's rule is written."""
-        alone = [one for one in self.running if one.batch is None]
-        used = sum(one.width * self._cost(one) for one in alone)
-        for number in {one.batch for one in self.running} - {None}:
-            members = [one for one in self.running if one.batch == number]
-            used += len(members) * max(map(self._cost, members))
+        used = 0
+        homes: dict[tuple[int | None, int], list[FakeSequence]] = {}
+        for one in self.running:
+            group = one.group or -one.number
+            homes.setdefault((one.batch, 0 if one.batch is not None else group), []).append(one)
+        for members in homes.values():
+            used += sum(one.width for one in members) * max(map(self._cost, members))
         return used + sum(one.arrived.beside for one in self.running)
 
     def _cost(self, one: FakeSequence) -> int:
@@ -147,6 +151,11 @@ class FakeExecutor:
         passes = self.limits.passes
         nbytes = 0
         for group in plan.prefill:
+            members = [self.sequences[part.sequence] for part in group]
+            if len(members) > 1:
+                rows = [one.width * self._cost(one) for one in members]
+                nbytes += sum(one.width for one in members) * max(map(self._cost, members))
+                nbytes -= sum(rows)
             tokens = len(group) * max(part.end - part.start for part in group)
             pairs = tokens * math.ceil(passes.per_pair * max(part.end for part in group))
             first = self.sequences[group[0].sequence].arrived
@@ -328,8 +337,10 @@ class FakeExecutor:
         width = max(part.end - part.start for part in group)
         assert len({part.sequence for part in group}) == len(group)
         assert len(group) == 1 or self.limits.together
+        self._formed += 1
         for part in group:
             one = self.sequences[part.sequence]
+            one.group = self._formed if len(group) > 1 else 0
             assert one.batch is None
             assert len(group) == 1 or not one.arrived.alone
             if one.kv is None or one.started_short:
