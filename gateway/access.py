@@ -27,8 +27,9 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 class AccessMiddleware:
     """Counts and logs every request; turns what nobody caught into a 500 that says its id."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic, metrics: Metrics, strict: bool) -> None:
         self._app = app
+        self._strict = strict
         self._traffic = traffic
         self._metrics = metrics
 
@@ -37,7 +38,9 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        seen = Exchange(_request_id(Headers(scope=scope)), scope["method"], scope["path"])
+        seen = Exchange(
+            _request_id(Headers(scope=scope)), scope["method"], scope["path"], strict=self._strict
+        )
         exchange.begin(seen)
         watched = self._watched(seen, send)
         if scope["method"] == "HEAD":
@@ -65,6 +68,8 @@ class AccessMiddleware:
                 headers["x-request-id"] = seen.request_id
                 headers["request-id"] = seen.request_id  # where Anthropic's clients look
                 headers["x-content-type-options"] = "nosniff"
+                if seen.ignored:
+                    headers["x-ignored-fields"] = ",".join(seen.ignored)
                 seen.status = message["status"]
                 seen.streams = headers.get("content-type", "").startswith("text/event-stream")
                 if seen.streams:
@@ -92,6 +97,8 @@ class AccessMiddleware:
             fields["error"] = seen.broken
         if seen.model:
             fields["model"] = seen.model
+        if seen.ignored:
+            fields["ignored"] = ",".join(seen.ignored)
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
         # What is asked by the clock would drown the rest.

@@ -90,7 +90,9 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     app.add_middleware(BodyMiddleware, settings=settings, paths=_posts())
     app.add_middleware(KeyMiddleware, keys=settings.api_keys)
     app.add_middleware(OriginMiddleware, settings=settings)
-    app.add_middleware(AccessMiddleware, traffic=traffic, metrics=gateway.metrics)
+    app.add_middleware(
+        AccessMiddleware, traffic=traffic, metrics=gateway.metrics, strict=settings.strict
+    )
     return app
 
 

@@ -6,10 +6,14 @@ tokens are counted far below the layer that writes the log line.
 
 from __future__ import annotations
 
+import re
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+MOST_IGNORED = 24  # names that the header and the log line list
+LONGEST_NAME = 80  # characters: with MOST_IGNORED, at most 2 KiB of a header
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 CLIENT_LEFT = 499  # nginx's number, for the log and the metrics alone: nobody is there to read it
 
 
@@ -30,6 +34,8 @@ class Exchange:
     left: bool = False  # the client went before the answer was complete
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    strict: bool = False  # whether fields without meaning are refused
+    ignored: dict[str, None] = field(default_factory=dict)  # names of what was left out, in order
 
     @property
     def seconds(self) -> float:
@@ -55,6 +61,19 @@ def note_model(name: str) -> None:
     running = current()
     if running is not None:
         running.model = name[:200]
+
+
+def is_strict() -> bool:
+    """Whether the running request must hold nothing that its schema does not know."""
+    running = current()
+    return running is not None and running.strict
+
+
+def note_ignored(name: str) -> None:
+    """A field of the running request that was left out; a client's text, so it is made plain."""
+    running = current()
+    if running is not None and len(running.ignored) < MOST_IGNORED:
+        running.ignored[_NOT_PLAIN.sub("?", name)[:LONGEST_NAME]] = None
 
 
 def count_tokens(prompt: int, completion: int) -> None:

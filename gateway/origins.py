@@ -19,7 +19,7 @@ from gateway.refusals import response_of
 from gateway.settings import GatewaySettings
 
 _METHODS = "GET, POST, DELETE"
-_READABLE = "x-request-id, request-id, retry-after, x-should-retry"
+_READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields"
 _DAY = "86400"  # seconds
 
 

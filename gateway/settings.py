@@ -76,4 +76,7 @@ class GatewaySettings:
     allow_remote_images: bool = setting(
         False, "switch", "Fetch image URLs of requests, from public addresses only."
     )
+    strict: bool = setting(
+        False, "switch", "Refuse fields that mean nothing here, instead of leaving them out."
+    )
     max_image_bytes: int = setting(20 << 20, "bytes", "Largest image or sound of a request.", 1024)

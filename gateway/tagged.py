@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from gateway.tolerance import DROPPED, tolerable
 
 
 def one_of(
@@ -22,19 +30,28 @@ def one_of(
     tag: str = "type",
     default: str | None = None,
     words: Collection[str] = (),
+    otherwise: Callable[[Any], Any] | None = None,
+    lossless: bool = False,
 ) -> PlainValidator:
     """Checks an object as the kind that its `tag` names.
 
     `unknown` words the refusal of any other kind, `default` is the kind where none, or null, is
     named, `words` are texts that may stand instead of an object, and `schema` is the union that
-    the OpenAPI document shows.
+    the OpenAPI document shows. `otherwise` gives what takes the place of any other kind without
+    `--strict`: DROPPED, or None where it must be refused. `lossless`: it says the same.
     """
+
+    def refusal(sentence: str, value: Any, up: int) -> PydanticCustomError:
+        instead = otherwise(value) if otherwise is not None else None
+        if instead is None:
+            return _sentence(sentence)
+        return tolerable(sentence, instead, up=up, lossless=lossless)
 
     def check(value: Any) -> Any:
         if isinstance(value, str) and words:
             if value in words:
                 return value
-            raise _sentence(unknown(value[:64]))
+            raise refusal(unknown(value[:64]), value, 0)
         if not isinstance(value, dict):
             raise _sentence("send an object")
         named = value.get(tag)
@@ -46,7 +63,7 @@ def one_of(
             raise ValidationError.from_exception_data(tag, [missing])
         if not isinstance(named, str) or named not in kinds:
             details = InitErrorDetails(
-                type=_sentence(unknown(str(named)[:64])), loc=(tag,), input=named
+                type=refusal(unknown(str(named)[:64]), value, 1), loc=(tag,), input=named
             )
             raise ValidationError.from_exception_data(tag, [details])
         return kinds[named].model_validate(value)
@@ -63,15 +80,53 @@ def text_as(block: Callable[[str], dict[str, Any]], schema: Any) -> BeforeValida
     return BeforeValidator(expand, json_schema_input_type=schema)
 
 
-def unserved(reason: str, *passing: object) -> BeforeValidator:
-    """A field that is known, and refused with a reason unless it is null or one of `passing`."""
+def rather(form: Callable[[dict[str, Any]], dict[str, Any] | None], sentence: str) -> Any:
+    """A model's validator that takes an object in another's form for what it says.
+
+    `form` gives the object as the model writes it, or None for one that is no such form.
+    """
 
     def check(value: Any) -> Any:
-        if value is None or any(type(value) is type(off) and value == off for off in passing):
-            return value
-        raise _sentence(reason)
+        instead = form(value) if isinstance(value, dict) else None
+        if instead is not None:
+            raise tolerable(sentence, instead, lossless=True)
+        return value
 
-    return BeforeValidator(check)
+    return model_validator(mode="before")(check)
+
+
+def text_of(value: Any) -> str:
+    """What can be read in a part of a kind that is not known."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(text_of, value)))
+    if not isinstance(value, dict):
+        return ""
+    source = value.get("source")
+    if isinstance(source, dict):  # a document of Anthropic's
+        held = "data" if source.get("type") == "text" else "content"
+        return "\n".join(filter(None, [text_of(value.get("title")), text_of(source.get(held))]))
+    return text_of(value.get("text") or value.get("content"))
+
+
+def as_text(kind: str) -> Callable[[Any], Any]:
+    """For `otherwise`: a part as text of this kind; without any, it goes.
+
+    None, a refusal, for what a user attached and nobody could read: it would be missed.
+    """
+
+    def convert(value: dict[str, Any]) -> Any:
+        if text := text_of(value):
+            return {"type": kind, "text": text}
+        return None if _ATTACHED & value.keys() else DROPPED
+
+    return convert
+
+
+_ATTACHED = frozenset(
+    "source data url file file_id file_url file_data image image_url input_audio video_url".split()
+)
 
 
 def _sentence(words: str) -> PydanticCustomError:

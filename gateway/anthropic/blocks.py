@@ -7,24 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.openai.base import Strict
-from gateway.tagged import one_of, text_as, unserved
-
-
-class CacheControl(Strict):
-    """Where a cached prefix may end; the backend caches every prefix by itself."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-    scope: str | None = None  # who may share it, as agents of Anthropic's tell their provider
+from gateway.tagged import as_text, one_of, text_as
 
 
 class TextBlock(Strict):
-    """Text; `citations` are marks of earlier answers, which other providers give."""
+    """Text."""
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
-    citations: list[dict[str, Any]] | None = None
 
 
 class Base64Source(Strict):
@@ -61,16 +51,6 @@ class ImageBlock(Strict):
 
     type: Literal["image"]
     source: ImageSource
-    cache_control: CacheControl | None = None
-    transformations: Annotated[
-        None, unserved("images are shown to the model as they are: leave transformations out")
-    ] = None
-
-
-class Caller(Strict):
-    """Who made a call: here always the model itself."""
-
-    type: Literal["direct"]
 
 
 class ToolUseBlock(Strict):
@@ -80,9 +60,6 @@ class ToolUseBlock(Strict):
     id: str
     name: str
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: Caller | None = None
-    toolset_name: Annotated[None, unserved("toolsets are not served: send null")] = None
 
 
 class ThinkingBlock(Strict):
@@ -114,6 +91,7 @@ _ResultContent = Annotated[
         {"text": TextBlock, "image": ImageBlock},
         schema=TextBlock | ImageBlock,
         unknown=_unknown_result,
+        otherwise=as_text("text"),
     ),
 ]
 
@@ -127,8 +105,6 @@ class ToolResultBlock(Strict):
         list[_ResultContent], text_as(_text_block, str | list[TextBlock | ImageBlock])
     ] = Field(default_factory=list)
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
-    toolset_name: Annotated[None, unserved("toolsets are not served: send null")] = None
 
 
 _AnyBlock = (
@@ -162,6 +138,7 @@ Block = Annotated[
         },
         schema=_AnyBlock,
         unknown=_unknown_block,
+        otherwise=as_text("text"),
     ),
 ]
 Content = Annotated[list[Block], text_as(_text_block, str | list[_AnyBlock])]
@@ -173,7 +150,15 @@ def _unknown_text(kind: str) -> str:
 
 SystemContent = Annotated[
     list[
-        Annotated[TextBlock, one_of({"text": TextBlock}, schema=TextBlock, unknown=_unknown_text)]
+        Annotated[
+            TextBlock,
+            one_of(
+                {"text": TextBlock},
+                schema=TextBlock,
+                unknown=_unknown_text,
+                otherwise=as_text("text"),
+            ),
+        ]
     ],
     text_as(_text_block, str | list[TextBlock]),
 ]

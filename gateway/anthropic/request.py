@@ -1,7 +1,6 @@
 """The requests of `/messages` and `/messages/count_tokens`, as Anthropic's API defines them.
 
-Every field is honoured by gateway/anthropic/to_chat, listed in gateway/anthropic/neutral with the
-reason why it changes nothing here, or refused with a sentence by its type below.
+Every field is honoured by gateway/anthropic/to_chat; what else may be sent, see gateway/tolerance.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.anthropic.blocks import CacheControl, Content, SystemContent
-from gateway.anthropic.neutral import NeutralFields, NeutralPromptFields
-from gateway.openai.base import MODEL, Strict
-from gateway.tagged import one_of, unserved
-
-Nothing = Annotated[list[Any], Field(max_length=0)]
+from gateway.anthropic.blocks import Content, SystemContent
+from gateway.openai.base import MODEL, Request, Strict
+from gateway.openai.refused import MESSAGES
+from gateway.tagged import one_of
+from gateway.tolerance import DROPPED
 
 
 class Turn(Strict):
@@ -34,12 +32,6 @@ class Tool(Strict):
     description: str | None = None
     strict: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
-    cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None
-    defer_loading: Annotated[
-        Literal[False] | None, Field(description="tools are always shown: only false is served")
-    ] = None
-    allowed_callers: list[Literal["direct"]] | None = None
 
 
 def _unknown_tool(kind: str) -> str:
@@ -50,7 +42,14 @@ def _unknown_tool(kind: str) -> str:
 
 
 _Tool = Annotated[
-    Tool, one_of({"custom": Tool}, schema=Tool, unknown=_unknown_tool, default="custom")
+    Tool,
+    one_of(
+        {"custom": Tool},
+        schema=Tool,
+        unknown=_unknown_tool,
+        default="custom",
+        otherwise=lambda _: DROPPED,
+    ),
 ]
 
 
@@ -93,15 +92,14 @@ class ThinkingOn(Strict):
     """Think first; `adaptive` leaves it to the model."""
 
     type: Literal["enabled"]
-    budget_tokens: int = Field(ge=1)
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = Field(None, description="omitted: thinking is not shown.")
 
 
 class ThinkingAdaptive(Strict):
     """Think where the model sees fit."""
 
     type: Literal["adaptive"]
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = Field(None, description="omitted: thinking is not shown.")
 
 
 class ThinkingOff(Strict):
@@ -120,6 +118,7 @@ Thinking = Annotated[
         {"enabled": ThinkingOn, "adaptive": ThinkingAdaptive, "disabled": ThinkingOff},
         schema=ThinkingOn | ThinkingAdaptive | ThinkingOff,
         unknown=_unknown_thinking,
+        otherwise=lambda _: DROPPED,
     ),
 ]
 
@@ -138,21 +137,10 @@ class OutputConfig(Strict):
     format: OutputFormat | None = None
 
 
-class KeepThinking(Strict):
-    """Thinking of earlier turns stays as the client sends it."""
-
-    type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"]
-
-
-class ContextManagement(Strict):
-    """Nothing is edited: only what asks for that is served."""
-
-    edits: list[KeepThinking] | None = None
-
-
-class CountTokensRequest(NeutralPromptFields):
+class CountTokensRequest(Request):
     """What makes up the prompt."""
+
+    refused = MESSAGES
 
     model: str | None = Field(None, min_length=1, description=MODEL)
     messages: list[Turn] = Field(min_length=1)
@@ -163,7 +151,7 @@ class CountTokensRequest(NeutralPromptFields):
     output_config: OutputConfig | None = None
 
 
-class MessagesRequest(CountTokensRequest, NeutralFields):
+class MessagesRequest(CountTokensRequest):
     """One message to generate; `max_tokens` 0 reads the prompt into the prefix cache."""
 
     max_tokens: int = Field(ge=0, le=2**31 - 1)
@@ -172,16 +160,3 @@ class MessagesRequest(CountTokensRequest, NeutralFields):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    container: Annotated[None, unserved("code containers are not served: leave container out")] = (
-        None
-    )
-    mcp_servers: Annotated[
-        Nothing | None, unserved("the gateway runs no tools of its own: leave mcp_servers out", [])
-    ] = None
-    context_management: ContextManagement | None = None
-    inference_geo: Annotated[
-        None, unserved("inference runs where the gateway runs: leave inference_geo out")
-    ] = None
-    diagnostics: Annotated[
-        None, unserved("cache misses are not explained: leave diagnostics out")
-    ] = None

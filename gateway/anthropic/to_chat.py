@@ -5,6 +5,8 @@ gateway/openai. Rules of Anthropic's that chat requests have no field for:
 
 - A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
+- A system turn at the end is what the model answers, so it is a user's: chat templates know system
+  turns at the beginning.
 - A last turn of the assistant is the beginning of the answer, which goes on with it.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
@@ -95,7 +97,8 @@ def _conversation(request: CountTokensRequest) -> Conversation:
     """The system prompt and every turn."""
     conversation = Conversation()
     turns = request.messages
-    leading = next((at for at, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    last = len(turns) - 1
+    leading = next((at for at, turn in enumerate(turns) if turn.role != "system"), last)
     system = [block.text for block in request.system or ()]
     for index in range(leading):
         system += _texts(turns[index], index)
@@ -103,16 +106,13 @@ def _conversation(request: CountTokensRequest) -> Conversation:
         conversation.system(system, "system" if request.system else "messages[0]")
     for index in range(leading, len(turns)):
         place = f"messages[{index}]"
-        if turns[index].role == "system":
+        if turns[index].role == "system" and index < last:
             conversation.system(_texts(turns[index], index), place)
         elif turns[index].role == "assistant":
             conversation.add(_assistant(turns[index], index), place)
         else:
             _user(conversation, turns[index], place)
     conversation.close()
-    if turns[-1].role == "system":
-        last = f"messages[{len(turns) - 1}]"
-        raise ApiError(400, f"{last}: a system turn has no answer; end with a user's", param=last)
     return conversation
 
 

@@ -1,8 +1,17 @@
-"""What all schemas of requests have in common: nothing is coerced, and nothing unknown passes."""
+"""What all schemas of requests have in common: nothing is coerced, and nothing unknown passes.
+
+A whole request is more lenient: see `gateway.tolerance`.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+
+from gateway import tolerance
+from gateway.openai.refused import Refused, without_refused
 
 MODEL = "A model of the models folder, or its alias; may be left out where there is one."
 
@@ -13,3 +22,17 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True
     )
+
+
+class Request(Strict):
+    """The body of a request, less what means nothing here.
+
+    `refused` are the fields that cannot be honoured and would change the answer: ApiError.
+    """
+
+    refused: ClassVar[Mapping[str, Refused]] = {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tolerate(cls, body: Any, check: ModelWrapValidatorHandler[Any]) -> Any:
+        return tolerance.checked(without_refused(body, cls.refused), check)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gateway.openai import refused
-from gateway.openai.base import MODEL, Strict
+from gateway.openai.base import MODEL, Request, Strict
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
-from gateway.openai.neutral import NeutralFields
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, SamplingFields
-from gateway.openai.tools import FunctionCallChoice, FunctionDefinition, Tool, ToolChoice
+from gateway.openai.tools import AnyTool, FunctionCallChoice, FunctionDefinition, ToolChoice
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 1024
@@ -23,12 +22,6 @@ class StreamOptions(Strict):
     """What a stream tells beside the answer."""
 
     include_usage: bool | None = Field(default=None, description="A last chunk with the usage.")
-    include_obfuscation: Literal[False] | None = Field(
-        default=None, description="Padding against eavesdroppers; only false."
-    )
-    continuous_usage_stats: Literal[False] | None = Field(
-        default=None, description="Usage in every chunk; only false."
-    )
 
 
 class RoleMapping(Strict):
@@ -42,8 +35,10 @@ class RoleMapping(Strict):
     system_prompt: str | None = Field(default=None, description="Not read, as in mlx_lm.server.")
 
 
-class ChatCompletionRequest(SamplingFields, FormatFields, NeutralFields):
+class ChatCompletionRequest(SamplingFields, FormatFields, Request):
     """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
+
+    refused = refused.CHAT
 
     model: str | None = Field(default=None, min_length=1, description=MODEL)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -52,7 +47,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, NeutralFields):
     max_completion_tokens: int | None = Field(
         default=None, ge=-1, le=2**31 - 1, description="max_tokens, by its newer name."
     )
-    tools: list[Tool] | None = Field(default=None, max_length=MOST_TOOLS)
+    tools: list[AnyTool] | None = Field(default=None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = Field(
         default=None, description="`required` and a named function are enforced by a grammar."
     )
@@ -99,8 +94,3 @@ class ChatCompletionRequest(SamplingFields, FormatFields, NeutralFields):
         default=None,
         description="Texts to build the prompt with, instead of the model's chat template.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _require_off(cls, body: Any) -> Any:
-        return refused.without_refused(body, refused.CHAT)

@@ -30,14 +30,13 @@ async def options_of(
     """
     first = pb.PredictOptions()
     write_sampling(first, request, config)
-    _require_room(request)
     first.Tokens = most_tokens(
         config.parameters.max_tokens or 0,
-        ("max_completion_tokens", request.max_completion_tokens),
-        ("max_tokens", request.max_tokens),
-        ("n_predict", request.n_predict),
+        # Programs send 0 for a bound that nobody set.
+        ("max_completion_tokens", request.max_completion_tokens or None),
+        ("max_tokens", request.max_tokens or None),
+        ("n_predict", request.n_predict or None),
     )
-    _require_stream_options_fit(request)
     _write_logprobs(first, request)
     _write_form(first, request)
     await _write_prompt(first, request, gateway)
@@ -50,23 +49,6 @@ def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
     options.CopyFrom(first)
     options.Seed = seed
     return options
-
-
-def _require_room(request: ChatCompletionRequest) -> None:
-    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
-        if getattr(request, name) == 0:
-            raise ApiError(
-                400,
-                f"{name} is 0: send at least 1, or -1 for as many as the context holds",
-                param=name,
-            )
-
-
-def _require_stream_options_fit(request: ChatCompletionRequest) -> None:
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(
-            400, "stream_options belongs to stream: send stream true", param="stream_options"
-        )
 
 
 def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gateway.openai import refused
-from gateway.openai.base import MODEL
+from gateway.openai.base import MODEL, Request
 from gateway.openai.chat_request import StreamOptions
 from gateway.openai.format_fields import FormatFields
-from gateway.openai.neutral import NeutralFields
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, SamplingFields
 
 MOST_PROMPTS = 2048
@@ -19,8 +18,10 @@ Tokens = Annotated[list[Token], Field(min_length=1)]
 Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class CompletionRequest(SamplingFields, FormatFields, NeutralFields):
+class CompletionRequest(SamplingFields, FormatFields, Request):
     """OpenAI's legacy completion request, with the fields of the local servers."""
+
+    refused = refused.COMPLETION
 
     model: str | None = Field(default=None, min_length=1, description=MODEL)
     prompt: str | Prompts | Tokens = Field(
@@ -33,8 +34,3 @@ class CompletionRequest(SamplingFields, FormatFields, NeutralFields):
     logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(
         default=None, description="Log-probabilities, with so many alternatives."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _require_off(cls, body: Any) -> Any:
-        return refused.without_refused(body, refused.COMPLETION)

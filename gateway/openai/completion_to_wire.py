@@ -48,10 +48,6 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
     """The plan of a request, without ModelIdentity. Raises ApiError with `param`."""
     prompts = _prompts(request)
     count = _answers_per_prompt(request, len(prompts))
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(
-            400, "stream_options belongs to stream: send stream true", param="stream_options"
-        )
     logprobs = _logprobs(request)
     first = _common(request, config, logprobs)
     options = request.stream_options

@@ -6,12 +6,15 @@ so that an error names a path of the request and not an alternative of a union.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from gateway.openai.base import Strict
+from gateway.tagged import as_text, one_of
 
+PartKind = Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -19,10 +22,6 @@ class ImageUrl(Strict):
     """An image by data URI, or by address where the gateway is allowed to fetch it."""
 
     url: str
-    detail: Literal["auto", "low", "high", "original"] | None = Field(
-        default=None,
-        description="A hint to hosted models; local ones see the image as they were trained.",
-    )
 
 
 class InputAudio(Strict):
@@ -35,7 +34,7 @@ class InputAudio(Strict):
 class ContentPart(Strict):
     """A part of a message's content."""
 
-    type: Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
+    type: PartKind
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | str | None = None
@@ -44,9 +43,21 @@ class ContentPart(Strict):
     video_url: dict[str, Any] | None = Field(
         default=None, description="Refused: send frames as images."
     )
-    cache_control: dict[str, Any] | None = Field(
-        default=None, description="Neutral: every prefix of a prompt is remembered."
-    )
+
+
+def _unknown_part(kind: str) -> str:
+    return f"a part of type {kind} is not served: send text, image_url or input_audio"
+
+
+Part = Annotated[
+    ContentPart,
+    one_of(
+        dict.fromkeys(get_args(PartKind), ContentPart),
+        schema=ContentPart,
+        unknown=_unknown_part,
+        otherwise=as_text("text"),
+    ),
+]
 
 
 class CalledFunction(Strict):
@@ -62,18 +73,40 @@ class ToolCall(Strict):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(default=None, description="Where streams count calls; not read here.")
+
+
+def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a tool that takes plain text, as one of a function."""
+    custom = call.get("custom")
+    called = custom if isinstance(custom, dict) else call
+    arguments = json.dumps({"input": called.get("input", "")}, ensure_ascii=False)
+    function = {"name": called.get("name", ""), "arguments": arguments}
+    return {"id": call.get("id") or "", "type": "function", "function": function}
+
+
+def _unknown_call(kind: str) -> str:
+    return f"a call of type {kind} is not served: send calls of functions"
+
+
+Call = Annotated[
+    ToolCall,
+    one_of(
+        {"function": ToolCall},
+        schema=ToolCall,
+        unknown=_unknown_call,
+        default="function",
+        otherwise=_custom_call,
+    ),
+]
 
 
 class ChatMessage(Strict):
     """One turn of the conversation."""
 
     role: Role
-    content: str | list[ContentPart] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = Field(
-        default=None, description="Assistant: the calls it made."
-    )
+    tool_calls: list[Call] | None = Field(default=None, description="Assistant: the calls it made.")
     tool_call_id: str | None = Field(
         default=None, description="Tool: which call this is the result of."
     )
@@ -86,7 +119,3 @@ class ChatMessage(Strict):
     reasoning: str | None = Field(default=None, description="Another name of reasoning_content.")
     refusal: str | None = Field(default=None, description="Assistant: content, where it refused.")
     audio: dict[str, Any] | None = Field(default=None, description="Refused unless null.")
-    annotations: list[Any] | None = Field(
-        default=None,
-        description="Neutral: marks that a host put on an answer; clients send them back.",
-    )

@@ -134,7 +134,7 @@ async def _part(
 
 def _require_one_kind(part: ContentPart, place: str) -> None:
     """A part is what its type says, and nothing beside it would be read."""
-    neutral = ("type", "cache_control", part.type)
+    neutral = ("type", part.type)
     for name in ContentPart.model_fields:
         if name not in neutral and getattr(part, name):
             raise ApiError(

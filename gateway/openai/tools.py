@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from gateway.openai.base import Strict
+from gateway.tagged import one_of, rather
+from gateway.tolerance import DROPPED
 
 
 class FunctionDefinition(Strict):
@@ -22,11 +24,39 @@ class FunctionDefinition(Strict):
     )
 
 
+def _nested(flat: dict[str, Any]) -> dict[str, Any] | None:
+    """A tool, or a choice of one, as Responses and Anthropic write it: the name at the top."""
+    if "function" in flat or "name" not in flat:
+        return None
+    function = {name: value for name, value in flat.items() if name != "type"}
+    if "input_schema" in function:
+        function["parameters"] = function.pop("input_schema")
+    return {"type": "function", "function": function}
+
+
 class Tool(Strict):
     """A tool; functions are the only kind."""
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
+
+    _flat = rather(_nested, "function is missing: send name and the rest inside it")
+
+
+def _unknown_tool(kind: str) -> str:
+    return f"a tool of type {kind} is not served: send tools of type function"
+
+
+AnyTool = Annotated[
+    Tool,
+    one_of(
+        {"function": Tool},
+        schema=Tool,
+        unknown=_unknown_tool,
+        default="function",
+        otherwise=lambda _: DROPPED,
+    ),
+]
 
 
 class FunctionName(Strict):
@@ -56,6 +86,36 @@ class ToolChoiceObject(Strict):
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 
+    _flat = rather(_nested, "function is missing: send name inside it")
 
-ToolChoice = Literal["none", "auto", "required"] | ToolChoiceObject
+
+_Word = Literal["none", "auto", "required"]
+
+
+def _choice_in_other_words(value: Any) -> Any:
+    """Anthropic's choices; a tool that is not there cannot be demanded."""
+    kind = value.get("type") if isinstance(value, dict) else value
+    if kind == "tool" and isinstance(value, dict) and "name" in value:
+        return {"type": "function", "function": {"name": value["name"]}}
+    return "required" if kind == "any" else kind if kind in get_args(_Word) else None
+
+
+def _unknown_choice(kind: str) -> str:
+    return (
+        f"{kind!r} is no choice that is served: send none, auto, required, or an object of type "
+        "function or allowed_tools"
+    )
+
+
+ToolChoice = Annotated[
+    _Word | ToolChoiceObject,
+    one_of(
+        {"function": ToolChoiceObject, "allowed_tools": ToolChoiceObject},
+        schema=_Word | ToolChoiceObject,
+        unknown=_unknown_choice,
+        words=("none", "auto", "required"),
+        otherwise=_choice_in_other_words,
+        lossless=True,
+    ),
+]
 FunctionCallChoice = Literal["none", "auto"] | FunctionName

@@ -16,7 +16,7 @@ from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.models.parameters import Parameters
 from gateway.responses.echo import echo_of
-from gateway.responses.request import ResponsesRequest
+from gateway.responses.request import CustomTool, ResponsesRequest
 from gateway.responses.text_logprobs import of_text
 
 Json = dict[str, Any]
@@ -29,6 +29,8 @@ class Answer:
     def __init__(self, request: ResponsesRequest, model: str, defaults: Parameters) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
+        tools = request.tools or ()
+        self._custom = {tool.name for tool in tools if isinstance(tool, CustomTool)}
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
@@ -109,11 +111,16 @@ class Answer:
     def _call(self, call: ToolCallPiece) -> list[Json]:
         events: list[Json] = []
         if self._open != call.index:
-            fields = {"call_id": call.id, "name": call.name, "arguments": ""}
-            events += self._add("function_call", "fc", fields)
+            fields = {"call_id": call.id, "name": call.name}
+            if call.name in self._custom:
+                events += self._add("custom_tool_call", "ctc", fields | {"input": ""})
+            else:
+                events += self._add("function_call", "fc", fields | {"arguments": ""})
             self._open = call.index
         if call.arguments:
             self._parts.append(call.arguments)
+        # The text of a custom tool is known when its JSON is whole.
+        if call.arguments and self._output[-1]["type"] == "function_call":
             name = "response.function_call_arguments.delta"
             events.append(self._of_item(name, delta=call.arguments))
         return events
@@ -135,6 +142,12 @@ class Answer:
         if item["type"] == "function_call":
             name = "response.function_call_arguments.done"
             done = [self._of_item(name, name=item["name"], arguments=item["arguments"])]
+        elif item["type"] == "custom_tool_call":
+            name = "response.custom_tool_call_input"
+            done = [
+                self._of_item(f"{name}.delta", delta=item["input"]),
+                self._of_item(f"{name}.done", input=item["input"]),
+            ]
         else:
             part = item["content"][0]
             fields: Json = {"content_index": 0, "text": part["text"]}
@@ -153,6 +166,8 @@ class Answer:
         text = "".join(self._parts)
         if item["type"] == "function_call":
             item["arguments"] = text
+        elif item["type"] == "custom_tool_call":
+            item["input"] = _input(text)
         elif item["type"] == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}]
         else:
@@ -217,6 +232,16 @@ class Answer:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return event
+
+
+def _input(arguments: str) -> str:
+    """The text in a custom tool's call; arguments of another form are left as they were written."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _output_text(text: str, logprobs: list[Json]) -> Json:

@@ -13,7 +13,14 @@ class OutputItem(BaseModel):
     """An item; which further fields it has depends on its type."""
 
     id: str
-    type: Literal["reasoning", "message", "function_call", "function_call_output"]
+    type: Literal[
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    ]
     status: Literal["in_progress", "completed", "incomplete"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.models.parameters import Parameters
-from gateway.responses.request import FunctionTool, ResponsesRequest
+from gateway.responses.request import CustomTool, FunctionTool, ResponsesRequest
 
 Json = dict[str, Any]
 
@@ -53,7 +53,9 @@ def _first(given: float | None, default: float | None, otherwise: float) -> floa
     return otherwise if default is None else default
 
 
-def _tool(tool: FunctionTool) -> Json:
+def _tool(tool: FunctionTool | CustomTool) -> Json:
+    if isinstance(tool, CustomTool):
+        return tool.model_dump(exclude_none=True)
     return {
         "type": "function",
         "name": tool.name,

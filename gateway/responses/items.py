@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from gateway.openai.base import Strict
-from gateway.tagged import one_of, text_as, unserved
+from gateway.tagged import as_text, one_of, text_as
+from gateway.tolerance import DROPPED
 
-Status = Literal["in_progress", "completed", "incomplete"]
+Status = str
 
 
 class InputText(Strict):
@@ -40,8 +41,6 @@ class InputImage(Strict):
 
     type: Literal["input_image"]
     image_url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
-    file_id: Annotated[None, unserved("no files are kept: send image_url")] = None
 
 
 _Part = InputText | OutputText | Refusal | InputImage
@@ -62,6 +61,7 @@ Part = Annotated[
         },
         schema=_Part,
         unknown=_unknown_part,
+        otherwise=as_text("input_text"),
     ),
 ]
 
@@ -81,7 +81,7 @@ class Message(Strict):
     content: _Content
     id: str | None = None
     status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: str | None = None
 
 
 class FunctionCall(Strict):
@@ -93,14 +93,23 @@ class FunctionCall(Strict):
     arguments: str
     id: str | None = None
     status: Status | None = None
-    caller: Annotated[None, unserved("programs that call tools are not served: send null")] = None
-    namespace: Annotated[None, unserved("tool namespaces are not served: send null")] = None
+
+
+class CustomCall(Strict):
+    """A call of a tool that takes plain text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: Status | None = None
 
 
 class FunctionCallOutput(Strict):
     """What a call came to."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Content
     id: str | None = None
@@ -140,7 +149,7 @@ class ItemReference(Strict):
     id: str
 
 
-Item = Message | FunctionCall | FunctionCallOutput | Reasoning
+Item = Message | FunctionCall | CustomCall | FunctionCallOutput | Reasoning
 Sent = Item | ItemReference
 
 
@@ -155,6 +164,8 @@ _KINDS: dict[str, type[Item]] = {
     "message": Message,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
+    "custom_tool_call": CustomCall,
+    "custom_tool_call_output": FunctionCallOutput,
     "reasoning": Reasoning,
 }
 _Sent = Annotated[
@@ -164,6 +175,7 @@ _Sent = Annotated[
         schema=Sent,
         unknown=_unknown_item,
         default="message",
+        otherwise=lambda _: DROPPED,
     ),
 ]
 _Stored = Annotated[Item, one_of(_KINDS, schema=Item, unknown=_unknown_item, default="message")]

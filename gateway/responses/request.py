@@ -1,24 +1,28 @@
 """The request of `/responses`, as OpenAI's API defines it.
 
-Every field is honoured by gateway/responses/to_chat or by the route, listed in
-gateway/responses/neutral, or refused with a sentence by its type below.
+Every field is honoured by gateway/responses/to_chat, or told in the response; what else may be
+sent, see gateway/tolerance.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.openai.base import MODEL, Strict
+from gateway.openai.base import MODEL, Request, Strict
 from gateway.openai.chat_request import ReasoningEffort
+from gateway.openai.refused import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
 from gateway.responses.items import Input
-from gateway.responses.neutral import NeutralFields
-from gateway.tagged import one_of, unserved
+from gateway.tagged import one_of, rather
+from gateway.tolerance import DROPPED, tolerable
 
-Off = Literal[False] | None
-Summary = Literal["auto", "concise", "detailed"]
+
+def _flat(nested: dict[str, Any]) -> dict[str, Any] | None:
+    """A tool, or a choice of one, as chat requests write it."""
+    function = nested.get("function")
+    return {**function, "type": "function"} if isinstance(function, dict) else None
 
 
 class FunctionTool(Strict):
@@ -29,34 +33,50 @@ class FunctionTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: Annotated[
-        Off, unserved("tools are always shown: leave defer_loading out", False)
-    ] = None
+
+    _nested = rather(_flat, "name is missing: send what function holds beside the type")
+
+
+class CustomTool(Strict):
+    """A tool that takes plain text; a grammar of it is shown to the model, and not enforced."""
+
+    type: Literal["custom"]
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    format: dict[str, Any] | None = None
 
 
 def _unknown_tool(kind: str) -> str:
     return (
         f"a tool of type {kind} is not served: the gateway runs no tools of its own; send tools "
-        "of type function"
+        "of type function or custom"
     )
 
 
 Tool = Annotated[
-    FunctionTool, one_of({"function": FunctionTool}, schema=FunctionTool, unknown=_unknown_tool)
+    FunctionTool | CustomTool,
+    one_of(
+        {"function": FunctionTool, "custom": CustomTool},
+        schema=FunctionTool | CustomTool,
+        unknown=_unknown_tool,
+        otherwise=lambda _: DROPPED,
+    ),
 ]
 
 
 class ChooseFunction(Strict):
-    """The model must call this function."""
+    """The model must call this tool."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+
+    _nested = rather(_flat, "name is missing: send it beside the type")
 
 
 class AllowedFunction(Strict):
-    """A function by its name."""
+    """A tool by its name."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -79,10 +99,12 @@ _Word = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
     str | ChooseFunction | ChooseAmong,
     one_of(
-        {"function": ChooseFunction, "allowed_tools": ChooseAmong},
+        {"function": ChooseFunction, "custom": ChooseFunction, "allowed_tools": ChooseAmong},
         schema=_Word | ChooseFunction | ChooseAmong,
         unknown=_unknown_choice,
         words=("none", "auto", "required"),
+        otherwise=lambda choice: "required" if choice == "any" else None,
+        lossless=True,
     ),
 ]
 
@@ -127,28 +149,42 @@ class TextConfig(Strict):
     """The form of the answer."""
 
     format: Format | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: str | None = Field(None, description="Told in the response alone.")
 
 
 class ReasoningConfig(Strict):
     """How much to think."""
 
     effort: ReasoningEffort | None = None
-    summary: Summary | None = None
-    generate_summary: Summary | None = None
 
 
-Includable = Literal[
+def _known(wanted: str) -> str:
+    if wanted not in _INCLUDED:
+        raise tolerable(f"{wanted[:64]} is not served: send one of {', '.join(_INCLUDED)}")
+    return wanted
+
+
+def _not_shortened(value: Any) -> Any:
+    if value == "auto":
+        raise tolerable("prompts are not shortened: send disabled, and less input")
+    return value
+
+
+_INCLUDED = (
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "message.input_image.image_url",
-]
+)
+Includable = Annotated[str, AfterValidator(_known)]
+_TOLD = "Told in the response alone."
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 
 
-class PromptRequest(Strict):
+class PromptRequest(Request):
     """What makes up the prompt."""
+
+    refused = RESPONSES
 
     model: str | None = Field(None, min_length=1, description=MODEL)
     input: Input = Field(min_length=1)
@@ -163,23 +199,19 @@ class PromptRequest(Strict):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    truncation: Annotated[
-        Literal["disabled"] | None,
-        unserved("prompts are not shortened: send disabled, and less input", "disabled"),
-    ] = None
-    conversation: Annotated[
-        None, unserved("conversations are not kept: use previous_response_id")
-    ] = None
+    truncation: Annotated[Literal["disabled"] | None, BeforeValidator(_not_shortened)] = None
 
 
-class ResponsesRequest(PromptRequest, NeutralFields):
+class ResponsesRequest(PromptRequest):
     """OpenAI's request, with the sampling fields that local models are used with."""
 
     stream: bool | None = None
     store: bool | None = Field(
         None, description="Kept in memory for previous_response_id and GET; true by default."
     )
-    max_output_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_output_tokens: int | None = Field(
+        None, ge=0, le=MOST_TOKENS, description="0: no bound, as without it."
+    )
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS, description="Not OpenAI's.")
@@ -192,13 +224,7 @@ class ResponsesRequest(PromptRequest, NeutralFields):
     metadata: dict[_Key, _Value] | None = Field(
         None, max_length=16, description="Given back with the response."
     )
-    background: Annotated[
-        Off, unserved("responses are given while the client waits: send false, and stream", False)
-    ] = None
-    prompt: Annotated[
-        None, unserved("prompt templates are not kept: send instructions and input")
-    ] = None
-    context_management: Annotated[
-        None, unserved("contexts are not edited: leave context_management out, and send less")
-    ] = None
-    moderation: Annotated[None, unserved("nothing is moderated: leave moderation out")] = None
+    user: str | None = Field(None, description=_TOLD)
+    safety_identifier: str | None = Field(None, description=_TOLD)
+    prompt_cache_key: str | None = Field(None, description=_TOLD)
+    max_tool_calls: int | None = Field(None, description=_TOLD)

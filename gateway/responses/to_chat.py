@@ -6,12 +6,15 @@ reasoning, then text, then calls. An item that comes out of that order begins an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
+from gateway import exchange
 from gateway.conversation import Conversation, Part
 from gateway.errors import ApiError
 from gateway.responses.items import (
+    CustomCall,
     FunctionCall,
     FunctionCallOutput,
     InputImage,
@@ -25,6 +28,7 @@ from gateway.responses.items import (
 from gateway.responses.request import (
     ChooseAmong,
     ChooseFunction,
+    CustomTool,
     FunctionTool,
     JsonSchemaFormat,
     PromptRequest,
@@ -133,7 +137,9 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
 
 
 def _assistant(
-    conversation: Conversation, item: Reasoning | FunctionCall | Message, place: str
+    conversation: Conversation,
+    item: Reasoning | FunctionCall | CustomCall | Message,
+    place: str,
 ) -> None:
     """Go on with the assistant's message, or begin another where the order asks for it."""
     last = conversation.messages[-1] if conversation.messages else {}
@@ -150,9 +156,15 @@ def _assistant(
     elif isinstance(item, Message):
         last["content"] = _text(item.content, place)
     else:
-        function = {"name": item.name, "arguments": item.arguments}
+        function = {"name": item.name, "arguments": _arguments(item)}
         call = {"id": item.call_id, "type": "function", "function": function}
         last.setdefault("tool_calls", []).append(call)
+
+
+def _arguments(call: FunctionCall | CustomCall) -> str:
+    if isinstance(call, FunctionCall):
+        return call.arguments
+    return json.dumps({"input": call.input}, ensure_ascii=False)
 
 
 def _thought(item: Reasoning) -> str:
@@ -163,10 +175,7 @@ def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
     parts: list[Part] = []
     for at, part in enumerate(content):
         if isinstance(part, InputImage):
-            image: Json = {"url": part.image_url}
-            if part.detail is not None:
-                image["detail"] = part.detail
-            content_part: Json = {"type": "image_url", "image_url": image}
+            content_part: Json = {"type": "image_url", "image_url": {"url": part.image_url}}
         else:
             text = part.refusal if isinstance(part, Refusal) else part.text
             content_part = {"type": "text", "text": text}
@@ -184,9 +193,31 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
     return "".join(texts)
 
 
-def _tool(tool: FunctionTool) -> Json:
-    function = tool.model_dump(exclude_none=True, exclude={"type", "defer_loading"})
+def _tool(tool: FunctionTool | CustomTool) -> Json:
+    if isinstance(tool, CustomTool):
+        return {"type": "function", "function": _taking_text(tool)}
+    function = tool.model_dump(exclude_none=True, exclude={"type"})
     return {"type": "function", "function": function}
+
+
+def _taking_text(tool: CustomTool) -> Json:
+    """The function that stands for a custom tool: its text is the one argument."""
+    texts = [tool.description or ""]
+    form = tool.format or {}
+    if isinstance(form.get("definition"), str):
+        texts.append(
+            f"Its input follows this grammar ({form.get('syntax')}):\n{form['definition']}"
+        )
+        exchange.note_ignored("tools[].format")
+    return {
+        "name": tool.name,
+        "description": "\n\n".join(filter(None, texts)),
+        "parameters": {
+            "type": "object",
+            "properties": {"input": {"type": "string"}},
+            "required": ["input"],
+        },
+    }
 
 
 def _choice(choice: str | ChooseFunction | ChooseAmong) -> str | Json:

@@ -16,7 +16,7 @@ from gateway.asking import ask_once
 from gateway.calls import ask_all
 from gateway.context import GatewayDep
 from gateway.errors import ApiError
-from gateway.openai.base import MODEL, Strict
+from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
 from gateway.wire_names import Names
 from wire import backend_pb2 as pb
@@ -58,7 +58,7 @@ Input = Annotated[
 ]
 
 
-class EmbeddingRequest(Strict):
+class EmbeddingRequest(Request):
     """One or more inputs."""
 
     model: str | None = Field(None, description=MODEL)
@@ -69,7 +69,6 @@ class EmbeddingRequest(Strict):
     dimensions: int | None = Field(
         None, ge=1, description="Keep the first so many values, scaled to length 1 again."
     )
-    user: str | None = Field(None, description="Neutral: a label for a provider's own records.")
 
 
 class Embedding(BaseModel):

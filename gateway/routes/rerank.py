@@ -11,7 +11,7 @@ from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
-from gateway.openai.base import MODEL, Strict
+from gateway.openai.base import MODEL, Request, Strict
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -34,7 +34,7 @@ AnyDocument = Annotated[
 ]
 
 
-class RerankRequest(Strict):
+class RerankRequest(Request):
     """A query, and the documents to put in order."""
 
     model: str | None = Field(None, description=MODEL)

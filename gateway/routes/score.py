@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
-from gateway.openai.base import MODEL, Strict
+from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -19,7 +19,7 @@ _MOST_CANDIDATES = 1024
 _NAMES = {"Prompt": "prompt", "Messages": "prompt"}
 
 
-class ScoreRequest(Strict):
+class ScoreRequest(Request):
     """A prompt and the candidates that may follow it, both as they stand."""
 
     model: str | None = Field(None, description=MODEL)

@@ -11,7 +11,7 @@ from gateway.asking import ask_once
 from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
 from gateway.errors import ApiError
-from gateway.openai.base import MODEL, Strict
+from gateway.openai.base import MODEL, Request
 from gateway.routes.models import context_size
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -21,7 +21,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 _MOST_PIECES = 4096  # tokens; each different one is looked up by itself
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Request):
     """A text: `content` as llama.cpp names it, or `prompt` as vLLM does."""
 
     model: str | None = Field(None, description=MODEL)
@@ -56,7 +56,7 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Request):
     """Token ids."""
 
     model: str | None = Field(None, description=MODEL)

@@ -55,7 +55,7 @@ def test_errors_are_the_sdks_own(told: Any) -> None:
     assert told["timeout"] == "APITimeoutError"
     assert told["unknown_model"][:3] == ["NotFoundError", 404, "model"]
     assert told["bad_temperature"][:3] == ["BadRequestError", 400, "temperature"]
-    assert told["unknown_field"][:3] == ["BadRequestError", 400, "temprature"]
+    assert told["unserved_form"][:3] == ["BadRequestError", 400, "ebnf"]
 
 
 def test_responses(told: Any) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.exchange import Exchange
 from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.requests_begun import begun
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +16,18 @@ def gateway() -> Iterator[GatewayProcess]:
     process = GatewayProcess({"tiny": tiny(aliases=["gpt-4o-mini"])})
     yield process
     process.close()
+
+
+@pytest.fixture(scope="module")
+def strict_gateway() -> Iterator[GatewayProcess]:
+    """One with --strict."""
+    process = GatewayProcess({"tiny": tiny()}, "--strict")
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def strict() -> Iterator[Exchange]:
+    """A running request of a gateway with --strict."""
+    yield begun(strict=True)
+    begun()

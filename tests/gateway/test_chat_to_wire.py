@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from gateway import refusals
 from gateway.context import Gateway
 from gateway.errors import ApiError
+from gateway.exchange import Exchange
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
-from gateway.openai import neutral, refused
+from gateway.openai import refused
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
@@ -226,33 +227,6 @@ def test_any_seed_is_one_of_the_wire_and_only_minus_one_draws(seed: int, choice:
         assert told == seed + choice
 
 
-NEUTRAL = {
-    "store": True,
-    "metadata": {"mlx.min_tokens": "5", "a": "b"},
-    "service_tier": "flex",
-    "priority": 0,
-    "prompt_cache_retention": "24h",
-    "cache_prompt": False,
-    "id_slot": -1,
-    "verbosity": "low",
-    "penalize_nl": True,
-    "n_keep": 0,
-    "n_discard": 0,
-    "min_keep": 0,
-    "speculative.n_max": 4,
-    "speculative.n_min": 0,
-    "speculative.p_min": 0.5,
-}
-
-
-@pytest.mark.parametrize("name", neutral.table())
-def test_a_neutral_field_changes_nothing_and_has_a_reason(name: str) -> None:
-    value = NEUTRAL.get(name, "label")
-    assert as_dict(wanted({name: value})[0]) == PLAIN
-    assert as_dict(completion({name: value})[0]) == as_dict(completion({})[0])
-    assert neutral.table()[name].endswith(".")
-
-
 @pytest.mark.parametrize("name", refused.CHAT)
 def test_a_refused_field_passes_where_it_asks_for_nothing_only(name: str) -> None:
     for off in (None, *refused.CHAT[name].off):
@@ -394,7 +368,6 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"top_k": -7}, "top_k"),
         ({"top_k": True}, "top_k"),
         ({"max_tokens": -2}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"repeat_penalty": 2, "repetition_penalty": 3}, "repetition_penalty"),
@@ -413,7 +386,6 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"logprobs": "yes"}, "logprobs"),
         ({"logprobs": True, "include_reasoning": False}, "include_reasoning"),
         ({"n_probs": 2, "include_reasoning": False}, "include_reasoning"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
@@ -439,7 +411,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"guided_json": 5}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
-        ({"structured_outputs": {"tags": []}}, "structured_outputs.tags"),
+        ({"structured_outputs": {"tags": ["a"]}}, "structured_outputs.tags"),
         ({"role_mapping": {"user": "a"}, "tools": [WEATHER]}, "role_mapping"),
         ({"role_mapping": {}, "messages": said("")}, "messages"),
         ({"role_mapping": {}, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
@@ -463,16 +435,24 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
             "chat_template_kwargs",
         ),
-        ({"service_tier": "gold"}, "service_tier"),
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_is_wrong_is_refused_by_its_path(fields: dict[str, Any], param: str) -> None:
+def test_what_is_wrong_is_refused_by_its_path(
+    fields: dict[str, Any], param: str, strict: Exchange
+) -> None:
     with pytest.raises(ApiError) as caught:
         wanted(fields)
     assert caught.value.status == 400
     assert caught.value.param == param, caught.value.message
     assert "literal" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_a_bound_of_0_is_none(name: str) -> None:
+    assert as_dict(wanted({name: 0})[0]) == PLAIN
+    assert wanted({name: 0}, config_of(parameters={"model": "x", "max_tokens": 7}))[0].Tokens == 7
+    assert wanted({"max_tokens": 9, "max_completion_tokens": 0})[0].Tokens == 9
 
 
 def test_a_union_tells_all_that_would_have_been_right() -> None:

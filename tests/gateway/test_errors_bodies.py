@@ -24,7 +24,7 @@ LIMIT = 64 << 10
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
     """No model is needed to say no; a small limit makes large bodies cheap."""
-    process = GatewayProcess({}, "--max-body-bytes", str(LIMIT))
+    process = GatewayProcess({}, "--strict", "--max-body-bytes", str(LIMIT))
     yield process
     process.close()
 

@@ -242,9 +242,9 @@ def test_the_end_of_the_context_is_told_apart(gateway: GatewayProcess) -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusals_are_in_anthropics_form(
-    gateway: GatewayProcess, fields: Json, status: int, kind: str, says: str, stream: bool
+    strict_gateway: GatewayProcess, fields: Json, status: int, kind: str, says: str, stream: bool
 ) -> None:
-    answer = gateway.client.post("/v1/messages", json=body_of("hi", stream=stream) | fields)
+    answer = strict_gateway.client.post("/v1/messages", json=body_of("hi", stream=stream) | fields)
     assert answer.status_code == status
     told = answer.json()
     assert (told["type"], told["error"]["type"]) == ("error", kind)

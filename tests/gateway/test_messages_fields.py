@@ -1,4 +1,4 @@
-"""No field of Anthropic's request is dropped: each is honoured, neutral in a table, or refused."""
+"""Every field of Anthropic's request is honoured, left out, or refused where it must be."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.anthropic import neutral
 from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.to_chat import chat_request
+from gateway.errors import ApiError
+from gateway.exchange import Exchange
 from gateway.openai.chat_request import ChatCompletionRequest
+from tests.gateway.requests_begun import begun
 
 TOOL = {"name": "look", "input_schema": {"type": "object"}}
 BODY: dict[str, Any] = {
@@ -39,16 +41,19 @@ NEUTRAL: dict[str, Any] = {
     "metadata": {"user_id": "u"},
     "user_profile_id": "u",
     "service_tier": "auto",
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
 }
-REFUSED: dict[str, Any] = {
+LEFT_OUT: dict[str, Any] = {
     "container": "c",
     "mcp_servers": [{"name": "s"}],
     "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
     "inference_geo": "eu",
     "diagnostics": {"previous_message_id": None},
-    "speed": "fast",
-    "service_tier": "priority",
+    "fallbacks": ["other"],
+}
+REFUSED: dict[str, Any] = {
+    "output_format": {"type": "json_schema", "schema": {}},
+    "response_format": {"type": "json_object"},
+    "stop": "END",
 }
 OF_THE_ANSWER = {"stream"}  # how it is told, which the gateway's tests on streams hold
 
@@ -58,7 +63,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def test_every_field_is_known_to_these_tests() -> None:
-    known = HONOURED.keys() | NEUTRAL.keys() | REFUSED.keys() | OF_THE_ANSWER
+    known = HONOURED.keys() | OF_THE_ANSWER
     assert known == MessagesRequest.model_fields.keys()
 
 
@@ -68,20 +73,30 @@ def test_an_honoured_field_changes_what_is_asked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
-def test_a_neutral_field_changes_nothing_and_has_a_reason(name: str) -> None:
+def test_a_neutral_field_changes_nothing_and_is_listed(name: str, strict: Exchange) -> None:
     assert chat(**{name: NEUTRAL[name]}) == chat()
-    reasons = [why for field, why in neutral.table().items() if field.startswith(name)]
-    assert all(why.endswith(".") for why in reasons)
-    assert reasons
+    assert list(strict.ignored) == [name]
 
 
-def test_nulls_and_empty_lists_say_what_absence_says() -> None:
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_field_that_means_nothing_here_is_left_out_unless_all_must_be_known(name: str) -> None:
+    running = begun()
+    assert chat(**{name: LEFT_OUT[name]}) == chat()
+    assert list(running.ignored) == [name]
+    begun(strict=True)
+    with pytest.raises(ValidationError) as caught:
+        chat(**{name: LEFT_OUT[name]})
+    assert caught.value.errors()[0]["loc"][0] == name
+    assert chat(**{name: None}) == chat()
+
+
+def test_nulls_and_empty_lists_say_what_absence_says(strict: Exchange) -> None:
     assert chat(tools=[TOOL | {"type": None}], mcp_servers=[]) == chat()
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_field_is_named_and_null_passes(name: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ApiError) as caught:
         chat(**{name: REFUSED[name]})
-    assert caught.value.errors()[0]["loc"][0] == name
+    assert caught.value.param == name
     assert chat(**{name: None}) == chat()

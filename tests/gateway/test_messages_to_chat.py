@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.errors import ApiError
+from gateway.exchange import Exchange
 from gateway.translation import Translation
 
 Json = dict[str, Any]
@@ -145,6 +146,13 @@ def test_sampling_thinking_and_form() -> None:
     assert translated(user("hi"), thinking={"type": "adaptive"}).chat.enable_thinking is None
 
 
+def test_a_system_turn_at_the_end_is_answered_as_a_users() -> None:
+    reminder = {"role": "system", "content": "Be brief."}
+    for turns in ([user("hi"), reminder], [reminder]):
+        last = translated(*turns).chat.messages[-1]
+        assert (last.role, len(last.content or "")) == ("user", 1)
+
+
 def test_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
     begun = {"role": "assistant", "content": "The"}
     assert translated(user("hi"), begun).chat.continue_final_message
@@ -155,8 +163,6 @@ def test_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
     ("turns", "fields", "param"),
     [
         ([user("hi"), {"role": "assistant", "content": [CALL]}], {}, "messages[1]"),
-        ([user("hi"), {"role": "system", "content": "Be brief."}], {}, "messages[1]"),
-        ([{"role": "system", "content": "Be brief."}], {}, "messages[0]"),
         (
             [user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])],
             {},
@@ -192,10 +198,11 @@ def test_what_has_no_meaning_is_refused(turns: list[Json], fields: Json, param: 
         ({"tools": [{"type": "web_search_20250305", "name": "s"}]}, ("tools", 0, "type")),
         ({"thinking": {"type": "between_tools"}}, ("thinking", "type")),
         ({"container": "c"}, ("container",)),
-        ({"speed": "fast"}, ("speed",)),
     ],
 )
-def test_errors_are_at_a_path_of_the_body(fields: Json, place: tuple[str | int, ...]) -> None:
+def test_errors_are_at_a_path_of_the_body(
+    fields: Json, place: tuple[str | int, ...], strict: Exchange
+) -> None:
     body = {"model": "m", "max_tokens": 5, "messages": [user("hi")]} | fields
     with pytest.raises(ValidationError) as caught:
         MessagesRequest.model_validate(body)

@@ -295,9 +295,9 @@ def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusals_name_the_field(
-    gateway: GatewayProcess, fields: Json, param: str, stream: bool
+    strict_gateway: GatewayProcess, fields: Json, param: str, stream: bool
 ) -> None:
-    answer = gateway.client.post("/v1/responses", json=body_of("hi", stream=stream) | fields)
+    answer = strict_gateway.client.post("/v1/responses", json=body_of("hi", stream=stream) | fields)
     assert answer.status_code == (404 if param == "model" else 400), answer.text
     error = answer.json()["error"]
     assert error["param"] == param, error

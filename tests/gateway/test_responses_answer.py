@@ -53,6 +53,9 @@ class Client:
         elif kind == "response.function_call_arguments.done":
             assert event["arguments"] == "".join(self.deltas)
             self.items[-1]["arguments"] = event["arguments"]
+        elif kind == "response.custom_tool_call_input.done":
+            assert event["input"] == "".join(self.deltas)
+            self.items[-1]["input"] = event["input"]
         elif kind == "response.output_item.done":
             index = event["output_index"]
             assert event["item"] == self.items[index] | {"status": event["item"]["status"]}
@@ -178,3 +181,28 @@ def test_a_response_says_what_was_asked_of_it() -> None:
     assert (told["metadata"], told["top_p"], told["instructions"]) == ({"a": "b"}, 0.5, "Be brief.")
     assert told["store"] is False
     assert told["temperature"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (['{"input": "*** Beg', 'in\\n"}'], "*** Begin\n"),
+        (['{"in": 1}'], '{"in": 1}'),
+        (["plain"], "plain"),
+    ],
+)
+def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -> None:
+    reply = answer(tools=[{"type": "custom", "name": "patch"}])
+    client = Client()
+    events = reply.start()
+    for at, part in enumerate(arguments):
+        first = ToolCallPiece(0, "c1", "patch", part) if at == 0 else ToolCallPiece(0, "", "", part)
+        events += reply.take(Piece(tool_calls=(first,)))
+    events += reply.take(Done("stop", Usage()))
+    for event in events:
+        client.read(event)
+    item = client.items[0]
+    assert (item["type"], item["call_id"], item["name"]) == ("custom_tool_call", "c1", "patch")
+    assert item["input"] == text
+    assert reply.response["output"] == client.items
+    assert reply.response["tools"] == [{"type": "custom", "name": "patch"}]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from gateway.errors import ApiError
+from gateway.exchange import Exchange
 from gateway.responses.items import ITEMS
 from gateway.responses.references import resolved
 from gateway.responses.request import ResponsesRequest
@@ -119,7 +121,7 @@ def test_images_and_their_places() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "low"}
     told = translated([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
     part = told.chat.model_dump()["messages"][0]["content"][1]
-    assert part["image_url"] == {"url": "data:image/png;base64,QUJD", "detail": "low"}
+    assert part["image_url"] == {"url": "data:image/png;base64,QUJD"}
     error = told.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
     assert error.param == "input[0].content[1]"
     shown = messages([said("user", "hi"), CALL, RESULT | {"output": [image]}])
@@ -172,21 +174,19 @@ def test_tools_sampling_and_form() -> None:
             "input_file",
         ),
         ({"tools": [{"type": "file_search"}]}, ("tools", 0, "type"), "file_search"),
-        ({"tools": [{"type": "custom", "name": "a"}]}, ("tools", 0, "type"), "custom"),
+        ({"tools": [{"type": "custom", "nam": "a"}]}, ("tools", 0, "name"), "required"),
         ({"tool_choice": "maybe"}, ("tool_choice",), "maybe"),
         ({"tool_choice": {"type": "web_search"}}, ("tool_choice", "type"), "web_search"),
         ({"text": {"format": {"type": "xml"}}}, ("text", "format", "type"), "xml"),
         ({"truncation": "auto"}, ("truncation",), "disabled"),
-        ({"background": True}, ("background",), "stream"),
-        ({"conversation": "c"}, ("conversation",), "previous_response_id"),
-        ({"prompt": {"id": "p"}}, ("prompt",), "instructions"),
+        ({"background": True}, ("background",), "Extra"),
         ({"include": ["file_search_call.results"]}, ("include", 0), "message.output_text"),
         ({"metadata": {"k": "v" * 513}}, ("metadata", "k"), "512"),
         ({"foo": 1}, ("foo",), "Extra"),
     ],
 )
 def test_errors_are_at_a_path_of_the_body(
-    fields: Json, place: tuple[str | int, ...], says: str
+    fields: Json, place: tuple[str | int, ...], says: str, strict: Exchange
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         ResponsesRequest.model_validate({"model": "m", "input": "hi"} | fields)
@@ -195,7 +195,7 @@ def test_errors_are_at_a_path_of_the_body(
     assert says in first["msg"]
 
 
-def test_the_values_that_ask_for_nothing_pass() -> None:
+def test_the_values_that_ask_for_nothing_pass(strict: Exchange) -> None:
     ResponsesRequest.model_validate(
         {
             "model": "m",
@@ -209,3 +209,20 @@ def test_the_values_that_ask_for_nothing_pass() -> None:
             "user": "me",
         }
     )
+
+
+def test_a_custom_tool_is_a_function_that_takes_a_text() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
+    tool = {"type": "custom", "name": "patch", "description": "Edit.", "format": grammar}
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\n"}
+    result = {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"}
+    told = translated([said("user", "hi"), call, result], tools=[tool]).chat
+    assert told.tools is not None
+    function = told.tools[0].function
+    assert function.parameters is not None
+    assert list(function.parameters["properties"]) == ["input"]
+    assert "start: /x/" in (function.description or "")
+    made, came = told.messages[1:]
+    assert made.tool_calls is not None
+    assert made.tool_calls[0].function.arguments == json.dumps({"input": "a\n"})
+    assert (came.role, came.tool_call_id, came.content) == ("tool", "c1", "ok")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from gateway.anthropic import neutral as of_messages
 from gateway.arguments import (
     KEYS_VARIABLE,
     BadArgument,
@@ -18,8 +16,6 @@ from gateway.arguments import (
     settings_from,
     settings_table,
 )
-from gateway.openai import neutral
-from gateway.responses import neutral as of_responses
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import ROOT
 
@@ -120,18 +116,3 @@ def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:
     assert documented("settings") == settings_table()
     for row in fields(GatewaySettings):
         assert f"`{flag_of(row)}`" in settings_table()
-
-
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [
-        ("neutral", neutral.table()),
-        ("neutral of messages", of_messages.table()),
-        ("neutral of responses", of_responses.table()),
-    ],
-)
-def test_every_field_without_meaning_has_a_row_in_the_docs(
-    name: str, table: Mapping[str, str]
-) -> None:
-    rows = [f"| `{field}` | {why} |" for field, why in table.items()]
-    assert documented(name) == "\n".join(["| field | why |", "|---|---|", *rows, ""])

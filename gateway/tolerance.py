@@ -1,0 +1,157 @@
+"""What a request holds beyond its schema: left out and listed, or refused with `--strict`.
+
+Schemas are strict: they refuse a field or a kind of object that they do not know. A refusal that
+names something without meaning for a local model is repaired here instead: the field goes, or
+what it meant takes its place, and the body is checked again. The caller reads the names of what
+went in the header `x-ignored-fields`, the operator in the request's log line. Never repaired are
+wrong types, missing fields, and what the answer must look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
+
+from gateway import exchange
+from gateway.errors import ApiError
+from gateway.problems import place_of
+
+Place = tuple[str | int, ...]
+DROPPED = object()  # in place of what goes
+MOST_REPAIRS = 10_000  # of one round: 0.2 s, in which no stream goes on
+_ROUNDS = 8  # repairs that bring further ones to light: a nested field, a kind inside a kind
+_FORMS = ("response_format.", "structured_outputs.", "text.format.", "output_config.format.")
+_ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # as many as there are will do
+# Sent by well-behaved clients with every request: `--strict` lets them pass as well.
+NEUTRAL = frozenset(
+    "user safety_identifier metadata request_id store service_tier priority prompt_cache_key"
+    " prompt_cache_retention cache_prompt id_slot verbosity penalize_nl n_keep n_discard min_keep"
+    " speculative.n_max speculative.n_min speculative.p_min guided_decoding_backend speed"
+    " user_profile_id client_metadata stream_options summary generate_summary cache_control"
+    " citations caller allowed_callers eager_input_streaming budget_tokens detail"
+    " annotations".split()
+)
+
+
+class Repair:
+    """What takes the place of an object that a schema refuses, or of one `up` levels above."""
+
+    def __init__(self, instead: Any, up: int, lossless: bool) -> None:
+        self.instead = instead
+        self.up = up
+        self.lossless = lossless
+
+
+def tolerable(
+    sentence: str, instead: Any = DROPPED, *, up: int = 0, lossless: bool = False
+) -> PydanticCustomError:
+    """A refusal, for `--strict` alone: otherwise `instead` takes its place.
+
+    `lossless`: it says the same in other words, so nobody needs to hear of it.
+    """
+    repair = Repair(instead, up, lossless)
+    return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence, "repair": repair})
+
+
+def checked(body: Any, check: Callable[[Any], Any]) -> Any:
+    """The request that `check` makes of a body, repaired where that is needed.
+
+    Raises ValidationError for what is not repaired, ApiError for more than anybody sends.
+    """
+    strict = exchange.is_strict()
+    for _ in range(_ROUNDS):
+        try:
+            return check(body)
+        except ValidationError as failure:
+            if failure.error_count() > MOST_REPAIRS:
+                raise ApiError(
+                    400,
+                    f"the body holds more than {MOST_REPAIRS} fields that are not known here, or"
+                    " are wrong: leave them out",
+                ) from None
+            edits: dict[str | int, Any] = {}
+            for problem in failure.errors(include_url=False):
+                _plan(edits, problem, strict)
+            if not edits:
+                raise
+            body = _edited(body, edits)
+    return check(body)
+
+
+def asks_for_nothing(value: Any) -> bool:
+    """Null, false, 0, and what is empty: the values that programs send for what they do not use."""
+    return not value
+
+
+def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool) -> None:
+    """Add the repair of a problem to those of the body, a tree by place, if there is one."""
+    place: Place = place_of(problem["loc"])
+    kind, value = problem["type"], problem["input"]
+    if kind == "extra_forbidden":
+        # A client's own name may look like that of an alternative.
+        place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
+        name = _name(place)
+        may_go = place[-1] in NEUTRAL if strict else not name.startswith(_FORMS)
+        if not may_go and not asks_for_nothing(value):
+            return
+        _edit(edits, place, DROPPED)
+        if value is not None:
+            exchange.note_ignored(name)
+    elif strict:
+        return
+    elif kind == "tolerable":
+        repair: Repair = problem["ctx"]["repair"]
+        target = place[: len(place) - repair.up]
+        _edit(edits, target, repair.instead)
+        if not repair.lossless:
+            tag = value if repair.up and isinstance(value, str) else ""
+            exchange.note_ignored(_name(target) + (f"[{tag}]" if tag else ""))
+    elif kind == "int_type" and isinstance(value, float) and value.is_integer():
+        _edit(edits, place, int(value))
+    elif kind == "less_than_equal" and place[-1] in _ALTERNATIVES:
+        _edit(edits, place, int(problem["ctx"]["le"]))
+        exchange.note_ignored(_name(place))
+
+
+def _edit(edits: dict[str | int, Any], place: Place, value: Any) -> None:
+    for step in place[:-1]:
+        inner = edits.setdefault(step, _Edits())
+        if not isinstance(inner, _Edits):
+            return  # a part of something that goes itself
+        edits = inner
+    if place:
+        edits[place[-1]] = value
+
+
+class _Edits(dict[str | int, Any]):
+    """The edits below a place, which no value of a body can be taken for."""
+
+
+def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
+    """A copy of a body with the edits; what they do not touch is shared with the body."""
+    copy: Any = list(node) if isinstance(node, list) else dict(node)
+    for step, edit in edits.items():
+        if not _holds(copy, step):
+            continue  # written by a validator, and not in the body
+        below = copy[step]
+        if not isinstance(edit, _Edits):
+            copy[step] = edit
+        elif isinstance(below, dict | list):
+            copy[step] = _edited(below, edit)
+    if isinstance(copy, list):
+        return [each for each in copy if each is not DROPPED]
+    return {name: each for name, each in copy.items() if each is not DROPPED}
+
+
+def _holds(node: Any, step: str | int) -> bool:
+    if isinstance(node, list):
+        return isinstance(step, int) and step < len(node)
+    return step in node
+
+
+def _name(place: Place) -> str:
+    """`("tools", 0, "defer_loading")` is `tools[].defer_loading`."""
+    return "".join("[]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
