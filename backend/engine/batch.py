@@ -90,6 +90,11 @@ class Chooser:
         )
         self._logprobs = BatchLogprobs([request.logprobs for request in requests])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept from step to step."""
+        return self._sampler.nbytes
+
     def __call__(
         self,
         logits: mx.array,
@@ -196,6 +201,11 @@ class PrefillGroup:
         """A copy of the KV of a sequence that owns its buffers."""
         return self.cache.extract(self.sequences.index(one))
 
+    def settle(self) -> None:
+        """Copy those who stay, if somebody has left, so that the larger rectangle can go."""
+        if not self.cache.settled:
+            mx.async_eval([layer.state for layer in self.cache.layers])
+
     def drop(self, one: ExecutorSequence) -> None:
         self.cache.leave([self.sequences.index(one)])
         self.sequences.remove(one)
@@ -221,6 +231,11 @@ class DecodeBatch:
     @property
     def nbytes(self) -> int:
         return self._cache.nbytes
+
+    @property
+    def chooser_bytes(self) -> int:
+        """Bytes of what is kept from step to step to change logits: biases, counts of tokens."""
+        return self._chooser.nbytes if self._chooser is not None else 0
 
     def join(self, group: PrefillGroup, joining: Sequence[ExecutorSequence]) -> None:
         """Add sequences of a group, whose first tokens are chosen. They leave the group.

@@ -85,4 +85,11 @@ class Stop:
     """End all generations and the thread."""
 
 
-Command = Submit | Encode | Cancel | Load | Free | Stop
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Say what memory is taken by, in bytes, between two steps."""
+
+    done: Future[dict[str, int]] = field(default_factory=Future)
+
+
+Command = Submit | Encode | Cancel | Load | Free | Look | Stop

@@ -9,14 +9,13 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backend.engine.commands import Cancel, Free, Load, Stop
+from backend.engine.commands import Cancel, Free, Load, Look, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.kind import ModelKind
 from backend.engine.embedding.readers import Reader
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from backend.engine.loading.stages import Place
 
 _SAVE_SECONDS_AT_FREE = 3.0  # the host waits 5 for the answer (contract 1.6.1)
+_LOOK_SECONDS = 1.0  # that Status waits for a step to end
 _FAILED = "the engine cannot go on and the backend ends: send the request again in a while"
 _SAVE_SECONDS = 1.0  # for what is being written to disk when the process stops
 
@@ -68,6 +68,8 @@ class Engine:
         self._abandoned = threading.Event()
         self._loading = False
         self._stopping = False
+        self._look: asyncio.Future[dict[str, int]] | None = None
+        self._memory: dict[str, int] = {}
         self._slot = asyncio.Lock()
         self._before_load: Callable[[], None] = lambda: None
         self._failure: asyncio.Future[str] | None = None
@@ -202,24 +204,33 @@ class Engine:
         builder = self._require().prompts
         return await self._texts.run(builder.detokenize, tokens)
 
-    def status(self) -> EngineStatus:
-        """State and memory. total: what MLX holds, in use or kept for reuse."""
-        breakdown: dict[str, int] = {}
-        mx: Any = sys.modules.get("mlx.core")
-        if hasattr(mx, "get_active_memory") and hasattr(mx, "get_cache_memory"):
-            # Counters of the allocator: readable on any thread, unlike arrays.
-            breakdown = {"mlx_active": mx.get_active_memory(), "mlx_cache": mx.get_cache_memory()}
-        total = sum(breakdown.values())
+    async def status(self) -> EngineStatus:
+        """State and memory. total: what MLX holds, in use or kept for reuse.
+
+        Memory is as the engine thread saw it after the step at hand, or at the latest look before
+        that, where the step takes long.
+        """
+        state = self._state()
+        if state is not EngineState.FAILED:
+            if self._look is None or self._look.done():
+                self._look = self._begin_look()
+            await asyncio.wait({self._look}, timeout=_LOOK_SECONDS)
+        memory = dict(self._memory)
+        total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)
         if self._served is not None:
-            gauges = self._worker.gauges
-            breakdown |= {
-                "weights": self._served.weights_bytes,
-                "kv_cache": gauges.row_bytes,
-                "prompt_cache": gauges.prefix_bytes,
-            }
-            if self._served.media:
-                breakdown["media_features"] = gauges.feature_bytes
-        return EngineStatus(self._state(), total, breakdown)
+            memory["weights"] = self._served.weights_bytes
+        return EngineStatus(state, total, memory)
+
+    def _begin_look(self) -> asyncio.Future[dict[str, int]]:
+        def seen(look: asyncio.Future[dict[str, int]]) -> None:
+            if not look.cancelled() and look.exception() is None:
+                self._memory = look.result()
+
+        command = Look()
+        self._worker.send(command)
+        look = asyncio.wrap_future(command.done)
+        look.add_done_callback(seen)
+        return look
 
     def metrics(self) -> EngineMetrics:
         """Running totals; queued requests include those whose prompt is being tokenised."""

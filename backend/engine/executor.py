@@ -105,12 +105,14 @@ class _Entry:
 class _Pass:
     """A prefill pass that was launched and not waited for.
 
-    tokens: that it computes, padding included; read: of prompts. marks: small arrays that are
-    there when it is done. at: when it was launched. saves: what goes to disk when it is done.
+    tokens: that it computes, padding included; read: of prompts. behind: tokens before them, of
+    the longest prompt. marks: small arrays that are there when it is done. at: when it was
+    launched. saves: what goes to disk when it is done.
     """
 
     tokens: int
     read: int
+    behind: int
     sequences: tuple[ExecutorSequence, ...]
     marks: list[mx.array]
     at: float = 0.0
@@ -137,21 +139,46 @@ class Executor:
         self._launched_at = 0.0
         self._decode_launched_at = 0.0  # when the step that is read next was launched
         self._decode_seconds = 0.0
-        self._other = 0
+        self._other = OtherBytes(0)
+        self.lent = 0  # bytes that texts to embed need
         self.sequences: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
         self.prompt_tokens = 0
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of KV of the sequences that are prefilled or decoded."""
+        """Bytes of KV of the sequences that are prefilled, scored or decoded, with snapshots."""
         groups = {id(one.group): one.group for one in self.sequences.values() if one.group}
-        prefilled = sum(group.cache.nbytes for group in groups.values())
-        return prefilled + sum(batch.nbytes for batch in self._batches.values())
+        nbytes = sum(group.cache.nbytes for group in groups.values())
+        nbytes += sum(batch.nbytes for batch in self._batches.values())
+        stored = {id(kept) for entry in self._entries.values() for kept in entry.snapshots.values()}
+        for one in self.sequences.values():
+            nbytes += one.scoring.nbytes if one.scoring is not None else 0
+            nbytes += sum(
+                kv.snapshot_bytes(kept, latest=at == len(one.history))
+                for at, kept in one.snapshots.items()
+                if id(kept) not in stored
+            )
+        return nbytes
 
     @property
     def entry_bytes(self) -> int:
         return sum(entry.nbytes for entry in self._entries.values())
+
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of logits that wait to be read, and of what changes those of the next step."""
+        waiting = [one.logits for one in (*self._passes, *self._launched) if one.logits is not None]
+        changing = sum(batch.chooser_bytes for batch in self._batches.values())
+        return sum(logits.nbytes for logits in waiting) + changing
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features of images and sounds, remembered or waiting for their pass."""
+        if self._model.media is None:
+            return 0
+        own = [one.media_prefill for one in self.sequences.values() if one.media_prefill]
+        return self._model.media.features.nbytes + sum(prefill.nbytes for prefill in own)
 
     def add(self, sequence: ExecutorSequence) -> None:
         """Take a sequence in; a plan starts it."""
@@ -166,6 +193,8 @@ class Executor:
         self._launched_at = self._clock()
         for entry in plan.evict:
             self._entries.pop(entry, None)
+        if plan.features is not None and self._model.media is not None:
+            self._model.media.features.shrink(plan.features)
         for preempted in plan.preempt:
             self._preempt(self.sequences[preempted.sequence], preempted.entry)
         self._leave(plan.leave)
@@ -179,6 +208,7 @@ class Executor:
                 joins.setdefault(join.batch, []).append(one)
         for number, joining in joins.items():
             self._join(number, joining)
+        self._settle_groups()
         self._launched_batches = []
         for number in plan.decode:
             if (batch := self._batches.get(number)) is not None:
@@ -254,6 +284,7 @@ class Executor:
                 one.snapshots[at] = snapshots[at]
             elif kv.rewind(shorter := kv.clone(row), wanted - at, None):
                 one.snapshots[at] = kv.snapshot(shorter)
+                mx.async_eval(kv.states(one.snapshots[at]))
         return row, wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
@@ -268,6 +299,16 @@ class Executor:
                 self._failed(members, "joining the batch", fault)
                 continue
             self._batches[number] = batch
+
+    def _settle_groups(self) -> None:
+        """Let go of the KV of those that have left the rectangle of a prefill group."""
+        for group in {id(one.group): one.group for one in self.sequences.values()}.values():
+            try:
+                if group is not None:
+                    group.settle()
+            except Exception as fault:
+                assert group is not None
+                self._failed(list(group.sequences), "prefill", fault)
 
     def _decode(self, batch: DecodeBatch) -> None:
         try:
@@ -327,7 +368,7 @@ class Executor:
             return logits
 
         one.history += tokens
-        launched = _Pass(len(tokens), len(tokens), (one,), [])
+        launched = _Pass(len(tokens), len(tokens), start, (one,), [])
         last: mx.array | None = None
         if alternatives is not None:
             logits = run()
@@ -368,7 +409,8 @@ class Executor:
             run()
         for (one, _, _), text in zip(ends, texts, strict=True):
             one.history += text
-        launched = _Pass(width * len(ends), sum(counts), tuple(group.sequences), [])
+        behind = max(part.start for _, part, _ in ends)
+        launched = _Pass(width * len(ends), sum(counts), behind, tuple(group.sequences), [])
         self._finish_launch(launched, group, ends, last, events)
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
@@ -396,6 +438,7 @@ class Executor:
             for one in whole:
                 one.first = chosen
         snapshots: list[kv.Snapshot] = []
+        group.cache.let_go()
         for at, (one, part, end) in enumerate(ends):
             kept = part.snapshot and end == part.end
             if kept:
@@ -448,7 +491,7 @@ class Executor:
         for score in self._scores:
             self._score(score, events)
         self._finish_entries(events)
-        self._weigh_other(events)
+        events += self.weigh_other()
         return events
 
     def _finish_pass(self, launched: _Pass, events: list[PlannerEvent]) -> None:
@@ -474,7 +517,7 @@ class Executor:
             return
         ready = self._clock()
         began = max(self._ready_at, launched.at)
-        events.append(PrefillTimed(launched.tokens, ready - began))
+        events.append(PrefillTimed(launched.tokens, ready - began, launched.behind))
         self._ready_at = ready
         self.prompt_tokens += launched.read
         for one, tokens, row in launched.saves:
@@ -611,12 +654,15 @@ class Executor:
         if self._model.media is not None:
             self._model.media.features.clear()
 
-    def _weigh_other(self, events: list[PlannerEvent]) -> None:
+    def weigh_other(self) -> list[PlannerEvent]:
+        """What else takes memory, where that has changed."""
         media, disk = self._model.media, self._model.disk
-        other = (media.features.nbytes if media else 0) + (disk.waiting_bytes if disk else 0)
-        if other != self._other:
-            self._other = other
-            events.append(OtherBytes(other))
+        waiting = disk.waiting_bytes if disk else 0
+        other = OtherBytes(waiting + self.lent, media.features.nbytes if media else 0)
+        if other == self._other:
+            return []
+        self._other = other
+        return [other]
 
     # Disk.
 

@@ -21,9 +21,6 @@ class Gauges:
     prompt_tokens_processed: int = 0
     tokens_per_second: float = 0.0
     running: int = 0
-    row_bytes: int = 0
-    prefix_bytes: int = 0
-    feature_bytes: int = 0
     preemptions: int = 0
     unstored: int = 0
     heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

@@ -66,9 +66,20 @@ def _snapshot(layers: Sequence[Any], row: int) -> Snapshot:
 
 def evaluated(kept: Snapshot) -> int:
     """Compute a snapshot; returns its bytes. Raises what MLX raises."""
+    mx.eval(states(kept))
+    return snapshot_bytes(kept)
+
+
+def states(kept: Snapshot) -> list[Any]:
+    """What `mx.eval` is to compute for a snapshot."""
+    return [layer.state for layer in kept if layer is not None]
+
+
+def snapshot_bytes(kept: Snapshot, *, latest: bool = False) -> int:
+    """Bytes of a snapshot. latest: it was taken last, so the row still has the same states."""
     layers = [layer for layer in kept if layer is not None]
-    evaluate(layers)
-    return nbytes(layers)
+    shared = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if latest else []
+    return nbytes(layers) - nbytes(shared)
 
 
 def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
@@ -92,14 +103,19 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
 def trim(cache: RowCache, tokens: int) -> bool:
     """Cut the last `tokens` tokens off. False: a layer could not go back that far.
 
-    What is cut is let go: mlx-lm only moves its offset, and the first write would copy it all.
+    What is cut is let go if it is a large part: mlx-lm only moves its offset, and the first write
+    would copy it all.
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
     for layer in leaves(cache):
         if type(layer) is KVCache and layer.keys is not None:
+            copied = 4 * layer.offset < 3 * layer.keys.shape[2]  # a slice keeps what it is cut from
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
+            if copied:
+                layer.keys, layer.values = map(mx.contiguous, (layer.keys, layer.values))
+                mx.async_eval(layer.keys, layer.values)
         elif type(layer) is QuantizedRow:
             layer.release()
     return True
@@ -154,6 +170,11 @@ class BatchCache:
         return self._layers
 
     @property
+    def settled(self) -> bool:
+        """Whether the layers hold these sequences alone, their ends side by side."""
+        return self._settled
+
+    @property
     def nbytes(self) -> int:
         return nbytes(self._layers)
 
@@ -205,6 +226,12 @@ class BatchCache:
     def snapshot(self, place: int) -> Snapshot:
         """What `snapshot` takes of a sequence's own cache."""
         return _snapshot(self._layers, self._rows[place])
+
+    def let_go(self) -> None:
+        """Keep of recurrent states what they show: some are views of all that a pass computed."""
+        for leaf in leaves(self._layers):
+            if keeps_state(leaf):
+                leaf.cache = [None if one is None else mx.contiguous(one) for one in leaf.cache]
 
     def marker(self, snapshots: Sequence[Snapshot] = ()) -> mx.array:
         """A number that is there as soon as the KV is, and snapshots of it: to wait for.
@@ -322,7 +349,7 @@ def cost(model: Any) -> CacheCost:
     at their largest: what grows from one to the other is per token.
     """
     row = new_row(model)
-    _feed(model, row, 1)
+    feed(model, row, 1)
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
     unknown: list[Any] = []
@@ -338,9 +365,9 @@ def cost(model: Any) -> CacheCost:
         else:
             unknown.append(layer)
     if unknown:
-        _feed(model, row, _SETTLED - 2)
+        feed(model, row, _SETTLED - 2)
         before = nbytes(unknown)
-        _feed(model, row, _SETTLED)
+        feed(model, row, _SETTLED)
         grown = -(-(nbytes(unknown) - before) // _SETTLED)
         per_token += grown
         fixed += max(before - grown * (_SETTLED - 1), 0)
@@ -352,7 +379,7 @@ def _keeps_all(layer: Any) -> bool:
     return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 
-def _feed(model: Any, row: RowCache, tokens: int) -> None:
+def feed(model: Any, row: RowCache, tokens: int) -> None:
     mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=row), [layer.state for layer in row])
 
 

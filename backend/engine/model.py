@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.logits_head import LogitsHead
-from backend.engine.plan import CacheCost
+from backend.engine.plan import CacheCost, PassCost
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class EngineModel:
     media: MediaReader | None = None
     blas: BlasThreads | None = None
     repetition_guard: int = 0
+    passes: PassCost = field(default_factory=PassCost)
 
 
 Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"

@@ -57,6 +57,12 @@ class BatchPenalties:
             vocabulary,
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the biases and of the counts, which are as wide as the vocabulary."""
+        bias = self._bias.nbytes if self._biased else 0
+        return bias + self._output.nbytes
+
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
         """The logits, changed. Call it once per step: it remembers `fed`.
 
@@ -147,6 +153,10 @@ class _Output:
                 for parts in zip(*(pairs[at] for at in acting), strict=True)
             )
             self._counts = _counts([pasts[at] for at in acting], vocabulary)
+
+    @property
+    def nbytes(self) -> int:
+        return self._counts.nbytes if self.rows else 0
 
     def taken(self, fed: mx.array, steps: Sequence[int]) -> mx.array:
         """What to subtract, [rows, vocabulary]; remembers `fed`."""

@@ -6,6 +6,7 @@ batches by number, so it can be printed, replayed by a simulator, or sent to ano
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,9 +41,32 @@ class CacheCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PassCost:
+    """Bytes that a forward pass computes with: it needs them beside the KV, until it is done.
+
+    per_token: of every token in it, padding included. per_pair: of every token and each token that
+    it sees: attention scores where MLX has no fused kernel, masks. per_choice: of every token whose
+    logits are wanted.
+    """
+
+    per_token: int = 0
+    per_pair: float = 0.0
+    per_choice: int = 0
+
+    def of(self, tokens: int, seen: int) -> int:
+        """A pass over so many tokens, of sequences that are then up to `seen` tokens long."""
+        return tokens * (self.per_token + math.ceil(self.per_pair * seen))
+
+    def chosen(self, rows: int, seen: int) -> int:
+        """A decode step of so many rows."""
+        return self.of(rows, seen) + rows * self.per_choice
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What a loaded model lets the planner use.
 
+    passes: what forward passes compute with.
     slots: sequences that may be admitted together. room: bytes beside the weights. prompt_cache:
     bytes of them for stored entries. max_entries: most stored entries; 0: no bound.
     prefill_chunk: most tokens of one prefill pass. stall_ms: longest pause of running streams that
@@ -59,6 +83,7 @@ class Limits:
     stall_ms: float
     together: bool = True
     trims: bool = True
+    passes: PassCost = field(default_factory=PassCost)
 
 
 # What the planner learns.
@@ -74,7 +99,8 @@ class Arrived:
     a file holds. width: rows of KV that it may need at once. fresh: the whole prompt has to be
     computed, whatever is stored. alone: its prefill cannot share a pass. joins: whether tokens are
     generated after the prompt. scores: whether continuations are scored instead. keep: whether its
-    KV is worth storing when it ends.
+    KV is worth storing when it ends. encodes: bytes that the largest of its images and sounds takes
+    while it is encoded. beside: bytes that it needs beside its KV for as long as it is admitted.
     """
 
     sequence: int
@@ -90,6 +116,8 @@ class Arrived:
     joins: bool = True
     scores: bool = False
     keep: bool = True
+    encodes: int = 0
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +184,14 @@ class NotStored:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimed:
-    """A prefill pass over so many padded tokens took so many seconds of the device."""
+    """A prefill pass over so many padded tokens took so many seconds of the device.
+
+    behind: tokens that were computed before them, of the longest prompt.
+    """
 
     tokens: int
     seconds: float
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +203,15 @@ class DecodeTimed:
 
 @dataclass(frozen=True, slots=True)
 class OtherBytes:
-    """Bytes beside the weights that neither sequences nor stored entries hold."""
+    """Bytes beside the weights that neither sequences nor stored entries hold.
+
+    nbytes: of what will be gone soon without anybody's doing: KV on its way to the disk, or from
+    it, and what the next batch of texts to embed computes with. features: of images and sounds
+    seen before, which give way to sequences.
+    """
 
     nbytes: int
+    features: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +317,13 @@ class Refusal:
 class StepPlan:
     """One step, in the order in which the executor carries it out.
 
+    features: bytes that features of images and sounds may go on to take; None: what they take.
     preempt: sequences that stay and are to start again. prefill: passes; the sequences of a pass
     are computed together. decode: how many sequences decode in each batch, by its number.
     """
 
     number: int
+    features: int | None = None
     evict: tuple[int, ...] = ()
     preempt: tuple[Leave, ...] = ()
     leave: tuple[Leave, ...] = ()

@@ -57,9 +57,11 @@ class SequenceState:
     """What the planner knows of one sequence.
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
+    least: tokens of the smallest prefill pass that there has to be room for.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
     on_disk: tokens that a file gives when the sequence first starts. batch: which one it decodes
-    in. prompt: its tokens.
+    in. group: of those that shared its latest prefill pass; 0: it had it to itself. prompt: its
+    tokens.
     """
 
     arrived: Arrived
@@ -67,11 +69,13 @@ class SequenceState:
     width: int
     state: str = "waiting"
     filled: int = 0
+    least: int = SMALLEST_STEP
     generated: list[int] = field(default_factory=list)
     places: set[int] = field(default_factory=set)
     snapshots: set[int] = field(default_factory=set)
     on_disk: int = 0
     batch: int = 0
+    group: int = 0
     preempted_in: int = -1
     match: Match | None = None
     shared: dict[int, int] = field(default_factory=dict)
@@ -138,7 +142,9 @@ class Planner:
         self._entries = 0
         self._steps = 0
         self._batches = 0
+        self._formed = 0  # groups of sequences that share passes
         self._other = 0
+        self._features = 0
         self._owed_to_decode = 0.0  # seconds
         self._scored = False  # in the latest step that had time for prefill
         self._shortest_next = False  # where a step is too small for two prompts
@@ -171,11 +177,16 @@ class Planner:
         refuse += unfit
         join = self._join()
         decode = {number: len(members) for number, members in sorted(self._members().items())}
-        prefill, score = self._prefill(now, running=bool(decode))
+        left = self._room - self._used() + self._least_pass() - self._storing_bytes()
+        prefill, score, computing = self._prefill(now, left, running=bool(decode))
+        left -= max(computing, self._least_pass())
+        self._shrink(left)
+        features = self._shrink_features(left - self.index.nbytes)
         leave, self._leaving = self._leaving, []
         evict, self._evicting = self._evicting, []
         return StepPlan(
             number=self._steps,
+            features=features,
             evict=tuple(evict),
             preempt=tuple(preempt),
             leave=tuple(leave),
@@ -186,6 +197,12 @@ class Planner:
             prefill=tuple(prefill),
             score=tuple(score),
         )
+
+    @property
+    def spare(self) -> int:
+        """Bytes that nobody has, and that are kept for nobody."""
+        entries = self.index.nbytes + self._storing_bytes()
+        return self._room - self._used() - entries - self._features
 
     def forget_entries(self) -> None:
         """Evict every stored entry in the next step."""
@@ -220,13 +237,13 @@ class Planner:
                 self._stored(event)
             case NotStored(entry):
                 self._storing.pop(entry, None)
-            case PrefillTimed(tokens, seconds):
-                self.pace.measured(tokens, seconds)
+            case PrefillTimed(tokens, seconds, behind):
+                self.pace.measured(tokens, seconds, behind)
                 self._owed_to_decode += seconds * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
             case DecodeTimed(seconds):
                 self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
-            case OtherBytes(nbytes):
-                self._other = nbytes
+            case OtherBytes(nbytes, features):
+                self._other, self._features = nbytes, features
             case MemoryShort():
                 self.forget_entries()
 
@@ -283,7 +300,8 @@ class Planner:
                 other.match = None
 
     def _back_to_waiting(self, one: SequenceState) -> None:
-        one.state, one.filled, one.preempted_in = "waiting", 0, self._steps
+        one.state, one.filled, one.group, one.preempted_in = "waiting", 0, 0, self._steps
+        one.least = SMALLEST_STEP
         self._admitted.pop(one.number, None)
         one.snapshots.clear()
         one.match = None
@@ -292,11 +310,47 @@ class Planner:
 
     def _used(self) -> int:
         """Bytes that the admitted sequences are charged for."""
-        cost = self.limits.cost
-        used = sum(one.width * cost.of(one.charged) for one in self.of("prefill"))
-        for members in self._members().values():
-            used += sum(one.width for one in members) * cost.of(max(m.charged for m in members))
-        return used + self._snapshot_bytes()
+        used = sum(map(self._rectangle, (*self._groups(), *self._members().values())))
+        used += sum(one.arrived.beside for one in self._admitted.values())
+        return used + self._snapshot_bytes() + self._least_pass()
+
+    def _rectangle(self, members: Collection[SequenceState]) -> int:
+        """Bytes of sequences whose KV lies side by side: each takes as much as the longest."""
+        return sum(one.width for one in members) * self._row(max(one.charged for one in members))
+
+    def _groups(self) -> list[list[SequenceState]]:
+        """The sequences in prefill, those together that shared their latest pass."""
+        groups: dict[int, list[SequenceState]] = {}
+        for one in self.of("prefill"):
+            groups.setdefault(one.group or -one.number, []).append(one)
+        return list(groups.values())
+
+    def _row(self, tokens: int) -> int:
+        """Bytes of a row of so many tokens: its KV, and what a decode step computes with for it."""
+        return self.limits.cost.of(tokens) + self.limits.passes.chosen(1, tokens)
+
+    def _least_pass(self) -> int:
+        """Bytes that every sequence in prefill needs to get on, one after the other."""
+        return max(map(self._smallest_pass, self.of("prefill")), default=0)
+
+    def _smallest_pass(self, one: SequenceState) -> int:
+        tokens = max(min(one.least, one.target - one.filled), self._side_by_side(one))
+        return self._pass(one, tokens, one.charged if one.arrived.scores else one.total)
+
+    def _side_by_side(self, one: SequenceState) -> int:
+        """The fewest tokens of a pass: one of each row."""
+        return max(one.width - 1, 1) if one.arrived.scores else 1
+
+    def _pass(self, one: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
+        """Bytes of a pass of rows like this one, over so many tokens of each.
+
+        An image or a sound is encoded in a pass of its own, which a pass that needs it waits for.
+        """
+        nbytes = self.limits.passes.of(rows * tokens, seen)
+        if one.arrived.scores or one.arrived.fresh:
+            nbytes += rows * tokens * self.limits.passes.per_choice
+        reads = any(one.filled < stop for _, stop in one.arrived.spans)
+        return max(nbytes, one.arrived.encodes if reads else 0)
 
     def _snapshot_bytes(self) -> int:
         """Bytes of the snapshots that the admitted sequences have, or are to get."""
@@ -329,14 +383,21 @@ class Planner:
         """Preempt the newest until the others fit; evict stored entries that they need.
 
         What the preempted have computed is stored where there is room for it beside the others.
+        The last one stays where only bytes that will soon be gone crowd it.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
         while (used := self._used()) > self._room and (admitted := self.admitted):
-            if len(admitted) == 1 and used - self._snapshot_bytes() > self._room:
-                refused.append(self._refuse(admitted[0], used))
-                continue
             one = admitted[-1]
+            if len(admitted) == 1:
+                if used <= self.limits.room:
+                    break
+                if one.least > 1:
+                    one.least = 1
+                    continue
+                if used - self._snapshot_bytes() > self.limits.room:
+                    refused.append(self._refuse(one, used))
+                    continue
             computed.append((one, self._storable(one)))
             self._back_to_waiting(one)
             self.preemptions += 1
@@ -354,7 +415,7 @@ class Planner:
         del self.sequences[one.number]
         self._admitted.pop(one.number, None)
         self._leaving.append(Leave(one.number))
-        return Refusal(one.number, needed, self._room, one.total)
+        return Refusal(one.number, needed, self.limits.room, one.total)
 
     def _crowded(self, left: int) -> bool:
         """Whether what this plan copies has to go before so many bytes are left."""
@@ -364,9 +425,16 @@ class Planner:
         return sum(map(self.index.size, self._copied))
 
     def _shrink(self, room: int, *pinned: int) -> None:
-        most = max(min(room, self.limits.prompt_cache), 0)
+        most = max(min(room - self._features, self.limits.prompt_cache), 0)
         if self.index.nbytes > most:
             self._evict(self.index.shrink(most, {*pinned, *self._copied}))
+
+    def _shrink_features(self, left: int) -> int | None:
+        """What features may go on to take of the bytes that are left; None: what they take."""
+        if self._features <= max(left, 0):
+            return None
+        self._features = max(left, 0)
+        return self._features
 
     def _evict(self, entries: Collection[int]) -> None:
         self._evicting += entries
@@ -410,9 +478,13 @@ class Planner:
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2
                 needed = used + self._charge(one)
+            if needed > self._room and not (self._admitted or storing):
+                one.least = 1
+                needed = used + self._charge(one)
             if needed > self._room:
                 if not (self._admitted or storing):
-                    refused.append(self._refuse(one, needed))
+                    if needed > self.limits.room:
+                        refused.append(self._refuse(one, needed))
                 elif now - one.since > _PATIENCE:
                     break
                 continue
@@ -433,10 +505,10 @@ class Planner:
         return max(one.target - known, 0) - rate * (now - one.since)
 
     def _charge(self, one: SequenceState) -> int:
-        """Bytes for one more sequence: its own, the padding it may cause, a copy while it joins."""
-        cost = self.limits.cost
-        copied = cost.of(one.total) if self._admitted else 0
-        return one.width * cost.of(one.charged) + copied
+        """Bytes for one more sequence: its own, a copy while it joins, and its smallest pass."""
+        copied = self.limits.cost.of(one.total) if self._admitted else 0
+        own = one.width * self._row(one.charged) + one.arrived.beside
+        return own + copied + self._smallest_pass(one)
 
     def _match(self, one: SequenceState) -> Match:
         if one.match is None:
@@ -613,16 +685,15 @@ class Planner:
 
         A batch is a rectangle: every sequence takes as much memory as the longest.
         """
-        cost = self.limits.cost
-        left = self._room - self._used() - self._copied_bytes() + cost.of(one.charged)
+        left = self._room - self._used() - self._copied_bytes() + self._row(one.charged)
         padding: dict[int, float] = {}
         batches = self._members()
         for number, members in batches.items():
             lengths = [member.charged for member in (*members, one)]
-            whole = len(lengths) * cost.of(max(lengths))
-            if whole - len(members) * cost.of(max(lengths[:-1])) > left:
+            whole = len(lengths) * self._row(max(lengths))
+            if whole - len(members) * self._row(max(lengths[:-1])) > left:
                 continue  # The padding would cost somebody its place.
-            wasted = 1 - sum(map(cost.of, lengths)) / max(whole, 1)
+            wasted = 1 - sum(map(self._row, lengths)) / max(whole, 1)
             uneven = max(lengths) - min(lengths)
             padding[number] = 0.0 if uneven <= _UNEVEN else wasted
         if padding:
@@ -633,53 +704,90 @@ class Planner:
         return self._batches
 
     def _prefill(
-        self, now: float, *, running: bool
-    ) -> tuple[list[tuple[Prefill, ...]], list[Score]]:
-        """The prefill passes of this step, within the pause that running streams may feel."""
+        self, now: float, room: int, *, running: bool
+    ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
+        """The prefill passes of this step, within the pause that running streams may feel.
+
+        room: bytes beside the admitted sequences. Returns what the passes take of them as well:
+        they may be in MLX's queue together, so it adds up.
+        """
         if not running:
             self._owed_to_decode = 0.0
         if self._owed_to_decode > 0:
-            return [], []
-        budget = self.pace.tokens(running=running)
+            return [], [], 0
         filling = self.of("prefill")
         able = [one for one in filling if one.filled < one.target]
         if not (able and self._scored):  # Nobody knows how long scoring takes: they take turns.
             able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
         order = sorted(able, key=lambda one: (self._urgency(one, now), one.number))
         self._scored = False
-        share = budget
+        pause = share = 1.0  # of what a step may take, what is left, and the first prompt's part
         shortest = min(order, key=lambda one: one.target - one.filled, default=None)
         if shortest is not None and shortest is not order[0]:
             # A long prompt that has waited for its turn leaves half to whoever needs least, or
             # every newcomer would wait until it is done.
             order.remove(shortest)
-            share = budget // 2
+            share = 0.5
             self._shortest_next = not self._shortest_next
-            first = share < SMALLEST_STEP and self._shortest_next
+            half = self.pace.tokens(running=running, behind=order[0].filled) // 2
+            first = half < SMALLEST_STEP and self._shortest_next
             order.insert(0 if first else 1, shortest)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
-        while order and budget > 0:
+        most = left = room - self._copied_bytes()
+        while order:
             one = order.pop(0)
+            whole = self.pace.tokens(running=running, behind=one.filled)
+            budget = int(pause * whole)
+            if budget <= 0:
+                break
             if one.filled >= one.target:
-                scores.append(Score(one.number, budget))
-                self._scored = True
-                return passes, scores
-            first_chunk = self._chunk(one, max(share, SMALLEST_STEP))
-            share = budget
-            group = self._together(first_chunk, order, budget)
+                if fitting := self._fitting(one, budget, left):
+                    left -= self._pass(one, fitting, one.charged)
+                    scores.append(Score(one.number, fitting))
+                    self._scored = True
+                break
+            fitting = self._fitting(one, max(int(share * budget), SMALLEST_STEP), left)
+            share = 1.0
+            if not fitting:
+                continue
+            first_chunk = self._chunk(one, fitting)
+            group = self._together(first_chunk, order, budget, left)
             together = {part.sequence for part in group}
             order = [other for other in order if other.number not in together]
             passes.append(tuple(group))
-            budget -= max(_padded(group), SMALLEST_STEP)
-        return passes, scores
+            pause -= max(_padded(group), SMALLEST_STEP) / whole
+            left -= self._group(group)
+            self._formed += len(group) > 1
+            for part in group:
+                self.sequences[part.sequence].group = self._formed if len(group) > 1 else 0
+        return passes, scores, most - left
+
+    def _fitting(self, one: SequenceState, tokens: int, left: int) -> int:
+        """How many of the tokens a pass may take that computes with so many bytes; 0: none."""
+        seen = one.charged if one.arrived.scores else min(one.filled + tokens, one.target)
+        least = self._side_by_side(one)
+        if self._pass(one, least, seen) > left:
+            return 0
+        tokens = max(tokens, least)
+        while self._pass(one, tokens, seen) > left:
+            tokens = max(tokens // 2, least)
+        return tokens
+
+    def _group(self, group: Sequence[Prefill]) -> int:
+        """Bytes of a pass, and of the padding that it brings to the KV of those that share it."""
+        members = [self.sequences[part.sequence] for part in group]
+        padding = self._rectangle(members) - sum(self._rectangle([one]) for one in members)
+        sizes, ends = map(_size, group), map(_end, group)
+        return self._pass(members[0], max(sizes), max(ends), len(group)) + padding
 
     def _together(
-        self, first: Prefill, others: Sequence[SequenceState], budget: int
+        self, first: Prefill, others: Sequence[SequenceState], budget: int, left: int
     ) -> list[Prefill]:
         """A stretch, with those of other prompts that share its pass at little padding.
 
         All take as long as the longest, so none may be more than twice as long as another.
+        budget: tokens. left: bytes.
         """
         group = [first]
         if not self.limits.together or self.sequences[first.sequence].arrived.alone:
@@ -690,9 +798,15 @@ class Planner:
             if not other.arrived.alone and other.filled < other.target
         ]
         for part in sorted(parts, key=_size):
-            sizes = [_size(part), *map(_size, group)]
-            if max(sizes) <= 2 * min(sizes) and (len(group) + 1) * max(sizes) <= budget:
-                group.append(part)
+            more = [*group, part]
+            sizes = list(map(_size, more))
+            ends = list(map(_end, more))
+            if max(sizes) > 2 * min(sizes) or _padded(more) > budget:
+                continue
+            if max(ends) - min(ends) > _UNEVEN:
+                continue  # Its KV would be copied into rows of the longest.
+            if self._group(more) <= left:
+                group = more
         return group
 
     def _chunk(self, one: SequenceState, budget: int) -> Prefill:
@@ -704,6 +818,10 @@ class Planner:
 
 def _size(part: Prefill) -> int:
     return part.end - part.start
+
+
+def _end(part: Prefill) -> int:
+    return part.end
 
 
 def _padded(group: Sequence[Prefill]) -> int:

@@ -90,6 +90,11 @@ class BatchSampler:
         self._constrained = Subset(constrained, len(rows))
         self._draws = _draws(rows, vocabulary)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept from step to step."""
+        return self._penalties.nbytes if self._penalties is not None else 0
+
     def __call__(
         self,
         logits: mx.array,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
@@ -31,12 +31,16 @@ from backend.engine.plan import (
     PlannerEvent,
     Refusal,
     Started,
+    StepPlan,
 )
 from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.scoring import Scoring
 from common.stop_strings import StopMatcher
+
+if TYPE_CHECKING:
+    from backend.engine.vision.media_plan import MediaPlan
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +53,10 @@ class Flush(Protocol):
 
 Report = Callable[[str, BaseException], None]
 
+# llguidance tells no figure. After 30 tokens of a schema with 30 properties it was 0.06 MiB.
+_MATCHER_BYTES = 1 << 20
+_BREATH = 0.05  # seconds between two looks for bytes that are on their way to the disk
 _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
-_WEIGH_EVERY = 32  # steps between two readings of the bytes of KV while all of them only decode
 _MIB = 1 << 20
 
 
@@ -91,6 +97,7 @@ class Scheduler:
                 stall_ms=model.stall_ms,
                 together=model.together,
                 trims=model.trims,
+                passes=model.passes,
             )
         )
 
@@ -136,8 +143,14 @@ class Scheduler:
                 alone=media is not None or request.prompt_logprobs is not None,
                 joins=joins,
                 scores=scoring is not None,
+                encodes=0 if media is None else self._encoding_bytes(media),
+                beside=0 if constraint is None else _MATCHER_BYTES,
             )
         )
+
+    def _encoding_bytes(self, media: MediaPlan) -> int:
+        assert self._model.media is not None, "a text model gets no media"
+        return self._model.media.needs(media)
 
     def cancel(self, ticket: int) -> None:
         """End a sequence. Its owner knows, so nothing is published."""
@@ -163,13 +176,13 @@ class Scheduler:
         """One round: every sequence that decodes gets a token, prefill gets its share."""
         plan = self.planner.plan(self._now(), self._take_events())
         self._gauges.heartbeat.begin(str(plan))
+        if plan == StepPlan(plan.number) and self._model.disk is not None:
+            self._model.disk.drain(_BREATH)  # nothing can go on until they are there
         for refusal in plan.refuse:
             self._refuse(refusal)
         if not plan.only_decodes:
             self._flush(everything=True)
         self._learn(self.executor.launch(plan))
-        if not plan.only_decodes or self._steps % _WEIGH_EVERY == 0:
-            self._weigh()
         started = time.perf_counter()
         sampled = self.executor.read()
         for one in sampled:
@@ -318,16 +331,27 @@ class Scheduler:
         if not self.busy:
             gauges.tokens_per_second = 0.0
             self.executor.rest()
-            self._weigh()
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
 
-    def _weigh(self) -> None:
-        """Read the bytes of KV, which are known as soon as a step was launched."""
-        gauges = self._gauges
-        gauges.row_bytes = self.executor.row_bytes
-        gauges.prefix_bytes = self.executor.entry_bytes
-        gauges.feature_bytes = self._model.media.features.nbytes if self._model.media else 0
+    def lend(self, nbytes: int) -> int:
+        """Keep so many bytes free for others from the next step on; returns how many are."""
+        if nbytes != self.executor.lent:
+            self.executor.lent = nbytes
+            self._events += self.executor.weigh_other()
+            return 0
+        return nbytes + self.planner.spare
+
+    def memory(self) -> dict[str, int]:
+        """What MLX holds for this model beside its weights, in bytes, between two steps."""
+        parts = {
+            "kv_cache": self.executor.row_bytes,
+            "prompt_cache": self.executor.entry_bytes,
+            "logits": self.executor.logit_bytes,
+        }
+        if self._model.media is not None:
+            parts["media_features"] = self.executor.feature_bytes
+        return parts
 
 
 def _is_allocation_failure(fault: Exception) -> bool:

@@ -53,6 +53,11 @@ class Scoring:
     def done(self) -> bool:
         return self._begun and self._rectangle is None and not self._waiting
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the continuations' KV."""
+        return self._rectangle.cache.nbytes if self._rectangle is not None else 0
+
     def results(self) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Per candidate, its tokens with their log-probabilities (natural)."""
         return tuple(

@@ -11,11 +11,12 @@ from __future__ import annotations
 import gc
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backend.engine.commands import Cancel, Command, Encode, Free, Load, Stop, Submit
+from backend.engine.commands import Cancel, Command, Encode, Free, Load, Look, Stop, Submit
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.gauges import Gauges
 from backend.engine.outbox import Outbox, Publication
@@ -77,9 +78,8 @@ class Worker:
                 if self._scheduler is not None and generating:
                     heartbeat.begin("round of generation")
                     self._scheduler.step()
-                if self._encoder is not None and self._encoder.busy:
-                    self._outbox.flush(everything=True)
-                    self._encoder.step(running=generating)
+                if self._encoder is not None:
+                    self._encode_rows(self._encoder, running=generating)
                 if self._suspect:
                     heartbeat.begin("check after a fault")
                     self._probe()
@@ -130,6 +130,9 @@ class Worker:
                 self._end_all(Cancelled("the model was unloaded"))
                 self._drop_model()
                 done.set_result(None)
+            case Look(done):
+                if done.set_running_or_notify_cancel():
+                    done.set_result(self._memory())
             case Stop():
                 self._end_all(ShuttingDown())
                 self._stopping = True
@@ -149,6 +152,17 @@ class Worker:
             )
             return
         self._encoder.submit(command)
+
+    def _encode_rows(self, encoder: EncodeQueue, *, running: bool) -> None:
+        """One batch, once the sequences beside it leave room for a row."""
+        room = encoder.room
+        if self._scheduler is not None:
+            room = min(self._scheduler.lend(encoder.needs), room)
+            if room < encoder.needs and self._scheduler.busy:
+                return
+        if encoder.busy:
+            self._outbox.flush(everything=True)
+            encoder.step(running=running, room=room)
 
     def _load(self, command: Load) -> None:
         """Run a stage. The model that serves goes on until the new one is whole."""
@@ -189,6 +203,19 @@ class Worker:
         self._epoch = served.epoch
         return served
 
+    def _memory(self) -> dict[str, int]:
+        """What MLX holds, and the parts of it that the loaded model knows, in bytes.
+
+        Nothing is being computed then, so the parts are all that is in use.
+        """
+        if "mlx.core" not in sys.modules:
+            return {}
+        import mlx.core as mx
+
+        mx.synchronize()
+        held = {"mlx_active": mx.get_active_memory(), "mlx_cache": mx.get_cache_memory()}
+        return held | (self._scheduler.memory() if self._scheduler is not None else {})
+
     def _refuse_rest(self) -> None:
         """Answer the commands that come after the end, so that nobody waits for them."""
         while not self._inbox.empty():
@@ -202,6 +229,9 @@ class Worker:
                 case Free(done=free):
                     if free.set_running_or_notify_cancel():
                         free.set_exception(ShuttingDown())
+                case Look(done=look):
+                    if look.set_running_or_notify_cancel():
+                        look.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
         for rows in (self._scheduler, self._encoder):
@@ -227,8 +257,6 @@ class Worker:
 
     def _clear_streams(self) -> None:
         """mlx 0.32.4 may abort the process at exit when a thread's streams outlive it."""
-        import sys
-
         if "mlx.core" in sys.modules:
             import mlx.core as mx
 

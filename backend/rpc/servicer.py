@@ -145,7 +145,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 
     async def Status(self, _: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
-        status = self._engine.status()
+        status = await self._engine.status()
         memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
         return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 

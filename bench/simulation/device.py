@@ -291,8 +291,9 @@ class SimulatedDevice:
             ran.events.append(Prefilled(part.sequence, part.end, part.snapshot))
         width = max(part.end - part.start for part in group)
         ran.computed += width * len(group)
-        seconds = self._setup.prefill_seconds(len(group), width, max(part.start for part in group))
-        ran.events.append(PrefillTimed(width * len(group), seconds))
+        behind = max(part.start for part in group)
+        seconds = self._setup.prefill_seconds(len(group), width, behind)
+        ran.events.append(PrefillTimed(width * len(group), seconds, behind))
         return seconds
 
     # Entries.

@@ -72,9 +72,10 @@ class Former(Planner):
     def _prefill(
         self,
         now: float,  # noqa: ARG002
+        room: int,  # noqa: ARG002
         *,
         running: bool,
-    ) -> tuple[list[tuple[Prefill, ...]], list[Score]]:
+    ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
         budget = self.pace.tokens(running=running)
         rows = sorted(
             (one for one in self.of("prefill") if one.filled < one.target),
@@ -88,7 +89,7 @@ class Former(Planner):
             passes.append((part,))
             budget -= max(part.end - part.start, SMALLEST_STEP)
             self._turns[one.number] = self._steps
-        return passes, []
+        return passes, [], 0
 
 
 def _expected(one: SequenceState) -> int:

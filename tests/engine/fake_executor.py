@@ -6,6 +6,7 @@ wrong place shows as tokens that are not the sequence's own.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -46,6 +47,7 @@ class FakeSequence:
     on_disk: int
     kv: list[int] | None = None
     width: int = 1
+    group: int = 0
     batch: int | None = None
     snapshots: set[int] = field(default_factory=set)
     generated: list[int] = field(default_factory=list)
@@ -70,7 +72,7 @@ class FakeSequence:
         return (7 * self.number + at) % 5
 
     def reset(self) -> None:
-        self.kv, self.batch, self.pending = None, None, False
+        self.kv, self.batch, self.group, self.pending = None, None, 0, False
         self.snapshots = set()
 
 
@@ -107,6 +109,8 @@ class FakeExecutor:
         self.texts: list[tuple[int, ...]] = []  # of sequences that are over: others continue them
         self.seconds = 0.0
         self.other = 0
+        self.features = 0
+        self._formed = 0
         self._storing: set[int] = set()
         self._numbers: set[int] = set()
         self._events: list[PlannerEvent] = []
@@ -121,25 +125,70 @@ class FakeExecutor:
     @property
     def charged(self) -> int:
         """Bytes that the plans so far may cause, as the planner's rule is written."""
-        alone = [one for one in self.running if one.batch is None]
-        used = sum(one.width * self._cost(one) for one in alone)
-        for number in {one.batch for one in self.running} - {None}:
-            members = [one for one in self.running if one.batch == number]
-            used += len(members) * max(map(self._cost, members))
-        return used
+        used = 0
+        homes: dict[tuple[int | None, int], list[FakeSequence]] = {}
+        for one in self.running:
+            group = one.group or -one.number
+            homes.setdefault((one.batch, 0 if one.batch is not None else group), []).append(one)
+        for members in homes.values():
+            used += sum(one.width for one in members) * max(map(self._cost, members))
+        return used + sum(one.arrived.beside for one in self.running)
 
     def _cost(self, one: FakeSequence) -> int:
+        """Bytes of a row, with what a decode step computes with for it."""
+        passes = self.limits.passes
+        longest = self._longest(one)
+        seen = passes.per_token + math.ceil(passes.per_pair * longest) + passes.per_choice
+        return self.limits.cost.of(longest) + seen
+
+    def _longest(self, one: FakeSequence) -> int:
         left = one.arrived.limit - len(one.generated)
         ahead = left if one.arrived.scores else min(left, 512)
-        return self.limits.cost.of(len(one.arrived.tokens) + len(one.generated) + max(ahead, 0))
+        return len(one.arrived.tokens) + len(one.generated) + max(ahead, 0)
 
-    def _check_memory(self) -> None:
-        """What is being stored counts from the next step on."""
+    def _passes(self, plan: StepPlan) -> int:
+        """Bytes that the passes of a plan compute with, all in the queue together."""
+        passes = self.limits.passes
+        nbytes = 0
+        for group in plan.prefill:
+            members = [self.sequences[part.sequence] for part in group]
+            if len(members) > 1:
+                rows = [one.width * self._cost(one) for one in members]
+                nbytes += sum(one.width for one in members) * max(map(self._cost, members))
+                nbytes -= sum(rows)
+            tokens = len(group) * max(part.end - part.start for part in group)
+            pairs = tokens * math.ceil(passes.per_pair * max(part.end for part in group))
+            first = self.sequences[group[0].sequence].arrived
+            choices = tokens * passes.per_choice if first.fresh else 0
+            encoded = first.encodes if any(group[0].start < end for _, end in first.spans) else 0
+            nbytes += max(tokens * passes.per_token + pairs + choices, encoded)
+        for score in plan.score:
+            one = self.sequences[score.sequence]
+            pairs = math.ceil(passes.per_pair * self._longest(one))
+            assert score.budget >= one.width - 1, "a token of each continuation"
+            nbytes += score.budget * (passes.per_token + pairs + passes.per_choice)
+        return nbytes
+
+    def _check_memory(self, plan: StepPlan) -> None:
+        """What is being stored counts from the next step on.
+
+        What is about to be gone by itself may crowd a lone sequence, but nothing is begun then.
+        """
+        if plan.features is not None:
+            assert plan.features < self.features
+            self.features = plan.features
         kept = [entry for at, entry in self.entries.items() if at not in self._storing]
         stored = sum(entry.nbytes for entry in kept)
         assert stored <= self.limits.prompt_cache
         assert not 0 < self.limits.max_entries < len(kept)
-        assert self.charged + stored <= max(self.limits.room - self.other, 0)
+        room = self.limits.room - self.other
+        if len(self.running) == 1 and self.charged > room:
+            assert not plan.start
+            assert not plan.prefill
+            assert not plan.score
+            assert not stored
+            room = self.limits.room
+        assert self.charged + stored + self.features + self._passes(plan) <= room
 
     def end(self, number: int, why: str) -> None:
         assert number not in self.ended, f"sequence {number} ends twice"
@@ -176,7 +225,7 @@ class FakeExecutor:
         assert len(self.running) <= self.limits.slots
         for join in plan.join:
             self._join(join.sequence, join.batch)
-        self._check_memory()
+        self._check_memory(plan)
         decoding = {one.batch for one in self.running if one.batch is not None}
         assert decoding <= set(plan.decode) <= decoding | {join.batch for join in plan.join}
         for number, count in plan.decode.items():
@@ -288,8 +337,10 @@ class FakeExecutor:
         width = max(part.end - part.start for part in group)
         assert len({part.sequence for part in group}) == len(group)
         assert len(group) == 1 or self.limits.together
+        self._formed += 1
         for part in group:
             one = self.sequences[part.sequence]
+            one.group = self._formed if len(group) > 1 else 0
             assert one.batch is None
             assert len(group) == 1 or not one.arrived.alone
             if one.kv is None or one.started_short:
@@ -381,6 +432,7 @@ class FakeExecutor:
             self.end(one.number, "failed")
             self._events.append(Ended(one.number, failed=True))
 
-    def weigh(self, nbytes: int) -> list[PlannerEvent]:
+    def weigh(self, nbytes: int, features: int | None = None) -> list[PlannerEvent]:
         self.other = nbytes
-        return [OtherBytes(nbytes)]
+        self.features = self.features if features is None else features
+        return [OtherBytes(nbytes, self.features)]

@@ -77,16 +77,16 @@ async def test_one_request_from_submit_to_the_last_event(model: Path) -> None:
         events = await _all(engine, request)
         assert isinstance(events[-1], Finished)
         assert events[-1].usage.completion_tokens == 7
-        assert engine.status().state is EngineState.READY
+        assert (await engine.status()).state is EngineState.READY
 
 
 async def test_nothing_is_served_before_a_load_and_during_one(model: Path) -> None:
     async with _engine() as engine:
-        assert engine.status().state is EngineState.EMPTY
+        assert (await engine.status()).state is EngineState.EMPTY
         with pytest.raises(NotLoaded):
             engine.submit(ENDLESS)
         load = await begun(engine.load(LoadRequest("m", str(model))))
-        assert engine.status().state is EngineState.LOADING
+        assert (await engine.status()).state is EngineState.LOADING
         for ask in (lambda: engine.submit(ENDLESS), engine.require_model):
             with pytest.raises(NotLoaded, match="under way"):
                 ask()
@@ -149,6 +149,29 @@ async def test_memory_returns_with_free(model: Path) -> None:
             await engine.free()
             gc.collect()
             assert mx.get_active_memory() <= before + 1_000
+
+
+async def test_status_adds_up_while_many_are_served(tmp_path: Path) -> None:
+    """Every look is one of the engine thread's, between two steps."""
+    wide = write_model(tmp_path, hidden_size=1024, head_dim=128, max_position_embeddings=100_000)
+    gc.collect()
+    before = mx.get_active_memory()
+    async with _engine(wide, parallel=16) as engine:
+        answers = [
+            asyncio.create_task(_all(engine, replace(ENDLESS, prompt=prompt, max_tokens=tokens)))
+            for prompt, tokens in ((RawPrompt("a b " * 9 * n), 20 + 5 * n) for n in range(1, 17))
+        ]
+        looks: list[dict[str, int]] = []
+        while not all(answer.done() for answer in answers):
+            looks.append((await engine.status()).breakdown)
+        for answer in answers:
+            assert isinstance(answer.result()[-1], Finished)
+    for look in looks:
+        held = look.pop("mlx_active") - before
+        look.pop("mlx_cache")
+        assert sum(look.values()) == pytest.approx(held, rel=0.05)
+    assert len(looks) > 20
+    assert len({look["kv_cache"] for look in looks}) > 3
 
 
 async def test_the_queue_is_bounded_and_leaving_makes_room(model: Path) -> None:
@@ -268,7 +291,7 @@ async def test_an_engine_that_cannot_go_on_says_so(
         monkeypatch.setattr(Scheduler, "step", broken)
         running = await begun(_all(engine, ENDLESS))
         assert "injected" in await engine.failed()
-        assert engine.status().state is EngineState.FAILED
+        assert (await engine.status()).state is EngineState.FAILED
         with pytest.raises(ShuttingDown):
             engine.submit(ENDLESS)
         await engine.stop(0)

@@ -20,7 +20,7 @@ import pytest
 
 from backend.engine import batch as decode_batch
 from backend.engine import executor as plan_executor
-from backend.engine import kv, prompt_logprobs
+from backend.engine import kv, prompt_logprobs, scheduler
 from backend.engine.batch import DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting import speculation
@@ -134,6 +134,12 @@ class Action:
         patch.setattr(self.owner, self.name, rigged)
 
 
+@pytest.fixture(autouse=True)
+def _small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual charge for a grammar is more than all the KV here, and `Strides` needs nothing."""
+    monkeypatch.setattr(scheduler, "_MATCHER_BYTES", 0)
+
+
 NOBODY, ONE, BATCH = 0, 1, 9
 ACTIONS = [
     Action(kv, "new_row", ONE, caller="_fill"),
@@ -146,6 +152,7 @@ ACTIONS = [
     Action(PrefillGroup, "extract", ONE, caller="_fill"),
     Action(PrefillGroup, "extract", NOBODY, caller="_keep"),
     Action(PrefillGroup, "gathered", BATCH),
+    Action(PrefillGroup, "settle", BATCH),
     Action(kv, "evaluate", NOBODY, caller="_finish_entries"),
     Action(kv, "evaluated", NOBODY, kind="hybrid"),
     Action(kv.BatchCache, "snapshot", BATCH, kind="hybrid"),
@@ -335,6 +342,9 @@ class FakeDisk:
 
     def save(self, *given: Any, **named: Any) -> None:
         self.saved += 1
+
+    def drain(self, seconds: float) -> None:
+        """Nothing is ever on its way."""
 
 
 class FakeMedia:

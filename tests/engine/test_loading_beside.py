@@ -105,7 +105,7 @@ async def test_a_load_that_nobody_waits_for_ends_at_the_next_stage(
                 assert engine._abandoned.wait(60)
 
         watch_stages(monkeypatch, leave)
-        before = engine.status().breakdown["mlx_active"]
+        before = (await engine.status()).breakdown["mlx_active"]
         load = asyncio.ensure_future(engine.load(LoadRequest("second", str(VISION))))
         with pytest.raises(asyncio.CancelledError):
             await load
@@ -113,7 +113,7 @@ async def test_a_load_that_nobody_waits_for_ends_at_the_next_stage(
         assert not isinstance(await anext(events), Finished)
         assert engine.require_model().name == "first"
         weights = sum(path.stat().st_size for path in VISION.glob("*.safetensors"))
-        assert engine.status().breakdown["mlx_active"] < before + weights // 2
+        assert (await engine.status()).breakdown["mlx_active"] < before + weights // 2
 
 
 @pytest.mark.parametrize("stage", [3, 12, 20])

@@ -15,6 +15,7 @@ from backend.engine.plan import (
     Limits,
     Lost,
     MemoryShort,
+    PassCost,
     PlannerEvent,
     Source,
     StepPlan,
@@ -25,6 +26,9 @@ from tests.engine.fake_executor import FakeExecutor, Faults
 
 STEP = 256  # tokens by which KV grows, and so the least that is charged
 PER_TOKEN = 10  # bytes
+
+
+FREE = PassCost()
 
 
 def limits_of(**changes: Any) -> Limits:
@@ -103,12 +107,14 @@ class World:
             states[1] | states[2]
         )
         assert self.planner.index.nbytes <= self.limits.prompt_cache
-        nothing = plan == StepPlan(plan.number)
-        self.empty = self.empty + 1 if nothing and self.planner.busy else 0
+        waits = plan == StepPlan(plan.number) and not self.executor.other
+        self.empty = self.empty + 1 if waits and self.planner.busy else 0
         assert self.empty < 3, "nothing is done, and somebody waits"
 
     def drain(self, most: int = 20_000) -> None:
-        """Until nothing is left to do."""
+        """Until nothing is left to do; what was about to be gone is gone."""
+        if self.executor.other:
+            self.events += self.executor.weigh(0)
         for _ in range(most):
             if not self.events and not self.planner.busy:
                 break
@@ -154,6 +160,10 @@ def random_arrival(world: World) -> None:
         fields.pop("on_disk", None)
     if dice.random() < 0.1:
         fields["keep"] = False
+    if dice.random() < 0.2:
+        fields["beside"] = dice.choice([1, 10, 1000]) * PER_TOKEN
+    if "spans" in fields:
+        fields["encodes"] = dice.choice([0, 100, 3000]) * PER_TOKEN
     if dice.random() < 0.3 and len(tokens) > 1:
         fields["places"] = (dice.randrange(1, len(tokens)),)
     world.arrive(
@@ -184,6 +194,7 @@ def random_limits(dice: random.Random) -> Limits:
         stall_ms=dice.choice([20.0, 250.0]),
         together=slots > 1 and dice.random() < 0.8,
         trims=trims,
+        passes=dice.choice([FREE, FREE, PassCost(40, 0, 7), PassCost(3, 0.25, 20), PassCost(1, 2)]),
     )
 
 
@@ -205,7 +216,7 @@ def random_course(seed: int) -> World:
                 world.events.append(MemoryShort())
             if dice.random() < 0.1:
                 others = [0, world.limits.room // 8, world.limits.room // 2]
-                world.events += world.executor.weigh(dice.choice(others))
+                world.events += world.executor.weigh(dice.choice(others), dice.choice(others))
             world.step()
     world.drain()
     return world

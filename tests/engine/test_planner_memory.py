@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from backend.engine.plan import Arrived, CacheCost, Limits
+from backend.engine.plan import (
+    Arrived,
+    CacheCost,
+    Limits,
+    OtherBytes,
+    PassCost,
+    PlannerEvent,
+    Prefilled,
+    PrefillTimed,
+    Started,
+)
 from backend.engine.planner import Planner
+from backend.engine.prefill import SMALLEST_STEP
 from backend.engine.prefix_index import PrefixKey
 
 
@@ -61,3 +72,45 @@ def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
     assert start.source is not None
     assert start.source.length == 5000
     assert 0 < len(start.snapshots) <= 5
+
+
+def test_bytes_that_will_soon_be_gone_refuse_nobody() -> None:
+    planner = Planner(limits(2000))
+    plan = planner.plan(0.0, [OtherBytes(1000), arrived(1, [1] * 1000)])
+    assert (plan.start, plan.refuse) == ((), ())
+    plan = planner.plan(0.1, [OtherBytes(0)])
+    assert [start.sequence for start in plan.start] == [1]
+
+
+def test_features_give_way_to_a_sequence() -> None:
+    planner = Planner(limits(2000))
+    plan = planner.plan(0.0, [OtherBytes(0, features=1000), arrived(1, [1] * 1000)])
+    assert [start.sequence for start in plan.start] == [1]
+    assert plan.features == 2000 - 1536
+
+
+def test_passes_shrink_as_the_scores_grow() -> None:
+    """At 4,000 tokens a pass of 512 would need 2 MB for its scores, where 1 MB is left."""
+    passes = PassCost(per_pair=1.0)
+    planner = Planner(limits(5000 + (1 << 20), prefill_chunk=512, passes=passes))
+    events: list[PlannerEvent] = [PrefillTimed(512, 0.01), arrived(1, [1] * 4000)]
+    sizes: list[int] = []
+    now = 0.0
+    while not planner.of("decode"):
+        plan = planner.plan(now, events)
+        events = [Started(start.sequence, 0) for start in plan.start]
+        for part in (part for group in plan.prefill for part in group):
+            sizes.append(part.end - part.start)
+            assert sizes[-1] * part.end <= 1 << 20
+            events.append(Prefilled(1, part.end))
+        now += 0.1
+    assert sizes[0] == 512
+    assert SMALLEST_STEP <= min(sizes[:-1]) < 512
+
+
+def test_a_lone_sequence_is_prefilled_token_by_token_rather_than_refused() -> None:
+    passes = PassCost(per_token=100)
+    kv = CacheCost(1, 0).of(300 + 512)
+    planner = Planner(limits(kv + 100 + 150, passes=passes))
+    plan = planner.plan(0.0, [arrived(1, [1] * 300)])
+    assert [part.end for group in plan.prefill for part in group] == [1]

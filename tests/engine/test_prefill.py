@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,3 +40,32 @@ def test_a_step_is_never_empty_and_never_above_the_most(
     pace = Pace(most, stall_ms=250)
     pace.measured(64, 64 * seconds)
     assert SMALLEST_STEP <= pace.tokens(running=running) <= max(most, SMALLEST_STEP)
+
+
+@pytest.mark.parametrize(("level", "slope"), [(1e-4, 1e-8), (1e-4, 0.0), (2e-3, 1e-7)])
+def test_short_and_very_long_prompts_take_turns_within_the_pause(
+    level: float, slope: float
+) -> None:
+    dice, pace = random.Random(1), Pace(100_000, stall_ms=250)
+    taken: list[float] = []
+    for course in range(200):
+        total, behind = dice.choice([100, 100, 500, 60_000]), 0
+        while behind < total:
+            most = pace.tokens(running=True, behind=behind)
+            tokens = min(most, total - behind)
+            seconds = tokens * (level + slope * behind) * dice.uniform(0.9, 1.1)
+            if course > 5 and most > SMALLEST_STEP:
+                taken.append(seconds / 0.25)
+            pace.measured(tokens, seconds, behind)
+            behind += tokens
+    assert max(taken) < 1.3
+
+
+def test_a_machine_that_slows_down_is_followed_at_any_length() -> None:
+    pace = Pace(100_000, stall_ms=250)
+    for slower in (1, 8):
+        for behind in (0, 500, 40_000) * 10:
+            pace.measured(128, 128 * slower * (1e-4 + 1e-8 * behind), behind)
+        for behind in (0, 40_000):
+            expected = 0.25 / (slower * (1e-4 + 1e-8 * behind))
+            assert abs(pace.tokens(running=True, behind=behind) - expected) < 32 + 0.1 * expected

@@ -36,16 +36,6 @@ def test_cancel_frees_the_slot_in_every_place() -> None:
     assert rounds.scheduler.executor.row_bytes == 0
 
 
-def test_the_gauges_know_the_kv_of_a_step_as_soon_as_it_was_launched() -> None:
-    rounds = Rounds(engine_model(random_model("full")))
-    rounds.submit(1, LONG, 4, ignore_eos=True)
-    rounds.step()
-    assert rounds.gauges.row_bytes == rounds.scheduler.executor.row_bytes > 0
-    rounds.drain()
-    assert rounds.gauges.row_bytes == 0
-    assert rounds.gauges.prefix_bytes == rounds.scheduler.executor.entry_bytes > 0
-
-
 def test_a_waiting_row_takes_the_freed_slot_in_the_next_round() -> None:
     rounds = Rounds(engine_model(random_model("full"), slots=1))
     rounds.submit(1, [1, 2, 3], 1000)

@@ -163,7 +163,7 @@ class FakeEngine(Engine):
     async def detokenize(self, tokens: list[int]) -> str:
         return bytes(tokens).decode()
 
-    def status(self) -> EngineStatus:
+    async def status(self) -> EngineStatus:
         return EngineStatus(self.state, 300, {"weights": 200, "cache": 100})
 
     def metrics(self) -> EngineMetrics:

@@ -84,10 +84,21 @@ class EncodeQueue:
         self._buckets: dict[int, deque[_Row]] = {}
         self._arrivals = 0
         self._steps = 0
+        self._needs = 0
 
     @property
     def busy(self) -> bool:
         return bool(self._buckets)
+
+    @property
+    def room(self) -> int:
+        """Bytes beside the weights."""
+        return self._room
+
+    @property
+    def needs(self) -> int:
+        """Bytes that the longest row computes with of all since the queue was last empty."""
+        return self._needs if self._buckets else 0
 
     def submit(self, command: Encode) -> None:
         """Queue the rows of a request, or refuse it where one row alone is too much."""
@@ -103,6 +114,7 @@ class EncodeQueue:
                 ),
             )
             return
+        self._needs = max(self.needs, needed)
         count = len(command.pieces)
         job = _Job(command.ticket, [None] * count, count)
         for place, piece in enumerate(command.pieces):
@@ -121,9 +133,13 @@ class EncodeQueue:
         for ticket in jobs:
             self._publish(ticket, error)
 
-    def step(self, *, running: bool) -> None:
-        """Run one batch. running: whether streams of generated text wait meanwhile."""
-        rows = self._take(self._pace.tokens(running=running))
+    def step(self, *, running: bool, room: int | None = None) -> None:
+        """Run one batch.
+
+        running: whether streams of generated text wait meanwhile. room: bytes that it may compute
+        with; None: all beside the weights.
+        """
+        rows = self._take(self._pace.tokens(running=running), self.room if room is None else room)
         self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}")
         started = time.perf_counter()
         try:
@@ -144,12 +160,12 @@ class EncodeQueue:
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
 
-    def _take(self, tokens: int) -> list[_Row]:
+    def _take(self, tokens: int, room: int) -> list[_Row]:
         """The rows of the next step: the oldest one and those of its length."""
         bucket = min(self._buckets, key=lambda size: self._buckets[size][0].arrival)
         waiting = self._buckets[bucket]
         lengths = (row.length for row in waiting)
-        count = rows_that_fit(lengths, tokens, self._cost, self._room)
+        count = rows_that_fit(lengths, tokens, self._cost, room)
         rows = [waiting.popleft() for _ in range(count)]
         if not waiting:
             del self._buckets[bucket]

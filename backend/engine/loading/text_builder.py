@@ -23,7 +23,8 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.logits_head import LogitsHead
 from backend.engine.model import Built, EngineModel
-from backend.engine.plan import CacheCost
+from backend.engine.pass_cost import pass_cost
+from backend.engine.plan import CacheCost, PassCost
 from backend.engine.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
@@ -63,7 +64,7 @@ def build(
         open_model=open_model,
     )
     traits = yield from _traits(loaded, order.cache_kind)
-    vocabulary, head, cost, batches, trims, together = traits
+    vocabulary, head, cost, passes, batches, trims, together = traits
     slots = settings.parallel if batches else 1
     context_size = served_context(loaded.context_size, request.context_size)
     drafting = yield from load_drafting(
@@ -71,7 +72,8 @@ def build(
     )
     taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
     if open_senses is not None:
-        taken += settings.vision_cache_mib * MIB
+        # Half of it is the processor's; features, the other half, give way to sequences.
+        taken += settings.vision_cache_mib * MIB // 2
     plan = device.memory_plan(here, settings, taken)
 
     yield "files"
@@ -107,6 +109,7 @@ def build(
         end_tokens=end_tokens,
         new_text=texts.stream,
         cost=cost,
+        passes=passes,
         slots=slots,
         batches=batches,
         trims=trims,
@@ -164,10 +167,10 @@ def build(
 
 def _traits(
     loaded: LoadedModel, kind: CacheKind
-) -> Stages[tuple[int, LogitsHead, CacheCost, bool, bool, bool]]:
+) -> Stages[tuple[int, LogitsHead, CacheCost, PassCost, bool, bool, bool]]:
     """What only tokens show, a stage for each. Raises ModelRejected, InvalidRequest.
 
-    The fields of `EngineModel`: vocabulary, head, cost, batches, trims, together.
+    The fields of `EngineModel`: vocabulary, head, cost, passes, batches, trims, together.
     """
     model = loaded.model
     try:
@@ -181,7 +184,9 @@ def _traits(
         yield "engine"
         vocabulary = kv.vocabulary_size(model)
         head = LogitsHead(model, vocabulary)
-        return vocabulary, head, cost, kv.can_batch(row), kv.always_trims(row), together
+        yield "engine"
+        passes = pass_cost(model, vocabulary, whole=not head.found)
+        return vocabulary, head, cost, passes, kv.can_batch(row), kv.always_trims(row), together
     except EngineError:
         raise
     except Exception as fault:

@@ -144,7 +144,14 @@ class FeatureCache:
             return
         self._held[digest] = features
         self.nbytes += features.nbytes
-        while self.nbytes > self._max_bytes:
+        self.shrink(self._max_bytes)
+
+    def holds(self, features: Features) -> bool:
+        return any(held is features for held in self._held.values())
+
+    def shrink(self, most: int) -> None:
+        """Forget until no more than so many bytes are left."""
+        while self.nbytes > most:
             _, dropped = self._held.popitem(last=False)
             self.nbytes -= dropped.nbytes
 

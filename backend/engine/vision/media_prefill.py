@@ -6,6 +6,7 @@ steps, which cannot be cut; what is cut is the reading of its tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from backend.engine.row_shift import RowShift
 from backend.engine.vision.features import FeatureCache, Features, encode, of_text, positions_of
-from backend.engine.vision.media_plan import MediaPlan, Span
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.seeing_model import SeeingModel
 
 
@@ -27,6 +28,7 @@ class MediaReader:
     def __init__(self, model: SeeingModel, most_bytes: int) -> None:
         self.model = model
         self.features = FeatureCache(most_bytes)
+        self._per_byte = 0.0  # of an item: what the encoder computed with at most
 
     def begin(
         self, plan: MediaPlan | None, tokens: Sequence[int], cache: Sequence[Any]
@@ -49,9 +51,22 @@ class MediaReader:
         known = self.features.find(span.item.digest)
         if known is not None:
             return known, False
-        features = encode(self.model, span.item)
+        features = self.encode(span.item)
         self.features.store(span.item.digest, features)
         return features, True
+
+    def encode(self, item: MediaItem) -> Features:
+        """The features of an item, computed; learns what that takes."""
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        features = encode(self.model, item)
+        taken = max(mx.get_peak_memory() - before, 0)
+        self._per_byte = max(self._per_byte, taken / max(item.nbytes, 1))
+        return features
+
+    def needs(self, plan: MediaPlan) -> int:
+        """Bytes that the encoder will compute with for the largest item, by what others took."""
+        return math.ceil(self._per_byte * max((span.item.nbytes for span in plan.spans), default=0))
 
 
 class MediaPrefill:
@@ -69,6 +84,12 @@ class MediaPrefill:
         self._tokens = tokens
         self._positions = positions
         self._features: dict[int, Features] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features that wait for their pass and that nobody else remembers."""
+        remembered = self._reader.features
+        return sum(own.nbytes for own in self._features.values() if not remembered.holds(own))
 
     def look(self, start: int, stop: int) -> int:
         """Get what the chunk needs; how many tokens were encoded for it, of one item at most."""

@@ -114,7 +114,10 @@ def _open_senses(
             order.media_limits,
         )
         prompts.take_media(media)
-        return MediaReader(model, half), media
+        reader = MediaReader(model, half)
+        for item in tried.values():
+            reader.encode(item)
+        return reader, media
 
 
 @contextmanager

@@ -86,9 +86,9 @@ async def test_its_weights_are_told_with_the_models() -> None:
     engine.start()
     try:
         await engine.load(_load())
-        alone = engine.status().breakdown["weights"]
+        alone = (await engine.status()).breakdown["weights"]
         await engine.load(_load(draft_model=DRAFT))
-        assert engine.status().breakdown["weights"] == alone + 4 * 127_424
+        assert (await engine.status()).breakdown["weights"] == alone + 4 * 127_424
     finally:
         await engine.stop(10)
 

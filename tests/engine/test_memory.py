@@ -1,0 +1,85 @@
+"""What Status tells of memory, against what MLX holds, at the end of every step."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_reduce
+
+from backend.engine.request import Sampling
+from backend.engine.score_plan import Continuation, ScorePlan
+from tests.engine.kv_models import kv_model, words
+from tests.engine.rounds import Rounds, engine_model
+
+# So wide that MLX's rounding to whole pages is small beside them.
+WIDE: dict[str, dict[str, Any]] = {
+    "attention": {"num_key_value_heads": 4, "head_dim": 128},
+    "window": {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 60},
+    "state space": {
+        "hidden_size": 512,
+        "num_heads": 32,
+        "head_dim": 64,
+        "state_size": 64,
+        "ssm_state_size": 64,
+    },
+    "latent": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+}
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.8, seed=3),
+    Sampling(temperature=0.8, top_p=0.9, frequency=0.5, seed=5),
+    Sampling(logit_bias=((3, -4.0), (5, 2.0)), repetition=1.2, window=20),
+]
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_the_parts_of_status_are_what_mlx_holds(kind: str) -> None:
+    model = kv_model(kind, **WIDE[kind])
+    engine = engine_model(model, slots=16, prefill_chunk=128)
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    weights = tree_reduce(lambda total, array: total + array.nbytes, model.parameters(), 0)
+    rounds = Rounds(engine)
+    for ticket in range(16):
+        prompt = words(20 + 29 * ticket, ticket)
+        wishes: dict[str, Any] = {"prompt_logprobs": 2} if ticket == 7 else {}
+        sampling = SAMPLINGS[ticket % len(SAMPLINGS)]
+        rounds.submit(ticket, prompt, 4 + 3 * ticket, sampling=sampling, **wishes)
+    rounds.score(16, _scores())
+    looks = 0
+    while rounds.scheduler.busy:
+        rounds.step()
+        mx.synchronize()
+        held = mx.get_active_memory() - before + weights
+        parts = rounds.scheduler.memory()
+        assert held == pytest.approx(weights + sum(parts.values()), rel=0.05), parts
+        looks += 1
+    assert looks > 50
+    assert parts["kv_cache"] == 0
+    assert parts["prompt_cache"] == rounds.scheduler.planner.index.nbytes > 0
+    assert not rounds.faults
+
+
+def _scores() -> ScorePlan:
+    prefix = words(150, 40)
+    tails = tuple(Continuation(tuple(words(9, salt))) for salt in range(5))
+    return ScorePlan(prefix, tails, stable=0)
+
+
+def test_texts_to_embed_get_the_memory_of_stored_prompts() -> None:
+    model = engine_model(kv_model("attention"), prompt_cache_bytes=1 << 19, memory_limit=1 << 20)
+    rounds = Rounds(model)
+    for ticket in range(4):
+        rounds.submit(ticket, words(900, ticket), 2)
+        rounds.drain()
+    stored = rounds.scheduler.executor.entry_bytes
+    needed = (1 << 20) - stored // 2
+    assert stored > 400_000
+    assert rounds.scheduler.lend(needed) < needed
+    rounds.drain()
+    assert rounds.scheduler.lend(needed) >= needed
+    assert rounds.scheduler.executor.entry_bytes <= stored // 2
