@@ -24,8 +24,7 @@ class Section:
     call_close: str
     read_call: Callable[[Reading], Wait[Call]]
     unmarked: tuple[str, ...] = ()
-    """What tells a call without its marker; without it, text in a section is before a call, and
-    is dropped. Where there is nothing here, a section holds marked calls alone."""
+    """What tells a call that lacks its marker; where nothing does, none may lack it."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -45,8 +44,9 @@ class Section:
                 space = len((yield from cursor.space()))
                 following = yield from cursor.at([self.call, self.closer])
                 inside = in_section and not following and (yield from cursor.more())
-            if inside and self.unmarked:
-                cursor.take((yield from self._before_call(cursor)))
+            noise = (yield from self._before_call(cursor)) if inside else 0
+            if noise or (inside and self.unmarked):
+                cursor.take(noise)
             elif following == self.call:
                 cursor.take(space + len(following))
             else:
@@ -62,9 +62,9 @@ class Section:
             raise cursor.unreadable()
 
     def _before_call(self, cursor: Cursor) -> Wait[int]:
-        """The length of the next call's marker and the text before it; 0 if an unmarked call comes.
+        """The length of text and the marker of the call that it stands before; 0 if none does.
 
-        An unmarked call may be the end of the text too: then it is for its reader to say so.
+        No template writes text there, and no reader of these families shows it.
         """
         start = cursor.position
         with cursor.ahead():

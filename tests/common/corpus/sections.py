@@ -51,6 +51,7 @@ DEEPSEEK_CASES = [
         _BEGIN + _V31_FERRY.removeprefix("<｜tool▁call▁begin｜>") + _END,
         _BEGIN + _V31_FERRY.removeprefix("<｜tool▁call▁begin｜>") + _END,
     ),
+    Case("text before a call", f"{_BEGIN} So:\n{_V3_FERRY}{_END}", calls=[A_FERRY]),
     Case("no separator", _BEGIN + _V31_FERRY.replace("<｜tool▁sep｜>", "") + _END, calls=[A_FERRY]),
     Case("text after", f"{_BEGIN}{_V31_TIDE}{_END}\nHm.", "Hm.", calls=[A_TIDE]),
     Case(
