@@ -159,4 +159,4 @@ class CallSyntax:
     @property
     def marked(self) -> bool:
         """Its openers are markup, and not what ordinary text may hold too."""
-        return self.begins is always
+        return self.begins is always and not any(opener[0].isalnum() for opener in self.openers)

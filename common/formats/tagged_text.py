@@ -48,7 +48,8 @@ class TaggedText:
         object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
         object.__setattr__(self, "_without_tools", Markers(plain))
         marked = [opener for c in self.calls if c.marked for opener in c.openers]
-        object.__setattr__(self, "_marked", Markers([*plain, *marked]))
+        marked += [marker for marker in plain if marker and not marker[0].isalnum()]
+        object.__setattr__(self, "_marked", Markers(marked))
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -70,10 +71,14 @@ class TaggedText:
 
         def write(text: str) -> None:
             """Show text, but for the beginning of a marker that the length limit has cut."""
+            end = len(text)
             if cursor.over and reading.was_cut() and not answer.markdown.quoted:
                 end = self._marked.open_end(text)
-                text = text[:end] if len(text) - end > 1 else text
-            answer.write(text)
+            if len(text) - end > 1:
+                answer.write(text[:end])
+                answer.edge()
+            else:
+                answer.write(text)
 
         while marker := (yield from cursor.until(markers, write)):
             if not (yield from self._block(reading, marker)):

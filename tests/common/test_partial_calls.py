@@ -35,7 +35,7 @@ TOKENS = re.compile(r"<[^<>\n]*>|\[[A-Z_/]+\]|\w+|\s+|.", re.DOTALL)
 UNCLEAR = re.compile(
     "no opening|no start|one mark for two|without opening|recipient first|no arguments"
     "|brace too many|in a value|in a string|inside text|looks|stray|an unknown name"
-    "|arguments$|text before"
+    "|arguments$|text before|functools"
 )
 """What may be more than a call up to some place, or a shorter one."""
 MARKED = [

@@ -315,11 +315,15 @@ PHI4 = [
     Case("functools", f"functools{_LIST}", calls=[A_FERRY, A_TIDE]),
     Case("reasoning", "<think>So.</think>Hm.", "Hm.", "So."),
     Case("a word", "functools is a module.", "functools is a module."),
+    Case("a word, cut", "It is in functools", "It is in functools", cut=True),
+    Case("a part of a word", "It is in func", "It is in func", cut=True),
     Case("no tools", f"functools{_LIST}", f"functools{_LIST}", tools=[]),
 ]
 GRANITE = [
     Case("a list", f"<|tool_call|>{_LIST}", calls=[A_FERRY, A_TIDE]),
     Case("a block", f"<tool_call>{_OLD_FERRY}</tool_call>", calls=[A_FERRY]),
+    Case("words of a marker, cut", "Hm. Here is my", "Hm. Here is my", cut=True),
+    Case("a marker, cut", "Hm.\n<tool", "Hm.", cut=True),
     Case(
         "reasoning",
         "Here is my thought process: So.\n\nHere is my response:\nHm.",
