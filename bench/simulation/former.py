@@ -23,9 +23,9 @@ class Former(Planner):
         self._turns: dict[int, int] = {}  # the step of each sequence's latest turn in prefill
 
     def _used(self) -> int:
-        return self._rectangle(self.admitted)
+        return self._whole(self.admitted)
 
-    def _rectangle(self, rows: list[SequenceState]) -> int:
+    def _whole(self, rows: list[SequenceState]) -> int:
         longest = max(map(_expected, rows), default=0)
         return sum(one.width for one in rows) * self.limits.cost.of(longest) if rows else 0
 
@@ -55,7 +55,7 @@ class Former(Planner):
             if self._expects(one, source):
                 expecting += 1
                 continue
-            needed = self._rectangle([*self.admitted, one]) + self.limits.cost.of(one.total)
+            needed = self._whole([*self.admitted, one]) + self.limits.cost.of(one.total)
             if needed > self._room:
                 if self.admitted:
                     break

@@ -20,7 +20,7 @@ import pytest
 
 from backend.engine import batch as decode_batch
 from backend.engine import executor as plan_executor
-from backend.engine import kv, prompt_logprobs, scheduler
+from backend.engine import kv, prompt_logprobs
 from backend.engine.batch import DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting import speculation
@@ -38,6 +38,7 @@ from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Heard, Rounds, engine_model
 from tests.engine.test_parity import Strides
 
+pytestmark = pytest.mark.usefixtures("small_grammars")
 DEFECT = "injected"
 NO_MEMORY = "[malloc] Unable to allocate 123456 bytes."
 CALLS = 6  # of an action that fail, each in a course of its own
@@ -132,12 +133,6 @@ class Action:
             return result
 
         patch.setattr(self.owner, self.name, rigged)
-
-
-@pytest.fixture(autouse=True)
-def _small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The usual charge for a grammar is more than all the KV here, and `Strides` needs nothing."""
-    monkeypatch.setattr(scheduler, "_MATCHER_BYTES", 0)
 
 
 NOBODY, ONE, BATCH = 0, 1, 9

@@ -19,7 +19,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.engine import scheduler
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
 from backend.engine.plan import StepPlan
@@ -27,7 +26,7 @@ from backend.engine.request import WHOLE, Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
 SCHEDULES = {"full": 90, "window": 40, "hybrid": 40, "recurrent": 40}
 ROUNDS = 40
 MOST_ROWS = 10
@@ -85,12 +84,6 @@ class Strides:
 @pytest.fixture(autouse=True)
 def _no_compiler() -> None:
     mx.disable_compile()
-
-
-@pytest.fixture(autouse=True)
-def _small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The usual charge for a grammar is more than all the KV here, and `Strides` needs nothing."""
-    monkeypatch.setattr(scheduler, "_MATCHER_BYTES", 0)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -33,6 +33,7 @@ from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import engine_model
 from tests.engine.test_parity import check_schedule
 
+pytestmark = pytest.mark.usefixtures("small_grammars")
 EIGHT = CacheKind(8, 32)
 FOUR = CacheKind(4, 32)
 LAYERS = 2
