@@ -1,9 +1,10 @@
 """Turns what a model writes into content, reasoning and tool calls, piece by piece.
 
 Every split of the text gives the same result, because a family's grammar sees characters and
-never pieces; a whole text is parsed by the same code as a stream. A call is handed out when it is
-certain, at its end: only then is it known that it was not cut by the length limit or written
-wrongly, which would make it content exactly as the model wrote it.
+never pieces; a whole text is parsed by the same code as a stream. A call is handed out at its
+end: only then is it known that it was not cut by the length limit, which drops it, or written
+wrongly, which makes it content exactly as the model wrote it. With `partial_calls` it is handed
+out while it is written, and what was handed out of a call that never ends stays as it is.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class ChatParser:
     """Parses one answer. `tools` are those the model may call: without any, calls are content.
 
     prompt_tail: the end of the prompt, which tells whether reasoning has begun. begun: where the
-    prompt ends with the beginning of the answer, that text; it is read, and not told.
+    prompt ends with the beginning of the answer, that text; it is read, and its events are not
+    handed out. partial_calls: the start of a call comes when its name is certain, and its
+    arguments in pieces: strings as they are written, other values when they are complete.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ChatParser:
         tools: Sequence[Mapping[str, Any]] = (),
         prompt_tail: str = "",
         begun: str = "",
+        partial_calls: bool = False,
     ) -> None:
         self._answer = Answer()
         self._cursor = Cursor()
@@ -69,6 +73,7 @@ class ChatParser:
         if begun:
             self.feed(begun)
             self._known = self._answer.pending + self._cursor.pending
+        self._reading.partial = partial_calls
 
     def feed(self, text: str) -> list[ChatEvent]:
         """Take the next piece of text; return what is certain by now."""

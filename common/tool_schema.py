@@ -79,6 +79,33 @@ class ToolSchemas:
             return _looks_like(text, only_nested=undeclared == "text")
         return _typed(text, types)
 
+    def is_text(self, name: str, argument: str, begun: str, undeclared: Undeclared) -> bool:
+        """Whether `typed` makes a string of every text that begins like this."""
+        root = self._parameters.get(name, {})
+        schema = _properties(root).get(argument, root.get("additionalProperties"))
+        types = _types(schema, root)
+        bare = begun.strip()
+        if not types or types == _UNTYPED:
+            return undeclared == "text" and bool(bare) and bare[0] not in "{["
+        others = types - {"string"}
+        return "string" in types and all(_excludes(bare, kind) for kind in others)
+
+
+def _excludes(begun: str, kind: str) -> bool:
+    """Whether no text that begins like this is a value of a type."""
+    if not begun:
+        return False
+    match kind:
+        case "null":
+            return not any(word.startswith(begun) for word in ("null", "None"))
+        case "boolean":
+            return not any(word.startswith(begun.lower()) for word in ("true", "false"))
+        case "integer" | "number":
+            return begun[0] not in "+-.0123456789eE"
+        case "object" | "array":
+            return begun[0] not in "{["
+    return False
+
 
 def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}

@@ -20,14 +20,23 @@ from common.chat_parser import ChatParser
 
 
 class Answer:
-    """The parser of one generation; it starts with the first piece, when the prompt is known."""
+    """The parser of one generation; it starts with the first piece, when the prompt is known.
+
+    partial_calls: the events are sent one by one, so calls may be shown while they are written.
+    """
 
     def __init__(
-        self, facts: ServedModel, request: GenerationRequest, generation: Generation
+        self,
+        facts: ServedModel,
+        request: GenerationRequest,
+        generation: Generation,
+        *,
+        partial_calls: bool,
     ) -> None:
         self._facts = facts
         self._request = request
         self._generation = generation
+        self._partial_calls = partial_calls
         self._parser: ChatParser | None = None
         self._unsent: list[TokenLogprob] = []
         self._sent = 0
@@ -95,5 +104,6 @@ class Answer:
                 tools=prompt.tools or (),
                 prompt_tail=self._generation.prompt_tail,
                 begun=prompt.messages[-1]["content"] if prompt.continues else "",
+                partial_calls=self._partial_calls,
             )
         return self._parser

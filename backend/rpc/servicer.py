@@ -94,7 +94,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
         events: list[ChatEvent] = []
         usage, logprobs = Usage(), b""
-        generation, answer = self._submit(request)
+        generation, answer = self._submit(request, partial_calls=False)
         async with generation:
             async for event in generation:
                 usage = event.usage
@@ -105,7 +105,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return replies.whole(message_of(events), usage, logprobs)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
-        generation, answer = self._submit(request)
+        generation, answer = self._submit(request, partial_calls=True)
         async with generation:
             async for event in generation:
                 for part in _read(answer, event):
@@ -116,12 +116,14 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     await context.write(replies.last(event.usage, logprobs))
                     context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
 
-    def _submit(self, options: pb.PredictOptions) -> tuple[Generation, Answer]:
+    def _submit(
+        self, options: pb.PredictOptions, *, partial_calls: bool
+    ) -> tuple[Generation, Answer]:
         facts = self._engine.require_text_model("Predict")
         request = generation_request(options, facts)
         note(id=request.request_id)
         generation = self._engine.submit(request)
-        return generation, Answer(facts, request, generation)
+        return generation, Answer(facts, request, generation, partial_calls=partial_calls)
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context

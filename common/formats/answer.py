@@ -39,6 +39,8 @@ class Answer:
         self._written: set[type[Content] | type[Reasoning]] = set()
         self._ids: set[str] = set()
         self.calls = 0
+        self._begun = False
+        self._told = 0  # characters of the arguments of the call that has begun
         self._latest = ""
         self.fresh = True
         """Nothing but whitespace has come since the beginning or the last block."""
@@ -98,15 +100,32 @@ class Answer:
         self.edge(reasoning=reasoning)
         self._after_block = False
 
-    def call(self, call: Call) -> None:
-        identity = call.id
+    def begin(self, name: str, identity: str) -> None:
+        """A call of this name is being written; `tell` adds what is certain of its arguments."""
         if not identity or identity in self._ids:
             identity = f"call_{uuid.uuid4().hex}"
         self._ids.add(identity)
+        self._events.append(ToolCallStart(self.calls, identity, name))
+        self._begun = True
+
+    def tell(self, text: str) -> None:
+        """More of the arguments of the call that has begun, if one has."""
+        if self._begun and text:
+            self._events.append(ToolCallArguments(self.calls, text))
+            self._told += len(text)
+
+    def call(self, call: Call) -> None:
+        """A call is complete: what was not told of it is told."""
         self.edge()
-        self._events.append(ToolCallStart(self.calls, identity, call.name))
-        self._events.append(ToolCallArguments(self.calls, call.arguments))
-        self.calls += 1
+        if not self._begun:
+            self.begin(call.name, call.id)
+        self.tell(call.arguments[self._told :])
+        self.abandon()
+
+    def abandon(self) -> None:
+        """No more comes of the call that has begun, if one has."""
+        self.calls += self._begun
+        self._begun, self._told = False, 0
 
     def flush(self) -> None:
         """The text is over: whitespace at its end is the model's own, unless it is all there is."""

@@ -46,9 +46,9 @@ class Markers:
             left = len(text) - start
             longer = not ended and left < self._longest and text[start:] in self._beginnings
             return start, "" if longer else match.group()
-        return (len(text) if ended else self._open_end(text, at)), ""
+        return (len(text) if ended else self.open_end(text, at)), ""
 
-    def _open_end(self, text: str, at: int) -> int:
+    def open_end(self, text: str, at: int = 0) -> int:
         """The first place from which the text is the beginning of a marker."""
         at = max(at, len(text) - self._longest + 1)
         while match := self._first.search(text, at):
@@ -76,6 +76,11 @@ class Cursor:
     def pending(self) -> str:
         """What has arrived and was not read, or may be put back."""
         return "".join(self._kept) + self._text[self._at :]
+
+    @property
+    def over(self) -> bool:
+        """All of the text has been read."""
+        return self.ended and self._at == len(self._text)
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
@@ -173,12 +178,15 @@ class Cursor:
         if left and not comes and any(literal.startswith(left) for literal in literals):
             self.take(length + len(left))
 
-    def run(self, pattern: re.Pattern[str]) -> Wait[str]:
+    def run(self, pattern: re.Pattern[str], show: Callable[[str], None] | None = None) -> Wait[str]:
         """Read characters while the pattern, a repeated character class, takes them."""
         chunks: list[str] = []
         while True:
             match = pattern.match(self._text, self._at)
-            chunks.append(self.take(match.end() - self._at if match else 0))
+            if match and match.end() > self._at:
+                chunks.append(self.take(match.end() - self._at))
+                if show:
+                    show(chunks[-1])
             if self._at < len(self._text) or self.ended:
                 return "".join(chunks)
             yield
@@ -198,7 +206,7 @@ class Cursor:
 
     def unreadable(self) -> Unreadable:
         """The right complaint for this place: a text that ended was cut."""
-        return Cut() if self.ended and self._at == len(self._text) else Unreadable()
+        return Cut() if self.over else Unreadable()
 
     def rest(self) -> str:
         """Read all that has arrived."""

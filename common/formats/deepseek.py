@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from common.formats.answer import Call
-from common.formats.cursor import Markers, Unreadable, Wait
-from common.formats.json_calls import arguments_of
+from common.formats.cursor import Markers, Wait
+from common.formats.json_calls import read_arguments
 from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
-from common.formats.values import read_value
 
 THINK = Tags("<think>", "</think>")
 _SEPARATOR = "<｜tool▁sep｜>"
@@ -34,11 +33,10 @@ def _read_call(reading: Reading) -> Wait[Call]:
         yield from cursor.space()
     if not name or any(letter.isspace() for letter in name):
         raise cursor.unreadable()
+    reading.begin(name)
     if (yield from cursor.at([_CALL_END])):
         return Call(name, "{}")
-    arguments = arguments_of((yield from read_value(cursor, ends=("\n```", _CALL_END))))
-    if arguments is None:
-        raise Unreadable
+    arguments = yield from read_arguments(reading, ("\n```", _CALL_END))
     yield from cursor.space()
     yield from cursor.accept("```")
     return Call(name, arguments)

@@ -6,9 +6,10 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
+from common.formats.json_calls import read_arguments
 from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.tagged_text import TaggedText
-from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect, read_value
+from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:-]*")
 
@@ -25,7 +26,8 @@ def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[
             raise cursor.unreadable()
         if (yield from cursor.peek()) != "{":
             raise cursor.unreadable()
-        arguments = yield from read_value(cursor, dialect, (closer,))
+        reading.begin(name)
+        arguments = yield from read_arguments(reading, (closer,), dialect)
         reading.call(Call(name, arguments))
         with cursor.ahead():
             start = cursor.position

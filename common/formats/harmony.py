@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.formats.json_calls import arguments_of
+from common.formats.json_calls import read_arguments
 from common.formats.reading import Reading, Tags, is_quoted
-from common.formats.values import read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
@@ -26,15 +25,22 @@ _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
 _HEADER_WORDS = re.compile(r"[\w .=-]*")
 _FORMAT = re.compile(r"[a-z]*")
+_QUOTED = re.compile(r"[\w .=<|>-]*")
+_FUNCTIONS = "functions."
+_PEOPLE = frozenset({"assistant", "user", "all"})
 
 
 @dataclass
 class _Header:
-    """What a header says; `marked` tells that markup says it, and not words that look like it."""
+    """What a header says.
+
+    marked: markup says it, and not words that look like it. whole: its end has been read.
+    """
 
     channel: str = ""
     recipient: str = ""
     marked: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Harmony:
                     yield from self._call(reading, header.recipient)
         except Cut:
             rest = cursor.rest()
-            if header.recipient or not header.marked:
+            if not header.marked or (header.whole and not reading.was_cut()):
                 answer.exact(reasoning=False)
                 answer.write(rest)
         except Unreadable:
@@ -87,16 +93,19 @@ class Harmony:
             cursor.take(space + len(part))
             header.marked = header.marked or part not in _BARE_PARTS
             if part == _MESSAGE:
+                header.whole = True
                 return
             if part in _CHANNELS:
                 header.channel = part
             elif part == _RECIPIENT:
-                header.recipient = yield from cursor.run(_NAME)
+                recipient = yield from cursor.run(_NAME)
+                header.recipient = "" if recipient in _PEOPLE else recipient
             elif part == _CONSTRAIN:
                 yield from cursor.run(_FORMAT)
         yield from cursor.drop_cut((*_HEADER_PARTS, _MESSAGE))
         if not header.marked or not (yield from cursor.more()):
             raise cursor.unreadable()
+        header.whole = True
 
     def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
         """Whether words that may be a header's are, since markup came before or comes after."""
@@ -108,17 +117,16 @@ class Harmony:
 
     def _call(self, reading: Reading, recipient: str) -> Wait[None]:
         cursor = reading.cursor
-        name = recipient.removeprefix("functions.")
-        if not reading.tools or (name == recipient and name not in reading.tools):
+        name = recipient.removeprefix(_FUNCTIONS)
+        if not reading.tools:
             raise Unreadable
         yield from cursor.space()
-        arguments: str | None = "{}"
+        arguments = "{}"
         stopped = not (yield from cursor.more()) and not reading.was_cut()
         empty = stopped and not reading.tools.lacks(name, ())
+        reading.begin(name)
         if not empty and not (yield from cursor.at([*_ENDS, _START])):
-            arguments = arguments_of((yield from read_value(cursor, ends=(*_ENDS, _START))))
-        if arguments is None:
-            raise Unreadable
+            arguments = yield from read_arguments(reading, (*_ENDS, _START))
         yield from cursor.space()
         closed = yield from cursor.accept(*_ENDS)
         if not closed and (yield from cursor.more()) and not (yield from cursor.at([_START])):
@@ -130,18 +138,43 @@ class Harmony:
         cursor, answer = reading.cursor, reading.answer
         answer.exact(reasoning=header.channel == "analysis")
         while marker := (yield from cursor.until(_BODY_ENDS, answer.write)):
-            if (yield from is_quoted(reading, marker)):
+            if (yield from self._is_text(reading, marker)):
                 answer.write(cursor.take(len(marker)))
                 continue
             cursor.take(len(marker) if marker in _ENDS else 0)
             break
         answer.flush()
 
+    def _is_text(self, reading: Reading, marker: str) -> Wait[bool]:
+        """Whether a marker inside a text is only being talked about."""
+        cursor = reading.cursor
+        if (yield from is_quoted(reading, marker)):
+            return True
+        if marker in _ENDS:
+            return False
+        with cursor.ahead():
+            cursor.take(len(marker))
+            if marker == _CHANNEL:
+                yield from cursor.space()
+                if (yield from cursor.more()) and not (yield from cursor.at(_CHANNELS)):
+                    return True
+            if not reading.answer.quotes:
+                return False
+            yield from cursor.run(_QUOTED)
+            return (yield from cursor.peek()) in ("`", "'", '"')
+
     def _other(self, reading: Reading, header: _Header) -> Wait[None]:
-        """Text without a header is the answer; a call that cannot be read is kept as written."""
+        """Text without a header is the answer; a call that cannot be read is kept as written.
+
+        What was meant for a tool that the model has by its training, and is no JSON, is a message.
+        """
         cursor, answer = reading.cursor, reading.answer
         if not header.recipient:
             yield from self._body(reading, _Header())
+            return
+        if header.whole and not header.recipient.startswith(_FUNCTIONS):
+            yield from self._header(reading, _Header(marked=True))
+            yield from self._body(reading, header)
             return
         answer.exact(reasoning=False)
         answer.write((yield from cursor.space()))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
 from common.formats.reading import Reading
-from common.formats.values import as_json, parts, read_value, string_of
+from common.formats.values import JSON, Dialect, Tell, as_json, parts, read_value, string_of
 
 _NAMES = ("name", "function", "tool_name", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -29,6 +29,22 @@ def arguments_of(text: str | None) -> str | None:
     return text if text and text.startswith("{") else None
 
 
+def read_arguments(
+    reading: Reading, ends: tuple[str, ...] = (), dialect: Dialect = JSON
+) -> Wait[str]:
+    """The arguments of the call that has begun, which are told as they come.
+
+    A JSON string that holds them is told when it is complete.
+    """
+    cursor = reading.cursor
+    yield from cursor.space()
+    tell = reading.tell if (yield from cursor.peek()) == "{" else None
+    arguments = arguments_of((yield from read_value(cursor, dialect, ends, tell=tell)))
+    if arguments is None:
+        raise Unreadable
+    return arguments
+
+
 def calls_of(text: str, *, strict: bool = False) -> list[Call]:
     """The calls in a JSON object or list; `strict` wants nothing in it but a call."""
     items = [value for _, value in parts(text)] if text.startswith("[") else [text]
@@ -38,10 +54,10 @@ def calls_of(text: str, *, strict: bool = False) -> list[Call]:
 
 
 def _call_of(text: str, strict: bool) -> Call:
-    members = dict(parts(text)) if text.startswith("{") else {}
+    members = _members(text)
     identity = string_of(members.get("id", "")) or string_of(members.get("call_id", "")) or ""
-    if members.get("function", "").startswith("{"):
-        members = dict(parts(members["function"]))
+    if members.get(_first(_NAMES, members), "").startswith("{"):
+        members = _members(members[_first(_NAMES, members)])
     name_key, arguments_key = _first(_NAMES, members), _first(_ARGUMENTS, members)
     name = string_of(members.get(name_key, ""))
     arguments = arguments_of(members.get(arguments_key))
@@ -51,8 +67,39 @@ def _call_of(text: str, strict: bool) -> Call:
     return Call(name, arguments, identity)
 
 
+def _members(text: str) -> dict[str, str]:
+    """An object's members; of those with one key the first, which may have been shown already."""
+    found: dict[str, str] = {}
+    for key, value in parts(text) if text.startswith("{") else ():
+        found.setdefault(key, value)
+    return found
+
+
 def _first(keys: tuple[str, ...], members: Mapping[str, str]) -> str:
-    return next((key for key in keys if key in members), "")
+    """Which of the keys comes first, for the same reason."""
+    return next((key for key in members if key in keys), "")
+
+
+def _show(reading: Reading) -> Callable[[str, str], Tell | None]:
+    """Shows a call while its object is read: from its arguments on, if its name came before."""
+    seen: dict[str, list[str]] = {}
+
+    def told(key: str, head: str) -> Tell | None:
+        key = string_of(key) or ""
+        if key in seen:
+            return None
+        seen[key] = []
+        if key not in _ARGUMENTS or head != "{":
+            return seen[key].append
+        texts = {key: "".join(chunks) for key, chunks in seen.items()}
+        name = string_of(texts.get(_first(_NAMES, texts), ""))
+        if not name or _first(_ARGUMENTS, texts) != key or seen.keys() - _KEYS:
+            return None
+        identity = string_of(texts.get("id", "")) or string_of(texts.get("call_id", ""))
+        reading.begin(name, identity or "")
+        return reading.tell
+
+    return told
 
 
 def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
@@ -79,7 +126,7 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
-    for call in calls_of((yield from read_value(reading.cursor, ends=ends))):
+    for call in calls_of((yield from read_value(reading.cursor, ends=ends, told=_show(reading)))):
         reading.call(call)
 
 
@@ -94,7 +141,8 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
     alone = reading.answer.fresh
     while True:
         yield from _expect_call(reading, alone)
-        found = calls_of((yield from read_value(cursor)), strict=True)
+        told = None if closers or not alone else _show(reading)
+        found = calls_of((yield from read_value(cursor, told=told)), strict=True)
         start = cursor.position
         with cursor.ahead():
             yield from cursor.space()
@@ -103,7 +151,8 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
             separator = yield from cursor.accept(";", ",")
             yield from cursor.space()
             length = cursor.position - start
-            another = bool(separator) and (yield from cursor.peek()) in ("{", "[")
+            head = (yield from cursor.peek()) if separator else ""
+            another = bool(separator) and head in ("{", "[", "")
         if closers and not (over or closed or another):
             raise Unreadable
         offered = all(call.name in reading.tools for call in found)
@@ -114,6 +163,9 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
         if not another:
             return
         cursor.take(length)
+        if not (yield from cursor.more()):
+            return
+        reading.begun = alone  # a separator after a call is not there for anything else
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
@@ -129,6 +181,7 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
             return
         name = string_of((yield from read_value(cursor)))
         if name is not None and name in reading.tools:
+            reading.begun = alone
             return
         yield from cursor.space()
         yield from cursor.expect(",")

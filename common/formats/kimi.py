@@ -6,12 +6,12 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Unreadable, Wait
-from common.formats.json_calls import arguments_of
+from common.formats.json_calls import read_arguments
 from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
-from common.formats.values import parts, read_value
+from common.formats.values import parts
 
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _CALL_END = "<|tool_call_end|>"
@@ -29,12 +29,11 @@ def _read_call(reading: Reading) -> Wait[Call]:
         raise cursor.unreadable()
     yield from cursor.accept(_ARGUMENTS)
     yield from cursor.space()
-    if (yield from cursor.at([_CALL_END])):
-        return Call(named[1], "{}", identity)
-    arguments = arguments_of((yield from read_value(cursor, ends=(_CALL_END,))))
-    if arguments is None:
-        raise Unreadable
     name = named[1]
+    reading.begin(name, identity)
+    if (yield from cursor.at([_CALL_END])):
+        return Call(name, "{}", identity)
+    arguments = yield from read_arguments(reading, (_CALL_END,))
     if name.isdecimal() and name not in reading.tools:  # only the index: the arguments may tell
         fitting = reading.tools.accepting(key for key, _ in parts(arguments))
         if len(fitting) != 1:
@@ -49,6 +48,7 @@ _SECTION = Section(
     "<|tool_call_begin|>",
     _CALL_END,
     _read_call,
+    unmarked=(_ARGUMENTS, "{"),
 )
 _XTML = CallTags(
     call="<|open|>call",
@@ -71,6 +71,7 @@ K2_TEXT = TaggedText(
 K3_TEXT = TaggedText(
     tags=(Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True),),
     calls=(CallSyntax(_XTML.openers, _XTML.read, _XTML.closers),),
+    answer="<|open|>response<|sep|>",
     silent=(
         "<|open|>response<|sep|>",
         "<|close|>response<|sep|>",

@@ -50,12 +50,12 @@ def _separated(reading: Reading) -> Wait[bool]:
     start = cursor.position
     with cursor.ahead():
         yield from cursor.space()
-        yield from cursor.accept(";", ",")
+        separator = yield from cursor.accept(";", ",")
         yield from cursor.space()
         length = cursor.position - start
-        another = (yield from cursor.peek()) == "{"
-    cursor.take(length if another else 0)
-    return another
+        head = yield from cursor.peek()
+    cursor.take(length if head == "{" or (separator and not head) else 0)
+    return head == "{"
 
 
 def _fenced(opener: str, closer: str) -> CallSyntax:

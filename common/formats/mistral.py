@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from common.formats.answer import Call
-from common.formats.cursor import Unreadable, Wait
-from common.formats.json_calls import arguments_of, read_bare_calls, read_json_calls
+from common.formats.cursor import Wait
+from common.formats.json_calls import read_arguments, read_bare_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
 from common.formats.tagged_text import TaggedText
-from common.formats.values import read_value
 
 _CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"[\w.:/-]*")
@@ -20,6 +19,8 @@ def _read(reading: Reading) -> Wait[None]:
     yield from cursor.accept(_CALLS)
     while True:
         yield from cursor.space()
+        if not (yield from cursor.more()):
+            return
         if not (yield from cursor.at([_ARGS, _CALL_ID])) and (yield from cursor.peek()) in (
             "[",
             "{",
@@ -49,9 +50,8 @@ def _read_named(reading: Reading) -> Wait[None]:
     yield from cursor.space()
     if (yield from cursor.peek()) != "{" and not marked:
         raise cursor.unreadable()
-    arguments = arguments_of((yield from read_value(cursor, ends=(_CALLS,))))
-    if arguments is None:
-        raise Unreadable
+    reading.begin(name, identity)
+    arguments = yield from read_arguments(reading, (_CALLS,))
     reading.call(Call(name, arguments, identity))
 
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 
+from common.formats.cursor import Cursor, Wait
+
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.S)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
 
 
-def decoded_escapes(text: str) -> str:
-    """The text of a literal's inside; an escape that Python does not know stays as it is."""
-    return _ESCAPE.sub(_decoded, text)
+_LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
+
+
+def read_escape(cursor: Cursor) -> Wait[str]:
+    """What the escape that comes next stands for; one that Python does not know stays as it is."""
+    pair = yield from cursor.peek(2)
+    match = _ESCAPE.match((yield from cursor.peek(_LENGTHS.get(pair[1:], 2))))
+    if match is None:
+        cursor.rest()
+        raise cursor.unreadable()
+    cursor.take(match.end())
+    return _decoded(match)
 
 
 def _decoded(match: re.Match[str]) -> str:

@@ -8,7 +8,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
 from common.formats.reading import Reading
 from common.formats.tagged_calls import object_of
-from common.formats.values import PYTHON, read_value
+from common.formats.values import PYTHON, json_string, read_value
 
 _NAME = re.compile(r"[\w.-]*")
 _NEXT_ARGUMENT = re.compile(r"[,\s]*")
@@ -22,15 +22,19 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
     """
     cursor = reading.cursor
     alone = reading.answer.fresh
+    certain = alone or not offered
     in_list = bool((yield from cursor.accept("[")))
-    found: list[Call] = []
+    held: list[Call] = []  # those that count only if all of the list is read
+    count = 0
     while True:
         yield from cursor.space()
-        if found and in_list and (yield from cursor.accept("]")):
+        if count and in_list and (yield from cursor.accept("]")):
             break
-        found.append((yield from _read_call(reading)))
-        if offered and not alone and found[-1].name not in reading.tools:
-            raise Unreadable
+        call = yield from _read_call(reading, shown=certain)
+        if offered and call.name not in reading.tools:
+            if not alone:
+                raise Unreadable
+            certain = False
         with cursor.ahead():
             start = cursor.position
             yield from cursor.space()
@@ -44,14 +48,20 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
                 raise cursor.unreadable()
         elif another and ends:
             cursor.take(length)
+        count += 1
+        if certain:
+            reading.call(call)
         else:
+            held.append(call)
+        reading.begun = certain and in_list
+        if not in_list and not (another and ends):
             break
-    if offered and not all(call.name in reading.tools for call in found):
+    if offered and not all(call.name in reading.tools for call in held):
         with cursor.ahead():
             yield from cursor.space()
             if not in_list or (yield from cursor.more()):
                 raise Unreadable
-    for call in found:
+    for call in held:
         reading.call(call)
 
 
@@ -66,14 +76,16 @@ def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     yield from cursor.accept_after_space(fence)
 
 
-def _read_call(reading: Reading) -> Wait[Call]:
+def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
     cursor = reading.cursor
     name = yield from cursor.run(_NAME)
     if not name or not (name[0].isalpha() or name[0] == "_"):
         raise cursor.unreadable()
     yield from cursor.expect("(")
     positions = iter(reading.tools.properties(name))
-    arguments: dict[str, str] = {}
+    arguments: list[tuple[str, str]] = []
+    if shown:
+        reading.begin(name)
     while True:
         yield from cursor.run(_NEXT_ARGUMENT)
         if (yield from cursor.accept(")")):
@@ -81,7 +93,8 @@ def _read_call(reading: Reading) -> Wait[Call]:
         key = yield from _read_keyword(reading)
         if key is None and (key := next(positions, None)) is None:
             raise Unreadable
-        arguments[key] = yield from read_value(cursor, PYTHON)
+        reading.tell(("{" if not arguments else ", ") + json_string(key) + ": ")
+        arguments.append((key, (yield from read_value(cursor, PYTHON, tell=reading.tell))))
         yield from cursor.space()
         if (yield from cursor.peek()) not in (",", ")"):
             raise cursor.unreadable()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from common.formats.answer import Answer, Call
-from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.tool_schema import ToolSchemas
 
 _CLOSING_QUOTES = "`'\"”’»"
@@ -17,20 +17,44 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class Reading:
-    """One answer being read. pending_calls: those that may still turn out to be quotations."""
+    """One answer being read.
+
+    partial: calls are shown while they are written. pending_calls: those that may still turn out
+    to be quotations. begun: the call that is being read names an offered tool in the family's own
+    syntax, so that nothing but a mistake of the model can keep it from being one.
+    """
 
     cursor: Cursor
     answer: Answer
     tools: ToolSchemas
     prompt_tail: str
+    partial: bool = False
     reason: FinishReason = "length"
     pending_calls: list[Call] | None = None
     opener: str = ""
+    begun: bool = False
     reread: int = 0
     _progress: int = 0
+    _failed: int = -1
+
+    def begin(self, name: str, identity: str = "") -> None:
+        """A call of this name has begun; what `tell` gets from here on are its arguments.
+
+        Text that an attempt has failed on is read a second time, and not shown as a call again.
+        """
+        if name not in self.tools or self.cursor.position <= self._failed:
+            return
+        self.begun = True
+        if self.partial and self.pending_calls is None:
+            self.answer.begin(name, identity)
+
+    def tell(self, text: str) -> None:
+        """The next piece of the arguments of the call that has begun, if one has."""
+        self.answer.tell(text)
 
     def call(self, call: Call) -> None:
-        """A call is certain, so what was read up to here will not be put back."""
+        """A call is complete, so what was read up to here will not be put back."""
+        self.begun = False
         if self.pending_calls is not None:
             self.pending_calls.append(call)
             return
@@ -49,15 +73,24 @@ class Reading:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Read something that may turn out to be text: then it is put back, unread."""
+        """Read something that may turn out to be text: then it is put back, unread.
+
+        Raises Cut where it was readable up to the length limit.
+        """
+        waits = not self.cursor.ended
         self.cursor.save()
         self._progress = -1
+        self.begun = False
         try:
             yield
-        except Unreadable:
+        except Unreadable as error:
             start = self.cursor.position
             self.cursor.restore(0)
             self.reread += start - self.cursor.position
+            self._failed = max(self._failed, start)
+            self.answer.abandon()
+            if waits and self.was_cut():
+                raise Cut from error
             raise
         finally:
             self.cursor.release()
@@ -122,3 +155,8 @@ class CallSyntax:
     """Whether an opener counts where it stands, as far as that can be told from before."""
     by_name: bool = False
     """The names of the tools are openers too: models leave out what should stand before them."""
+
+    @property
+    def marked(self) -> bool:
+        """Its openers are markup, and not what ordinary text may hold too."""
+        return self.begins is always and not any(opener[0].isalnum() for opener in self.openers)

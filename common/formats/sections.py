@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Wait
+from common.formats.cursor import Cursor, Markers, Wait
 from common.formats.reading import Reading
+
+
+def _nothing(_text: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class Section:
     call: str
     call_close: str
     read_call: Callable[[Reading], Wait[Call]]
+    unmarked: tuple[str, ...] = ()
+    """What tells a call that lacks its marker; where nothing does, none may lack it."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -37,10 +43,14 @@ class Section:
             with cursor.ahead():
                 space = len((yield from cursor.space()))
                 following = yield from cursor.at([self.call, self.closer])
-                unmarked = in_section and not following and (yield from cursor.more())
-            if following != self.call and not unmarked:
+                inside = in_section and not following and (yield from cursor.more())
+            noise = (yield from self._before_call(cursor)) if inside else 0
+            if noise or (inside and self.unmarked):
+                cursor.take(noise)
+            elif following == self.call:
+                cursor.take(space + len(following))
+            else:
                 break
-            cursor.take(space + len(following))
             call = yield from self.read_call(reading)
             yield from self._close_call(reading)
             reading.call(call)
@@ -50,6 +60,18 @@ class Section:
             reading.settle()
         elif not count:
             raise cursor.unreadable()
+
+    def _before_call(self, cursor: Cursor) -> Wait[int]:
+        """The length of text and the marker of the call that it stands before; 0 if none does.
+
+        No template writes text there, and no reader of these families shows it.
+        """
+        start = cursor.position
+        with cursor.ahead():
+            ends = Markers([self.call, self.closer, self.call_close, *self.unmarked])
+            marker = yield from cursor.until(ends, _nothing)
+            length = cursor.position + len(marker) - start
+        return length if marker == self.call else 0
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """A call's closing marker, which may be missing where what follows says as much."""

@@ -9,20 +9,69 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.formats.json_calls import arguments_of, read_json_calls
+from common.formats.json_calls import arguments_of, read_arguments, read_json_calls
 from common.formats.reading import Reading
-from common.formats.values import as_json, json_string, parts, read_value
+from common.formats.values import Tell, as_json, escaped, json_string, parts
 from common.tool_schema import Undeclared
 
 _HEADER_RUN = re.compile(r"[^<>\n]*")
 _ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/>]+)""")
 _WRAPPERS = frozenset({"arguments", "parameters", "input"})
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*", re.DOTALL)
+_CDATA_OPEN = "<![CDATA["
+Pairs = Sequence[tuple[str, str]]
+"""Arguments in their order: keys, and values that are JSON."""
+
+_TYPED_BY = 64  # characters after which a value that may still be more than text waits for its end
+
+
+class _Value:
+    """Tells of a value while it is read, as soon as no more text can make it but a string."""
+
+    def __init__(self, tell: Tell, is_text: Callable[[str], bool], *, trims_line: bool) -> None:
+        self._tell = tell
+        self._is_text = is_text
+        self._trims_line = trims_line
+        self._text = ""  # what has come and was not told
+        self._telling: bool | None = None
+        self.told = 0
+
+    def add(self, text: str) -> None:
+        if self._telling is False:
+            return
+        self._text += text
+        if self._telling is None:
+            self._decide()
+        if self._telling:
+            end = len(self._text) - (self._trims_line and self._text.endswith("\n"))
+            self._put(escaped(self._text[:end]))
+            self._text = self._text[end:]
+
+    def stop(self) -> None:
+        """What comes from here on may not be part of the value."""
+        self._telling = False
+
+    def whole(self, value: str) -> None:
+        """The value is over: this is its JSON."""
+        self._put(value[self.told :])
+
+    def _decide(self) -> None:
+        if self._is_text(self._text):
+            self._telling = True
+            if self._trims_line:
+                self._text = self._text.removeprefix("\n")
+            self._put('"')
+        elif len(self._text) > _TYPED_BY:
+            self._telling = False
+
+    def _put(self, text: str) -> None:
+        self._tell(text)
+        self.told += len(text)
 
 
 def attributes_of(header: str) -> dict[str, str]:
@@ -144,7 +193,8 @@ class CallTags:
         name, closed, identity = yield from self._read_call_header(cursor)
         if not name:
             raise cursor.unreadable()
-        arguments: dict[str, str] = {}
+        arguments: list[tuple[str, str]] = []
+        reading.begin(name, identity)
         while not closed:
             yield from cursor.space()
             if (yield from cursor.accept(self.call_close)):
@@ -153,56 +203,89 @@ class CallTags:
                 yield from self._read_parameter(reading, name, arguments)
             elif self.json_block and (yield from cursor.accept(self.json_block)):
                 yield from self._read_header(cursor)
-                return Call(name, (yield from self._read_json(cursor)), identity)
+                return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from cursor.peek()) == "{":
-                return Call(name, (yield from self._read_json(cursor)), identity)
+                return Call(name, (yield from self._read_json(reading)), identity)
             elif (yield from self._left_open(reading, name, arguments)):
                 break
             else:
                 raise cursor.unreadable()
-        return Call(name, _unwrapped(reading, name, arguments), identity)
+        return Call(name, _unwrapped(reading, name, arguments) or object_of(arguments), identity)
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
         return bool((yield from cursor.accept(self.parameter)))
 
-    def _left_open(self, reading: Reading, name: str, arguments: Mapping[str, str]) -> Wait[bool]:
+    def _left_open(self, reading: Reading, name: str, arguments: Pairs) -> Wait[bool]:
         """The call's closing tag is missing, but what comes shows that the call is over.
 
         Where nothing comes, a call that lacks a required argument was cut.
         """
         cursor = reading.cursor
         if not (yield from cursor.more()):
-            if reading.was_cut() or not arguments or reading.tools.lacks(name, arguments):
+            if (
+                reading.was_cut()
+                or not arguments
+                or reading.tools.lacks(name, (key for key, _ in arguments))
+            ):
                 raise Cut
             return True
         following = filter(None, (self.block_close, self.block, self.call))
         return bool((yield from cursor.at(following)))
 
-    def _read_json(self, cursor: Cursor) -> Wait[str]:
+    def _read_json(self, reading: Reading) -> Wait[str]:
         """Arguments that are written as one JSON object, up to the end of the call."""
+        cursor = reading.cursor
         ends = tuple(filter(None, (self.json_close, self.call_close)))
-        text = yield from read_value(cursor, ends=ends)
+        text = yield from read_arguments(reading, ends)
         yield from cursor.space()
         yield from cursor.accept(self.json_close)
         yield from cursor.space()
         yield from cursor.expect(self.call_close)
-        if not text.startswith("{"):
-            raise Unreadable
         return text
 
-    def _read_parameter(self, reading: Reading, name: str, arguments: dict[str, str]) -> Wait[None]:
+    def _read_parameter(
+        self, reading: Reading, name: str, arguments: list[tuple[str, str]]
+    ) -> Wait[None]:
         cursor = reading.cursor
         attributes, closed = yield from self._read_header(cursor)
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
-        open_keys = [k for k in reading.tools.properties(name) if k not in {*arguments, key}]
-        text = "" if closed else (yield from self._read_text(reading, open_keys))
+        given = {key, *(k for k, _ in arguments)}
+        open_keys = [k for k in reading.tools.properties(name) if k not in given]
+        value = self._told(reading, name, key, attributes, arguments)
+        text = "" if closed else (yield from self._read_text(reading, open_keys, value))
         if self.cdata and (wrapped := _CDATA.fullmatch(text)):
             text = wrapped[1]
         elif self.trims_line:
             text = text.removeprefix("\n").removesuffix("\n")
-        arguments[key] = self._typed(reading, name, key, text, attributes)
+        arguments.append((key, self._typed(reading, name, key, text, attributes)))
+        value.whole(arguments[-1][1])
+
+    def _told(
+        self,
+        reading: Reading,
+        name: str,
+        key: str,
+        attributes: Mapping[str, str],
+        arguments: Pairs,
+    ) -> _Value:
+        """Tells of the value whose key was read, unless the first may hold all arguments."""
+        first = arguments[0][0] if arguments else key
+        wraps = first in _WRAPPERS and first not in reading.tools.properties(name)
+        tell = _tell_nobody if wraps else reading.tell
+        tell(("{" if not arguments else ", ") + json_string(key) + ": ")
+        flag, is_text = self.text_flag
+
+        def known(text: str) -> bool:
+            start = text.lstrip()[: len(_CDATA_OPEN)]
+            if self.cdata and (not start or _CDATA_OPEN.startswith(start)):
+                return False
+            if flag in attributes:
+                return attributes[flag] == is_text
+            return reading.tools.is_text(name, key, text, self.undeclared)
+
+        return _Value(tell, known, trims_line=self.trims_line)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
@@ -214,31 +297,41 @@ class CallTags:
             return as_json(text) or reading.tools.typed(name, key, text, "guess")
         return reading.tools.typed(name, key, text, self.undeclared)
 
-    def _read_text(self, reading: Reading, open_keys: list[str]) -> Wait[str]:
+    def _read_text(self, reading: Reading, open_keys: list[str], value: _Value) -> Wait[str]:
         """A value up to its end; calls quoted in it are skipped, unless that leaves no end."""
         cursor = reading.cursor
         place = cursor.save()
         try:
-            return (yield from self._scan_text(reading, open_keys, skips_calls=True))
+            return (yield from self._scan_text(reading, open_keys, value))
         except Cut:
+            value.stop()
             cursor.restore(place)
-            return (yield from self._scan_text(reading, open_keys, skips_calls=False))
+            return (yield from self._scan_text(reading, open_keys, value, skips_calls=False))
         finally:
             cursor.release()
 
-    def _scan_text(self, reading: Reading, open_keys: list[str], *, skips_calls: bool) -> Wait[str]:
+    def _scan_text(
+        self, reading: Reading, open_keys: list[str], value: _Value, *, skips_calls: bool = True
+    ) -> Wait[str]:
         cursor = reading.cursor
         chunks: list[str] = []
         depth = 0
-        while marker := (yield from cursor.until(self._ends, chunks.append)):
+
+        def add(text: str) -> None:
+            chunks.append(text)
+            value.add(text)
+
+        while marker := (yield from cursor.until(self._ends, add)):
             if skips_calls and marker == self.call:
                 depth += yield from self._is_quoted_call(cursor)
+                if depth:
+                    value.stop()
             elif depth:
                 depth -= marker == self.call_close
             elif (yield from self._ends_text(reading, marker, open_keys)):
                 cursor.take(len(marker) if marker == self.parameter_close else 0)
                 return "".join(chunks)
-            chunks.append(cursor.take(len(marker)))
+            add(cursor.take(len(marker)))
         raise Cut
 
     def _is_quoted_call(self, cursor: Cursor) -> Wait[bool]:
@@ -278,16 +371,20 @@ class CallTags:
             return bool((yield from cursor.at(following)))
 
 
-def _unwrapped(reading: Reading, name: str, arguments: Mapping[str, str]) -> str:
+def _tell_nobody(_text: str) -> None:
+    pass
+
+
+def _unwrapped(reading: Reading, name: str, arguments: Pairs) -> str | None:
     """The arguments as an object; models that saw JSON calls may put all of them into one."""
     declared = set(reading.tools.properties(name))
-    if len(arguments) == 1 and (wrapped := {*arguments} & _WRAPPERS - declared):
-        inner = arguments_of(arguments[wrapped.pop()])
+    if len(arguments) == 1 and arguments[0][0] in _WRAPPERS - declared:
+        inner = arguments_of(arguments[0][1])
         if inner and {key for key, _ in parts(inner)} & declared:
             return inner
-    return object_of(arguments)
+    return None
 
 
-def object_of(arguments: Mapping[str, str]) -> str:
-    """A JSON object of values that are JSON already."""
-    return "{" + ", ".join(f"{json_string(k)}: {v}" for k, v in arguments.items()) + "}"
+def object_of(arguments: Pairs) -> str:
+    """A JSON object of values that are JSON already; of those with one key, the last counts."""
+    return "{" + ", ".join(f"{json_string(k)}: {v}" for k, v in arguments) + "}"

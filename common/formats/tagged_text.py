@@ -34,16 +34,22 @@ class TaggedText:
     calls: tuple[CallSyntax, ...] = ()
     silent: tuple[str, ...] = ()
     """Markup that stands for nothing a reader sees."""
+    answer: str = ""
+    """Opens the answer, and so ends reasoning that was left open; one of the silent markers."""
     starts_line: bool = False
     """The template begins every answer with a line break, which is a separator too."""
     _with_tools: Markers = field(init=False, repr=False, compare=False)
     _without_tools: Markers = field(init=False, repr=False, compare=False)
+    _marked: Markers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         plain = [*(t.opening for t in self.tags), *(t.closing for t in self.tags), *self.silent]
         calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
         object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
         object.__setattr__(self, "_without_tools", Markers(plain))
+        marked = [opener for c in self.calls if c.marked for opener in c.openers]
+        marked += [marker for marker in plain if marker and not marker[0].isalnum()]
+        object.__setattr__(self, "_marked", Markers(marked))
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -62,7 +68,19 @@ class TaggedText:
         cursor, answer = reading.cursor, reading.answer
         self._begin(reading)
         markers = self._markers(reading)
-        while marker := (yield from cursor.until(markers, answer.write)):
+
+        def write(text: str) -> None:
+            """Show text, but for the beginning of a marker that the length limit has cut."""
+            end = len(text)
+            if cursor.over and reading.was_cut() and not answer.markdown.quoted:
+                end = self._marked.open_end(text)
+            if len(text) - end > 1:
+                answer.write(text[:end])
+                answer.edge()
+            else:
+                answer.write(text)
+
+        while marker := (yield from cursor.until(markers, write)):
             if not (yield from self._block(reading, marker)):
                 answer.write(cursor.take(len(marker)))
 
@@ -97,6 +115,9 @@ class TaggedText:
                 return self._edge(reading, marker, reasoning=True)
             if marker == tags.closing and (yield from self._closes(reading, tags)):
                 return self._edge(reading, marker, reasoning=False)
+        if marker == self.answer and reading.answer.reasoning:
+            quoted = yield from is_quoted(reading, marker)
+            return not quoted and self._edge(reading, marker, reasoning=False)
         if marker in self.silent:
             return not reading.answer.markdown.quoted and self._edge(reading, marker)
         for syntax in self.calls:
@@ -143,10 +164,15 @@ class TaggedText:
                 if answer.reasoning and not (yield from self._meant(reading, own_line)):
                     raise Unreadable
         except Cut:
-            if not careful:
+            certain = reading.begun and (own_line or not careful) and not in_code
+            if reading.was_cut() and (certain or (syntax.marked and not careful)):
+                cursor.rest()
+                answer.edge()
+            elif careful:
+                return False
+            else:
                 answer.write(cursor.rest())
-                return True
-            return False
+            return True
         except Unreadable:
             return reading.settled
         finally:

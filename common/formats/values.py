@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from common.formats.cursor import Cursor, Markers, Wait, complete
-from common.formats.python_strings import decoded_escapes
+from common.formats.python_strings import read_escape
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
-_KEY_RUN = re.compile(r"[^:,{}\[\]<\s]*")
+_KEY_RUN = re.compile(r"[^:,{}\[\]<\n]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"}
+
+
+Tell = Callable[[str], None]
+"""Gets a text in pieces, as they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,84 +49,159 @@ FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True)
 
 
+def escaped(text: str) -> str:
+    """The inside of a JSON string that every encoder can carry: no lone surrogates.
+
+    The inside of a whole string is that of its pieces, one after the other.
+    """
+    written = json.dumps(text, ensure_ascii=False)[1:-1]
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", written)
+
+
 def json_string(text: str) -> str:
-    """A text as a JSON string that every encoder can carry: no lone surrogates."""
-    written = json.dumps(text, ensure_ascii=False)
-    try:
-        written.encode()
-    except UnicodeEncodeError:
-        return json.dumps(text)
-    return written
+    """A text as a JSON string."""
+    return f'"{escaped(text)}"'
 
 
-def read_value(cursor: Cursor, dialect: Dialect = JSON, ends: tuple[str, ...] = ()) -> Wait[str]:
-    """The next value as JSON. With `ends`, brackets that are still open at one of them close."""
-    out: list[str] = []
+class Told(Protocol):
+    """Who is told of an object's members, each when its value begins.
+
+    Called with the key, as JSON, and the value's first character; gives what is told of the value,
+    or None.
+    """
+
+    def __call__(self, key: str, head: str, /) -> Tell | None: ...
+
+
+class _Written:
+    """The JSON of a value as far as it has been read; each piece is told when it is certain."""
+
+    __slots__ = ("_comma", "_texts", "tell", "tell_member")
+
+    def __init__(self, tell: Tell | None) -> None:
+        self._texts: list[str] = []
+        self._comma: list[str] = []  # a comma, which may turn out to be one too many, and space
+        self.tell = tell
+        self.tell_member: Tell | None = None
+
+    def add(self, text: str) -> None:
+        if not text:
+            return
+        if self._comma:
+            self._comma.append(text)
+            return
+        self._texts.append(text)
+        if self.tell:
+            self.tell(text)
+        if self.tell_member:
+            self.tell_member(text)
+
+    def comma(self, text: str) -> None:
+        self._comma = [text]
+
+    def after_comma(self, *, item: bool) -> None:
+        """Something comes after a comma: an item, or the bracket that makes it one too many."""
+        held, self._comma = self._comma, []
+        self.add("".join(held if item else held[1:]))
+
+    def text(self) -> str:
+        return "".join(self._texts)
+
+
+def read_value(
+    cursor: Cursor,
+    dialect: Dialect = JSON,
+    ends: tuple[str, ...] = (),
+    *,
+    tell: Tell | None = None,
+    told: Told | None = None,
+) -> Wait[str]:
+    """The next value as JSON. With `ends`, brackets that are still open at one of them close.
+
+    tell: gets the same text in pieces, as soon as they are certain. told: the same for members.
+    """
+    out = _Written(tell)
     stack: list[str] = []
-    state, comma = "value", 0
+    state, key = "value", ""
     while True:
         space = yield from cursor.space()
-        out.append(space if dialect is JSON else "")
+        out.add(space if dialect is JSON and stack else "")
         head = yield from cursor.peek()
         if state == "next" and ends and stack and (yield from cursor.at(ends)):
-            out.extend(_CLOSERS[opening].replace(")", "]") for opening in reversed(stack))
-            return "".join(out).strip()
-        if stack and head == _CLOSERS[stack[-1]] and state in ("next", "first", "key", "item"):
+            out.tell_member = None
+            out.add("".join("}" if opening == "{" else "]" for opening in reversed(stack)))
+            return out.text()
+        closes = stack and head == _CLOSERS[stack[-1]] and state in ("next", "first", "key", "item")
+        if state in ("key", "item"):
+            out.after_comma(item=not closes)
+        if closes:
             cursor.take(1)
-            if state in ("key", "item"):
-                out[comma] = ""  # a trailing comma, which JSON forbids
-            out.append("]" if stack.pop() != "{" else "}")
+            out.add("]" if stack.pop() != "{" else "}")
             state = "next"
         elif state == "next":
             yield from cursor.expect(",")
-            comma = len(out)
-            out.append("," if dialect is JSON else ", ")
+            out.comma("," if dialect is JSON else ", ")
             state = "key" if stack[-1] == "{" else "item"
         elif stack and stack[-1] == "{" and state in ("first", "key"):
-            out.append((yield from _read_key(cursor, dialect)))
+            key = yield from _read_key(cursor, dialect)
+            out.add(key)
             yield from cursor.space()
             yield from cursor.expect(":")
-            out.append(":" if dialect is JSON else ": ")
+            out.add(":" if dialect is JSON else ": ")
             state = "value"
-        elif head in ("{", "[") or (head == "(" and dialect.python):
-            stack.append(cursor.take(1))
-            out.append("{" if head == "{" else "[")
-            state = "first"
         else:
-            out.append((yield from _read_scalar(cursor, dialect)))
-            state = "next"
-        if state == "next" and not stack:
-            return "".join(out).strip()
+            if told and len(stack) == 1 and state == "value":
+                out.tell_member = told(key, head)
+            if head in ("{", "[") or (head == "(" and dialect.python):
+                stack.append(cursor.take(1))
+                out.add("{" if head == "{" else "[")
+                state = "first"
+            else:
+                yield from _read_scalar(cursor, dialect, out.add)
+                state = "next"
+        if state == "next" and len(stack) < 2:
+            out.tell_member = None
+            if not stack:
+                return out.text()
 
 
 def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
-    if dialect.fence and (yield from cursor.accept(dialect.fence)):
-        return (yield from _read_fenced(cursor, dialect.fence))
-    head = yield from cursor.peek()
-    if head == '"' or (dialect.python and head == "'"):
-        return (yield from _read_quoted(cursor, dialect))
-    if dialect.bare and (key := (yield from cursor.run(_KEY_RUN))):
+    chunks: list[str] = []
+    if (yield from _read_string(cursor, dialect, chunks.append)):
+        return "".join(chunks)
+    if dialect.bare and (key := (yield from cursor.run(_KEY_RUN)).rstrip()):
         return json_string(key)
     raise cursor.unreadable()
 
 
-def _read_scalar(cursor: Cursor, dialect: Dialect) -> Wait[str]:
+def _read_string(cursor: Cursor, dialect: Dialect, add: Tell) -> Wait[bool]:
+    """Whether a string in quotes came next, and was read."""
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
-        return (yield from _read_fenced(cursor, dialect.fence))
+        yield from _read_fenced(cursor, dialect.fence, add)
+        return True
     head = yield from cursor.peek()
-    if head == '"' or (dialect.python and head == "'"):
-        return (yield from _read_quoted(cursor, dialect))
+    if head != '"' and not (dialect.python and head == "'"):
+        return False
+    if dialect.python:
+        yield from _read_python_string(cursor, add)
+    else:
+        yield from _read_quoted(cursor, add)
+    return True
+
+
+def _read_scalar(cursor: Cursor, dialect: Dialect, add: Tell) -> Wait[None]:
+    if (yield from _read_string(cursor, dialect, add)):
+        return
     if dialect.bare:
         bare = (yield from cursor.run(_TEXT_RUN)).strip()
         if not bare and (yield from cursor.peek()) not in (",", "}", "]"):
             raise cursor.unreadable()
-        return _bare_value(bare, dialect)
+        add(_bare_value(bare, dialect))
+        return
     text = yield from cursor.run(_SCALAR_RUN)
-    if text in dialect.words:
-        return dialect.words[text]
-    if NUMBER.fullmatch(text):
-        return text
-    raise cursor.unreadable()
+    if text not in dialect.words and not NUMBER.fullmatch(text):
+        raise cursor.unreadable()
+    add(dialect.words.get(text, text))
 
 
 def _bare_value(text: str, dialect: Dialect) -> str:
@@ -131,28 +212,26 @@ def _bare_value(text: str, dialect: Dialect) -> str:
     return f"{text}0" if text.endswith(".") and NUMBER.fullmatch(f"{text}0") else json_string(text)
 
 
-def _read_fenced(cursor: Cursor, fence: str) -> Wait[str]:
-    chunks: list[str] = []
-    if not (yield from cursor.until(Markers([fence]), chunks.append)):
+def _read_fenced(cursor: Cursor, fence: str, add: Tell) -> Wait[None]:
+    add('"')
+    if not (yield from cursor.until(Markers([fence]), lambda text: add(escaped(text)))):
         raise cursor.unreadable()
     yield from cursor.expect(fence)
-    return json_string("".join(chunks))
+    add('"')
 
 
-def _read_quoted(cursor: Cursor, dialect: Dialect) -> Wait[str]:
-    if dialect.python:
-        return (yield from _read_python_string(cursor))
-    out = [cursor.take(1)]
+def _read_quoted(cursor: Cursor, add: Tell) -> Wait[None]:
+    add(cursor.take(1))
     while True:
-        out.append((yield from cursor.run(_STRING_RUN)))
+        yield from cursor.run(_STRING_RUN, add)
         head = yield from cursor.peek()
         if head == '"':
-            out.append(cursor.take(1))
-            return "".join(out)
+            add(cursor.take(1))
+            return
         if head == "\\":
-            out.append((yield from _read_escape(cursor)))
+            add((yield from _read_escape(cursor)))
         elif head:
-            out.append(json.dumps(cursor.take(1))[1:-1])
+            add(escaped(cursor.take(1)))
         else:
             raise cursor.unreadable()
 
@@ -173,20 +252,20 @@ def _read_escape(cursor: Cursor) -> Wait[str]:
     return "\\\\"
 
 
-def _read_python_string(cursor: Cursor) -> Wait[str]:
+def _read_python_string(cursor: Cursor, add: Tell) -> Wait[None]:
     quote = yield from cursor.expect('"""', "'''", '"', "'")
+    add('"')
     if quote in ('"', "'") and (yield from cursor.at([quote])):
         cursor.take(1)
-        return '""'
-    chunks: list[str] = []
+        add('"')
+        return
     markers = Markers([quote, "\\"])
-    while (found := (yield from cursor.until(markers, chunks.append))) == "\\":
-        chunks.append((yield from cursor.peek(2)))
-        cursor.take(2)
+    while (found := (yield from cursor.until(markers, lambda text: add(escaped(text))))) == "\\":
+        add(escaped((yield from read_escape(cursor))))
     if not found:
         raise cursor.unreadable()
     cursor.take(len(quote))
-    return json_string(decoded_escapes("".join(chunks)))
+    add('"')
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:

@@ -47,8 +47,9 @@ def stream(
     tools: Sequence[dict[str, Any]] = (),
     tail: str = "",
     reason: Literal["stop", "length"] = "stop",
+    partial: bool = False,
 ) -> list[ChatEvent]:
-    parser = ChatParser(format_, tools=tools, prompt_tail=tail)
+    parser = ChatParser(format_, tools=tools, prompt_tail=tail, partial_calls=partial)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return [*events, *parser.finish(reason)]
 
@@ -63,6 +64,15 @@ def without_ids(events: Sequence[ChatEvent]) -> list[ChatEvent]:
     ]
 
 
+def assert_holds(partial: ChatMessage, whole: ChatMessage) -> None:
+    """A stream of calls while they are written holds a whole answer."""
+    assert partial.content == whole.content
+    assert partial.reasoning_content == whole.reasoning_content
+    shown = iter(partial.tool_calls)
+    for call in whole.tool_calls:
+        assert any((s.name, s.arguments) == (call.name, call.arguments) for s in shown)
+
+
 def parse_every_split(
     format_: ChatFormat,
     text: str,
@@ -72,9 +82,14 @@ def parse_every_split(
     reason: Literal["stop", "length"] = "stop",
     count: int = 4,
 ) -> ChatMessage:
-    """The message, the same for every split."""
+    """The message, the same for every split; with calls shown while they are written, all of it
+    is there as well, and beside it nothing but calls that were begun and not completed."""
     whole = stream(format_, [text], tools=tools, tail=tail, reason=reason)
+    partial = stream(format_, [text], tools=tools, tail=tail, reason=reason, partial=True)
+    assert_holds(message_of(partial), message_of(whole))
     for pieces in splits(text, count):
+        events = stream(format_, pieces, tools=tools, tail=tail, reason=reason, partial=True)
+        assert without_ids(events) == without_ids(partial), pieces
         events = stream(format_, pieces, tools=tools, tail=tail, reason=reason)
         assert without_ids(events) == without_ids(whole), pieces
         assert all(event.text for event in events if isinstance(event, Content | Reasoning))

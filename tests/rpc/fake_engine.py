@@ -16,7 +16,7 @@ from typing import cast
 from backend.engine.engine import Asked, Engine
 from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
-from backend.engine.events import Event, Finished, TextDelta, Usage
+from backend.engine.events import Event, Finished, FinishReason, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
@@ -53,6 +53,7 @@ class Script:
     pieces: Sequence[str] = ("Hel", "lo")
     error: Exception | None = None
     hold: bool = False
+    reason: FinishReason = "stop"
 
 
 class FakeGeneration(Generation):
@@ -91,7 +92,7 @@ class FakeGeneration(Generation):
             raise Cancelled("the backend is shutting down")
         if self._script.error:
             raise self._script.error
-        yield Finished("stop", usage)
+        yield Finished(self._script.reason, usage)
 
 
 class FakeEngine(Engine):

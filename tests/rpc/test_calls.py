@@ -82,6 +82,35 @@ def test_reasoning_and_calls_travel_as_deltas_and_content_in_both_places(
     assert (last.message, len(last.chat_deltas)) == (b"", 0)
 
 
+def test_arguments_travel_while_they_are_written(stub: BackendStub, engine: FakeEngine) -> None:
+    engine.script = Script(
+        [*THINKING, '{"name": "clock", "arguments": {"zone": "U', "T", 'C", "n": 1', "2}}"]
+    )
+    calls = [
+        call
+        for piece in stub.PredictStream(CHAT)
+        for delta in piece.chat_deltas
+        for call in delta.tool_calls
+    ]
+    told = [call.arguments for call in calls if call.arguments]
+    assert told == ['{"zone": "U', "T", 'C", "n": ', "12}"]
+
+
+def test_a_cut_call_is_partial_in_a_stream_and_in_no_whole_answer(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    engine.script = Script(
+        [*THINKING, '{"name": "clock", "arguments": {"zone": "U'], reason="length"
+    )
+    deltas = [delta for piece in stub.PredictStream(CHAT) for delta in piece.chat_deltas]
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert [call.name for call in calls if call.name] == ["clock"]
+    assert "".join(call.arguments for call in calls) == '{"zone": "U'
+    assert "".join(delta.content for delta in deltas) == "Let me look."
+    (whole,) = stub.Predict(CHAT).chat_deltas
+    assert (whole.content, len(whole.tool_calls)) == ("Let me look.", 0)
+
+
 def test_a_unary_chat_answer_is_the_stream_in_one_piece(
     stub: BackendStub, engine: FakeEngine
 ) -> None:

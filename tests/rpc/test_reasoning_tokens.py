@@ -27,7 +27,7 @@ def _read(
 
     async def read() -> tuple[int, ChatMessage]:
         generation = Generation(lambda: None)
-        answer = Answer(FACTS, GenerationRequest("depth", prompt), generation)
+        answer = Answer(FACTS, GenerationRequest("depth", prompt), generation, partial_calls=False)
         written = list(enumerate(texts, 1))
         paces = itertools.chain(behind, itertools.repeat(1))
         arriving = aiter(generation)

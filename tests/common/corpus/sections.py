@@ -49,8 +49,9 @@ DEEPSEEK_CASES = [
     Case(
         "no mark of a call",
         _BEGIN + _V31_FERRY.removeprefix("<｜tool▁call▁begin｜>") + _END,
-        calls=[A_FERRY],
+        _BEGIN + _V31_FERRY.removeprefix("<｜tool▁call▁begin｜>") + _END,
     ),
+    Case("text before a call", f"{_BEGIN} So:\n{_V3_FERRY}{_END}", calls=[A_FERRY]),
     Case("no separator", _BEGIN + _V31_FERRY.replace("<｜tool▁sep｜>", "") + _END, calls=[A_FERRY]),
     Case("text after", f"{_BEGIN}{_V31_TIDE}{_END}\nHm.", "Hm.", calls=[A_TIDE]),
     Case(
@@ -58,11 +59,10 @@ DEEPSEEK_CASES = [
         f"{_BEGIN}{_V31_FERRY.replace('Ærø', _END + '```<think>')}{_END}",
         calls=[("ferry_times", {"harbour": _END + "```<think>"})],
     ),
-    Case("cut", (_BEGIN + _V3_FERRY)[:70], (_BEGIN + _V3_FERRY)[:70], cut=True),
+    Case("cut", (_BEGIN + _V3_FERRY)[:70], cut=True),
     Case(
         "second one cut",
         f"{_BEGIN}{_V31_TIDE}{_V31_FERRY[:45]}",
-        _V31_FERRY[:45],
         calls=[A_TIDE],
         cut=True,
     ),
@@ -120,6 +120,9 @@ KIMI_CASES = [
         _OPEN + _FERRY.removeprefix("<|tool_call_begin|>") + _CLOSE,
         calls=[A_FERRY],
     ),
+    Case("text before a call", f"{_OPEN} So, then: {_FERRY}{_CLOSE}", calls=[A_FERRY]),
+    Case("text between calls", f"{_OPEN}{_FERRY}\nAnd{_TIDE}{_CLOSE}", calls=[A_FERRY, A_TIDE]),
+    Case("text and no call", f"{_OPEN} So.{_CLOSE}", f"{_OPEN} So.{_CLOSE}"),
     Case(
         "only the index",
         _OPEN + _FERRY.replace("functions.ferry_times:", "") + _CLOSE,
@@ -132,6 +135,6 @@ KIMI_CASES = [
         _OPEN + _FERRY.replace(":", "", 2),
         calls=[A_TIDE],
     ),
-    Case("cut", (_OPEN + _FERRY)[:95], (_OPEN + _FERRY)[:95], cut=True),
+    Case("cut", (_OPEN + _FERRY)[:95], cut=True),
     Case("no tools", _OPEN + _TIDE + _CLOSE, _OPEN + _TIDE + _CLOSE, tools=[]),
 ]

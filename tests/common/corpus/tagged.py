@@ -79,7 +79,7 @@ def _dsml(mark: str, block: str) -> list[Case]:
             calls=[A_FERRY],
         ),
         Case("JSON inside", section(call("ferry_times", '{"harbour": "Ærø"}\n')), calls=[A_FERRY]),
-        Case("cut", section(ferry)[:-45], section(ferry)[:-45], cut=True),
+        Case("cut", section(ferry)[:-45], cut=True),
         Case("no tools", section(tide), section(tide), tools=[]),
         Case("quoted", f"```\n{section(tide)}\n```", f"```\n{section(tide)}\n```"),
     ]
@@ -135,7 +135,7 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
         Case("no mark of a value", ferry.replace(f"<{prefix}arg_value>", ""), calls=[A_FERRY]),
         Case("a tool's name in an answer", "tide_now says so.", "tide_now says so."),
         Case("prose", f"The <{prefix}tool_call> tag.", f"The <{prefix}tool_call> tag."),
-        Case("cut", ferry[:-30], ferry[:-30], cut=True),
+        Case("cut", ferry[:-30], cut=True),
         Case("cut after the name", f"<{prefix}tool_call>tide_now", f"<{prefix}tool_call>tide_now"),
         Case("no tools", tide, tide, tools=[]),
     ]
@@ -159,7 +159,7 @@ MINIMAX = [
     Case("no block", _M2[20:-21], calls=[A_FERRY]),
     Case("no end of the block", _M2[:-21], calls=[A_FERRY]),
     Case("no end of a parameter", _M2.replace("</parameter>", ""), calls=[A_FERRY]),
-    Case("cut", _M2[:70], _M2[:70], cut=True),
+    Case("cut", _M2[:70], cut=True),
     Case("prose", "Say <invoke> or so.", "Say <invoke> or so."),
     Case("no tools", _M2, _M2, tools=[]),
 ]  # fmt: skip
@@ -178,7 +178,7 @@ MINICPM = [
     ),
     Case("reasoning", f"<think>\nSo.\n</think>\n{_CPM}", "", "So.", [A_FERRY]),
     Case("no end", _CPM.removesuffix("</function>"), calls=[A_FERRY]),
-    Case("cut", _CPM[:50], _CPM[:50], cut=True),
+    Case("cut", _CPM[:50], cut=True),
     Case("no tools", _CPM, _CPM, tools=[]),
 ]
 
@@ -208,6 +208,12 @@ KIMI_K3 = [
     ),
     Case("an answer", f"{_RESPONSE}<|close|>message<|sep|>", "Hm."),
     Case(
+        "an answer without the thinking that the prompt opened",
+        f"{_RESPONSE}<|close|>message<|sep|>",
+        "Hm.",
+        tail=K3_HEADER + "<|open|>think<|sep|>",
+    ),
+    Case(
         "answer opened in the prompt",
         _RESPONSE[23:],
         "Hm.",
@@ -235,6 +241,6 @@ KIMI_K3 = [
     ),
     Case("no section", _K3_FERRY, calls=[A_FERRY]),
     Case("no end", f"<|open|>tools<|sep|>{_K3_FERRY}", calls=[A_FERRY]),
-    Case("cut", _K3_FERRY[:-40], _K3_FERRY[:-40], cut=True),
+    Case("cut", _K3_FERRY[:-40], cut=True),
     Case("no tools", _K3_FERRY, _K3_FERRY, tools=[]),
 ]

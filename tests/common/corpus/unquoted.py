@@ -38,6 +38,11 @@ def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
             calls=[("f", {"a": "over there", "b": 2})],
         ),
         Case(
+            "spaces in keys",
+            f"{opening}call:f{{first name:{fence}Bo{fence}, of : {{a b:1}}}}{closing}",
+            calls=[("f", {"first name": "Bo", "of": {"a b": 1}})],
+        ),
+        Case(
             "nothing, half a number",
             f"{opening}call:f{{a:,b:2.}}{closing}",
             calls=[("f", {"a": "", "b": 2.0})],
@@ -51,7 +56,7 @@ def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
         Case("no closing", ferry.removesuffix(closing), calls=[A_FERRY]),
         Case("a brace too few", tide.replace("}", ""), tide.replace("}", "")),
         Case("not a call", f"{opening}tides{closing}", f"{opening}tides{closing}"),
-        Case("cut", ferry[: len(opening) + 30], ferry[: len(opening) + 30], cut=True),
+        Case("cut", ferry[: len(opening) + 30], cut=True),
         Case("quoted", f"`{tide}`", f"`{tide}`"),
         Case("no tools", tide, tide, tools=[]),
     ]
@@ -111,11 +116,10 @@ LLAMA3 = [
     Case("quoted", f"```json\n{_JSON_TIDE}\n```", f"```json\n{_JSON_TIDE}\n```"),
     Case("not a call after a tag", "<|python_tag|>print(1)", "<|python_tag|>print(1)"),
     Case("Python after a tag", "<|python_tag|>tide_now()", calls=[A_TIDE]),
-    Case("cut", _JSON_FERRY[:45], _JSON_FERRY[:45], cut=True),
+    Case("cut", _JSON_FERRY[:45], cut=True),
     Case(
         "second one cut",
         f"{_JSON_TIDE}; {_JSON_FERRY[:45]}",
-        f"; {_JSON_FERRY[:45]}",
         calls=[A_TIDE],
         cut=True,
     ),
@@ -161,7 +165,7 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
         Case("text before", f"Hm.\n{block('tide_now()')}", "Hm.", calls=[A_TIDE]),
         Case("a list that is none", "[a](b) [tide_now] [1, 2]", "[a](b) [tide_now] [1, 2]"),
         Case("quoted", f"`{block('tide_now()')}`", f"`{block('tide_now()')}`"),
-        Case("cut", (opening + "[" + _PY_FERRY)[:-3], (opening + "[" + _PY_FERRY)[:-3], cut=True),
+        Case("cut", (opening + "[" + _PY_FERRY)[:-3], cut=True),
         Case("no tools", block("tide_now()"), block("tide_now()"), tools=[]),
     ]
 
@@ -199,14 +203,15 @@ MISTRAL = [
         _NEW_FERRY.replace("Ærø", "[TOOL_CALLS]x[ARGS]{"),
         calls=[("ferry_times", {"harbour": "[TOOL_CALLS]x[ARGS]{"})],
     ),
-    Case("cut", _NEW_FERRY[:35], _NEW_FERRY[:35], cut=True),
+    Case("cut", _NEW_FERRY[:35], cut=True),
     Case(
         "a list cut",
         f"[TOOL_CALLS][{_OLD_TIDE}, {_OLD_FERRY[:40]}",
-        _OLD_FERRY[:40],
         calls=[A_TIDE],
         cut=True,
     ),
+    Case("an opener at the end", "Hm.[TOOL_CALLS]", "Hm."),
+    Case("an opener at the very end, cut", "Hm.\n[TOOL_CALLS] ", "Hm.", cut=True),
     Case("brackets in an answer", "[1] and [THIN] and [x](y)", "[1] and [THIN] and [x](y)"),
     Case("no tools", _NEW_TIDE, _NEW_TIDE, tools=[]),
 ]
@@ -254,6 +259,34 @@ HARMONY = [
         "",
         "A `<|end|>`.",
     ),
+    Case(
+        "headers quoted in reasoning",
+        "<|channel|>analysis<|message|>A `<|channel|>final<|message|>` and <|channel|> are "
+        '"<|start|>assistant".<|end|>',
+        "",
+        'A `<|channel|>final<|message|>` and <|channel|> are "<|start|>assistant".',
+    ),
+    Case(
+        "a tool of the model's own",
+        '<|channel|>commentary to=python<|message|>{"code": "1"}<|call|>',
+        calls=[("python", {"code": "1"})],
+    ),
+    Case(
+        "code for a tool of the model's own",
+        f"<|channel|>analysis to=python code<|message|>print(1)<|call|>{_THOUGHT[-18:]}{_TO_TIDE}",
+        "",
+        "print(1)",
+        [A_TIDE],
+    ),
+    Case("to a person", "<|channel|>final to=user<|message|>{}", "{}"),
+    Case(
+        "cut in a recipient",
+        f"{_THOUGHT}<|channel|>commentary to=functions.fer",
+        "",
+        "So.",
+        cut=True,
+    ),
+    Case("stopped in a header", f"{_THOUGHT}<|channel|>commentary to=functions.fer", "", "So."),
     Case("no arguments", _TO_TIDE.replace("{}", "<|call|>"), calls=[A_TIDE]),
     Case(
         "a stray backtick in reasoning",
@@ -263,7 +296,7 @@ HARMONY = [
         "A ` b.",
     ),
     Case("no arguments, and stopped", _TO_TIDE[:-2], calls=[A_TIDE]),
-    Case("cut before the arguments", _TO_TIDE[:-2], _TO_TIDE[:-2], cut=True),
+    Case("cut before the arguments", _TO_TIDE[:-2], cut=True),
     Case("no start", f"{_TO_FERRY}<|call|>assistant{_TO_TIDE}", calls=[A_FERRY, A_TIDE]),
     Case("no message", _TO_FERRY.replace("<|message|>", ""), calls=[A_FERRY]),
     Case("no message in reasoning", "<|channel|>analysisSo.<|end|>", "", "So."),
@@ -271,7 +304,7 @@ HARMONY = [
     Case("words of a header", "assistant code to=x", "assistant code to=x"),
     Case("no constrain", _TO_FERRY.replace("<|constrain|>", ""), calls=[A_FERRY]),
     Case("broken", _TO_TIDE.replace("{}", "{x}<|call|>"), _TO_TIDE.replace("{}", "{x}<|call|>")),
-    Case("cut", _TO_FERRY[:-4], _TO_FERRY[:-4], cut=True),
+    Case("cut", _TO_FERRY[:-4], cut=True),
     Case("cut in a header", f"{_THOUGHT}<|channel|>fin", "", "So.", cut=True),
     Case("no tools", _TO_TIDE, _TO_TIDE, tools=[]),
 ]
@@ -282,11 +315,15 @@ PHI4 = [
     Case("functools", f"functools{_LIST}", calls=[A_FERRY, A_TIDE]),
     Case("reasoning", "<think>So.</think>Hm.", "Hm.", "So."),
     Case("a word", "functools is a module.", "functools is a module."),
+    Case("a word, cut", "It is in functools", "It is in functools", cut=True),
+    Case("a part of a word", "It is in func", "It is in func", cut=True),
     Case("no tools", f"functools{_LIST}", f"functools{_LIST}", tools=[]),
 ]
 GRANITE = [
     Case("a list", f"<|tool_call|>{_LIST}", calls=[A_FERRY, A_TIDE]),
     Case("a block", f"<tool_call>{_OLD_FERRY}</tool_call>", calls=[A_FERRY]),
+    Case("words of a marker, cut", "Hm. Here is my", "Hm. Here is my", cut=True),
+    Case("a marker, cut", "Hm.\n<tool", "Hm.", cut=True),
     Case(
         "reasoning",
         "Here is my thought process: So.\n\nHere is my response:\nHm.",

@@ -1,0 +1,122 @@
+"""Tool calls while they are written: how soon they are shown, and what is left when cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from common.chat_events import Content, ToolCallArguments, ToolCallStart, message_of
+from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser, parse_chat
+from tests.common.chat_replay import plain, stream
+from tests.common.corpus import TOOLS, Case
+from tests.common.test_chat_corpus import FAMILIES
+from tests.common.test_chat_round_trip import (
+    deepseek_v31,
+    deepseek_v32,
+    gemma4,
+    glm45,
+    hermes,
+    kimi_k2,
+    kimi_k3,
+    minimax_m2,
+    mistral,
+    openai,
+    pythonic,
+    qwen3_xml,
+)
+
+TOKENS = re.compile(r"<[^<>\n]*>|\[[A-Z_/]+\]|\w+|\s+|.", re.DOTALL)
+
+
+UNCLEAR = re.compile(
+    "no opening|no start|one mark for two|without opening|recipient first|no arguments"
+    "|brace too many|in a value|in a string|inside text|looks|stray|an unknown name"
+    "|arguments$|text before|functools"
+)
+"""What may be more than a call up to some place, or a shorter one."""
+MARKED = [
+    pytest.param(names, case, id=f"{names[0]}: {case.why}")
+    for names, cases in FAMILIES.items()
+    for case in cases
+    if case.calls and not (case.cut or UNCLEAR.search(case.why) or names[0].startswith("llama"))
+]
+
+
+@pytest.mark.parametrize(("names", "case"), MARKED)
+def test_a_cut_call_is_never_content(names: tuple[str, str | None, str], case: Case) -> None:
+    """Wherever the length limit ends an answer: a whole answer has the calls that were complete,
+    a stream also the beginning of the one that was not, and neither shows markup as text."""
+    format_ = ChatFormat.named(names[0], names[1])
+    tools = TOOLS if case.tools is None else case.tools
+    tail = names[2] if case.tail is None else case.tail
+    whole = parse_chat(case.text, format_, tools=tools, prompt_tail=tail)
+    for token in TOKENS.finditer(case.text):
+        text = case.text[: token.end()]
+        cut = parse_chat(text, format_, tools=tools, prompt_tail=tail, reason="length")
+        assert whole.content.startswith(cut.content.rstrip()), text
+        assert plain(cut)[2] == plain(whole)[2][: len(cut.tool_calls)], text
+
+
+def llama3_json(_reasoning: str, _content: str, calls: list[tuple[str, dict[str, str]]]) -> str:
+    return "; ".join(json.dumps({"name": name, "parameters": a}) for name, a in calls)
+
+
+def _alone(render: Callable[[str, dict[str, str]], str]) -> Callable[..., str]:
+    return lambda _reasoning, _content, calls: "".join(render(*call) for call in calls)
+
+
+WRITTEN: dict[str, Callable[..., str]] = {
+    **{
+        render.__name__: render
+        for render in (
+            *(hermes, deepseek_v31, deepseek_v32, gemma4, kimi_k2, kimi_k3, llama3_json),
+            *(mistral, openai, pythonic),
+        )
+    },
+    **{render.__name__: _alone(render) for render in (glm45, minimax_m2, qwen3_xml)},
+}
+WORDS = [f"w{number}" for number in range(60)]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_value_is_shown_while_it_is_written(name: str) -> None:
+    """The name is there before the first value, and a string lags at most two tokens behind."""
+    text = WRITTEN[name]("", "", [("save_note", {"path": "a", "text": " ".join(WORDS)})])
+    parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
+    written = shown = ""
+    names: list[str] = []
+    for token in re.findall(r"\s*\w+|\s+|.", text):
+        written += token
+        for event in parser.feed(token):
+            names += [event.name] if isinstance(event, ToolCallStart) else []
+            shown += event.text if isinstance(event, ToolCallArguments) else ""
+        lag = len(re.findall(r"w\d+", written)) - len(re.findall(r"w\d+", shown))
+        assert lag <= 2, shown
+        assert names == ["save_note"] or "w0" not in written
+    assert json.loads(shown) == {"path": "a", "text": " ".join(WORDS)}
+
+
+def test_what_was_shown_of_a_broken_call_stays_and_its_text_is_content() -> None:
+    text = 'Hm.\n<tool_call>{"name": "save_note", "arguments": {"path": "a" "b"}}</tool_call>'
+    events = stream(ChatFormat.named("hermes"), list(text), tools=TOOLS, partial=True)
+    message = message_of(events)
+    assert message.content == text
+    assert [(c.name, c.arguments) for c in message.tool_calls] == [("save_note", '{"path": "a" ')]
+    assert isinstance(events[0], Content)
+
+
+def test_a_call_that_the_prompt_has_begun_comes_whole() -> None:
+    text = '<tool_call>{"name": "save_note", "arguments": {"path": "abc", "text": "d"}}</tool_call>'
+    parser = ChatParser(
+        ChatFormat.named("hermes"),
+        tools=TOOLS,
+        prompt_tail=text[:60],
+        begun=text[:60],
+        partial_calls=True,
+    )
+    message = message_of([*parser.feed(text[60:]), *parser.finish("stop")])
+    assert plain(message)[2] == [("save_note", {"path": "abc", "text": "d"})]
