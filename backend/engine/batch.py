@@ -112,7 +112,7 @@ class Chooser:
         allowed: np.ndarray | None = None
         if self._constrained:
             mx.async_eval(logits)
-            allowed = self._advance(_ids(fed) if new else None, faults)
+            allowed = self._advance(ids(fed) if new else None, faults)
         tokens = self._sampler(logits, fed, steps, allowed)
         logprobs = []
         if self._logprobs:
@@ -133,7 +133,7 @@ class Chooser:
             one = self._sequences[at]
             assert one.constraint is not None
             try:
-                if tokens is not None and not one.constraint.ended:
+                if tokens is not None and not (one.first_delivered or one.constraint.ended):
                     one.constraint.accept(tokens[at])
                 if not one.constraint.ended:
                     one.constraint.fill(mask)
@@ -279,14 +279,11 @@ class DecodeBatch:
             self._launch()
         assert self._fed is not None
         fed, self._fed = self._fed, None
-        tokens = _ids(fed.chosen.tokens)
+        tokens = ids(fed.chosen.tokens)
         if fed.ran:
             for one, token in zip(self.sequences, tokens, strict=True):
                 one.history.append(token)
-        sampled = _sampled(self.sequences, fed.chosen, tokens)
-        for one in self.sequences:
-            one.delivered += 1
-        return sampled
+        return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
     def give_up(self, one: ExecutorSequence) -> list[Sampled]:
         """Take a sequence out before its latest token was read; returns that token.
@@ -294,17 +291,13 @@ class DecodeBatch:
         Its grammar sees the token now, because it is prefilled with the others of the sequence.
         """
         assert self._chosen is not None
-        tokens = _ids(self._chosen.tokens)
+        tokens = ids(self._chosen.tokens)
         at = self.sequences.index(one)
-        if one.constraint is not None and not one.constraint.ended:
-            try:
-                one.constraint.accept(tokens[at])
-            except Exception as refusal:
-                self._chosen.faults[id(one)] = refusal
-        sampled = _sampled(self.sequences, self._chosen, tokens)[at]
-        one.delivered += 1
+        if not one.first_delivered:
+            accept(one, tokens[at], self._chosen.faults)
+        sampled = sampled_of(self.sequences, self._chosen, tokens)[at]
         self.leave([one])
-        return [sampled]
+        return _delivered([sampled])
 
     def extract(self, one: ExecutorSequence) -> kv.RowCache:
         """A copy of the KV of a sequence; `history` has its tokens."""
@@ -349,23 +342,42 @@ class DecodeBatch:
         assert self._speculation is not None
         assert self._chosen is not None
         (one,) = self.sequences
-        (token,) = _ids(self._chosen.tokens)
+        (token,) = ids(self._chosen.tokens)
         tokens = self._speculation.advance(one, self._cache.layers, token, one.delivered + 1)
         if not tokens:
             return None
         fed = [token, *tokens[:-1]]
         one.history += fed
-        one.delivered += len(fed)
         latest = mx.array(tokens[-1:], dtype=mx.uint32)
         self._chosen = Chosen(self.sequences, latest, [], {})
-        return [Sampled(one, each) for each in fed]
+        return _delivered([Sampled(one, each) for each in fed])
 
     def _last_for_all(self) -> bool:
         """Whether every sequence ends with the token at hand: no forward pass is needed."""
         return all(one.delivered + 1 >= one.limit for one in self.sequences)
 
 
-def _sampled(
+def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
+    """Let the grammar of a sequence see a token, if it has one; faults: takes what that raises."""
+    if one.constraint is not None and not one.constraint.ended:
+        try:
+            one.constraint.accept(token)
+        except Exception as refusal:
+            faults[id(one)] = refusal
+
+
+def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
+    """Count the tokens; those of them that nobody has yet."""
+    new: list[Sampled] = []
+    for one in sampled:
+        one.sequence.delivered += 1
+        if not one.sequence.first_delivered:
+            new.append(one)
+        one.sequence.first_delivered = False
+    return new
+
+
+def sampled_of(
     sequences: Sequence[ExecutorSequence], chosen: Chosen, tokens: Sequence[int]
 ) -> list[Sampled]:
     """The tokens with all that is known of them."""
@@ -382,5 +394,5 @@ def _sampled(
     ]
 
 
-def _ids(tokens: mx.array) -> list[int]:
+def ids(tokens: mx.array) -> list[int]:
     return cast(list[int], tokens.tolist())

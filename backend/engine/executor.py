@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from backend.engine import kv, prompt_logprobs
-from backend.engine.batch import Chosen, DecodeBatch, PrefillGroup, Sampled, first_tokens
+from backend.engine.batch import (
+    Chosen,
+    DecodeBatch,
+    PrefillGroup,
+    Sampled,
+    accept,
+    first_tokens,
+    ids,
+    sampled_of,
+)
 from backend.engine.constraints.constraint import Constraint
+from backend.engine.device import may_wait_within_a_step
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
 from backend.engine.plan import (
@@ -50,7 +60,8 @@ class ExecutorSequence:
     history: the tokens whose KV it has, in order. delivered: generated tokens that were read.
     finished: whether it ended by itself, so that its answer may go to disk. group, batch: where
     its KV is, while it is prefilled and while it decodes. first: its first token, chosen by the
-    pass that ended its prefill, with those of the others in that pass.
+    pass that ended its prefill, with those of the others in that pass; first_delivered: whether it
+    was read, and seen by the grammar, before the sequence joined a batch.
     """
 
     number: int
@@ -70,6 +81,7 @@ class ExecutorSequence:
     delivered: int = 0
     finished: bool = False
     first: Chosen | None = None
+    first_delivered: bool = False
     batch: DecodeBatch | None = None
 
     @property
@@ -106,16 +118,18 @@ class _Pass:
     """A prefill pass that was launched and not waited for.
 
     tokens: that it computes, padding included; read: of prompts. behind: tokens before them, of
-    the longest prompt. marks: small arrays that are there when it is done. at: when it was
-    launched. saves: what goes to disk when it is done.
+    the longest prompt. at: when it was launched. marks: small arrays that are there when it is
+    done. chosen: the first tokens of those whose prompts it ends. saves: what goes to disk when it
+    is done.
     """
 
     tokens: int
     read: int
     behind: int
     sequences: tuple[ExecutorSequence, ...]
-    marks: list[mx.array]
-    at: float = 0.0
+    at: float
+    marks: list[mx.array] = field(default_factory=list)
+    chosen: Chosen | None = None
     logits: mx.array | None = None
     following: Sequence[int] = ()
     saves: list[tuple[ExecutorSequence, Sequence[int], kv.RowCache]] = field(default_factory=list)
@@ -134,10 +148,14 @@ class Executor:
         self._launched: list[_Pass] = []
         self._scores: Sequence[Score] = ()
         self._early: list[Sampled] = []
+        self._first: list[Sampled] = []
         self._launched_batches: list[DecodeBatch] = []
         self._ready_at = 0.0  # when the device was last known to have finished something
         self._launched_at = 0.0
         self._decode_launched_at = 0.0  # when the step that is read next was launched
+        # A CPU computes within the call that launches, so what was launched first is done then.
+        self._in_order = may_wait_within_a_step()
+        self._decode_done_at = 0.0
         self._decode_seconds = 0.0
         self._other = OtherBytes(0)
         self.lent = 0  # bytes that texts to embed need
@@ -213,6 +231,7 @@ class Executor:
         for number in plan.decode:
             if (batch := self._batches.get(number)) is not None:
                 self._decode(batch)
+        self._decode_done_at = self._clock()
         for group in plan.prefill:
             self._prefill(group, events)
         self._scores = plan.score
@@ -368,7 +387,7 @@ class Executor:
             return logits
 
         one.history += tokens
-        launched = _Pass(len(tokens), len(tokens), start, (one,), [])
+        launched = _Pass(len(tokens), len(tokens), start, (one,), self._clock())
         last: mx.array | None = None
         if alternatives is not None:
             logits = run()
@@ -386,6 +405,7 @@ class Executor:
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
         """A pass of one prompt, or of several, each padded to the longest."""
+        began = self._clock()
         group = PrefillGroup.gathered([one for one, _ in parts])
         planned = {part.sequence: part for _, part in parts}
         ordered = [(one, planned[one.number]) for one in group.sequences]
@@ -410,7 +430,8 @@ class Executor:
         for (one, _, _), text in zip(ends, texts, strict=True):
             one.history += text
         behind = max(part.start for _, part, _ in ends)
-        launched = _Pass(width * len(ends), sum(counts), behind, tuple(group.sequences), [])
+        together = tuple(group.sequences)
+        launched = _Pass(width * len(ends), sum(counts), behind, together, began)
         self._finish_launch(launched, group, ends, last, events)
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
@@ -435,6 +456,7 @@ class Executor:
         if last is not None and whole:
             chosen = first_tokens(whole, last, self._model)
             launched.marks += chosen.arrays
+            launched.chosen = chosen
             for one in whole:
                 one.first = chosen
         snapshots: list[kv.Snapshot] = []
@@ -450,7 +472,6 @@ class Executor:
                 kv.trim(row, end - last_token)
                 launched.saves.append((one, one.tokens[:last_token], row))
             events.append(Prefilled(one.number, end, kept))
-        launched.at = self._clock()
         launched.marks.append(group.cache.marker(snapshots))
         if launched.logits is not None:
             mx.async_eval(launched.logits)
@@ -467,8 +488,10 @@ class Executor:
             except Exception as fault:
                 self._break(batch, fault)
         if sampled:
-            now = self._clock()
-            self._decode_seconds = now - max(self._ready_at, self._decode_launched_at)
+            now, began = self._clock(), max(self._ready_at, self._decode_launched_at)
+            if self._in_order:
+                now, began = self._decode_done_at, self._launched_at
+            self._decode_seconds = now - began
             self._ready_at = now
         self._decode_launched_at = self._launched_at
         return sampled
@@ -477,13 +500,16 @@ class Executor:
         """Wait for what does not hold up tokens: prefill, scores, stored entries.
 
         The latest passes stay in flight behind the next decode step, except when nothing decodes
-        (`idle`) and none was in flight before.
+        (`idle`) and none was in flight before. A CPU is waited for, or the first tokens would come
+        after the next decode step, which it computes within the call that launches.
         """
         events: list[PlannerEvent] = []
         if self._decode_seconds:
             events.append(DecodeTimed(self._decode_seconds))
             self._decode_seconds = 0.0
         waiting = len(self._passes) or (len(self._launched) if idle else 0)
+        if self._in_order:
+            waiting = len(self._passes) + len(self._launched)
         self._passes += self._launched
         self._launched = []
         for _ in range(waiting):
@@ -515,6 +541,7 @@ class Executor:
                 [one for one in launched.sequences if one.group is not None], "prefill", fault
             )
             return
+        self._first += self._read_first(launched)
         ready = self._clock()
         began = max(self._ready_at, launched.at)
         events.append(PrefillTimed(launched.tokens, ready - began, launched.behind))
@@ -522,6 +549,25 @@ class Executor:
         self.prompt_tokens += launched.read
         for one, tokens, row in launched.saves:
             self._save(one, tokens, row)
+
+    def _read_first(self, launched: _Pass) -> list[Sampled]:
+        """The first tokens of those that wait for their batch: before its step is launched, which
+        takes its time."""
+        chosen = launched.chosen
+        if chosen is None or all(one.first is not chosen for one in launched.sequences):
+            return []
+        tokens = ids(chosen.tokens)
+        for one, token in zip(chosen.sequences, tokens, strict=True):
+            if one.first is chosen:
+                accept(one, token, chosen.faults)
+                one.first_delivered = True
+        sampled = sampled_of(chosen.sequences, chosen, tokens)
+        return [one for one in sampled if one.sequence.first is chosen]
+
+    def take_first(self) -> list[Sampled]:
+        """The first tokens that became known since the last call."""
+        first, self._first = self._first, []
+        return first
 
     def _score(self, score: Score, events: list[PlannerEvent]) -> None:
         one = self.sequences.get(score.sequence)
@@ -628,6 +674,7 @@ class Executor:
         if one.group is not None:
             one.group.drop(one)
         one.group = one.batch = one.media_prefill = one.first = None
+        one.first_delivered = False
         one.history, one.snapshots = [], {}
 
     def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:
@@ -650,7 +697,7 @@ class Executor:
         self._entries.clear()
         self.sequences.clear()
         self._passes, self._launched, self._launched_batches = [], [], []
-        self._early, self._scores = [], ()
+        self._early, self._first, self._scores = [], [], ()
         if self._model.media is not None:
             self._model.media.features.clear()
 

@@ -42,6 +42,7 @@ _PATIENCE = 10.0  # seconds after which a sequence that does not fit holds up th
 _PREFILL_SHARE = 0.75  # most of the device's time that prefill takes while sequences decode
 _UNEVEN = 1024  # tokens by which the sequences of a batch may differ, whatever the padding costs
 _WASTE = 0.25  # of a batch's bytes that may be padding
+_REST = 1.5  # times the usual length of a step, where that leaves nothing to be prefilled
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
 _FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
@@ -60,8 +61,8 @@ class SequenceState:
     least: tokens of the smallest prefill pass that there has to be room for.
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
     on_disk: tokens that a file gives when the sequence first starts. batch: which one it decodes
-    in. group: of those that shared its latest prefill pass; 0: it had it to itself. prompt: its
-    tokens.
+    in. group: of those that shared its latest prefill pass; 0: it had it to itself. known:
+    tokens that it had when it started, of which the prefill consists. prompt: its tokens.
     """
 
     arrived: Arrived
@@ -76,6 +77,7 @@ class SequenceState:
     on_disk: int = 0
     batch: int = 0
     group: int = 0
+    known: int = 0
     preempted_in: int = -1
     match: Match | None = None
     shared: dict[int, int] = field(default_factory=dict)
@@ -97,7 +99,8 @@ class SequenceState:
     def target(self) -> int:
         """Tokens to prefill. The pass that ends with the last one chooses what follows it; scoring
         feeds the last one itself."""
-        return self.total if self.arrived.joins else self.total - 1
+        known = self.known or self.total
+        return known if self.arrived.joins else known - 1
 
     @property
     def charged(self) -> int:
@@ -300,7 +303,8 @@ class Planner:
                 other.match = None
 
     def _back_to_waiting(self, one: SequenceState) -> None:
-        one.state, one.filled, one.group, one.preempted_in = "waiting", 0, 0, self._steps
+        one.state, one.filled, one.group, one.known = "waiting", 0, 0, 0
+        one.preempted_in = self._steps
         one.least = SMALLEST_STEP
         self._admitted.pop(one.number, None)
         one.snapshots.clear()
@@ -612,7 +616,7 @@ class Planner:
                 self.index.touch(source.number)
         if not self.limits.trims:
             self._choose_snapshots(one, known, left)
-        one.state, one.on_disk = "prefill", 0
+        one.state, one.on_disk, one.known = "prefill", 0, one.total
         self._admitted[one.number] = one
         tokens = (*one.arrived.tokens, *one.generated)
         return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
@@ -722,6 +726,12 @@ class Planner:
         order = sorted(able, key=lambda one: (self._urgency(one, now), one.number))
         self._scored = False
         pause = share = 1.0  # of what a step may take, what is left, and the first prompt's part
+        if able and not running:
+            # A small rest would be prefilled beside the others' decode steps, much later.
+            rest = sum(one.target - one.filled for one in able)
+            whole = self.pace.tokens(running=False, behind=max(one.filled for one in able))
+            if whole < rest <= min(_REST * whole, self.limits.prefill_chunk):
+                pause = rest / whole
         shortest = min(order, key=lambda one: one.target - one.filled, default=None)
         if shortest is not None and shortest is not order[0]:
             # A long prompt that has waited for its turn leaves half to whoever needs least, or

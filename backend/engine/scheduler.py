@@ -189,6 +189,9 @@ class Scheduler:
             self._deliver(one)
         self._flush()
         self._learn(self.executor.settle(idle=not plan.decode))
+        for one in self.executor.take_first():
+            self._deliver(one)
+        self._flush()
         self._finish_unstarted()
         self._fail_broken()
         self._steps += 1

@@ -52,6 +52,8 @@ class FakeSequence:
     snapshots: set[int] = field(default_factory=set)
     generated: list[int] = field(default_factory=list)
     pending: bool = False
+    first_delivered: bool = False
+    known: int = 0
     started_short: bool = False
 
     @property
@@ -66,13 +68,14 @@ class FakeSequence:
     @property
     def target(self) -> int:
         """Tokens to prefill."""
-        return len(self.content) - (not self.arrived.joins)
+        return self.known - (not self.arrived.joins)
 
     def sampled(self, at: int) -> int:
         return (7 * self.number + at) % 5
 
     def reset(self) -> None:
         self.kv, self.batch, self.group, self.pending = None, None, 0, False
+        self.first_delivered = False
         self.snapshots = set()
 
 
@@ -245,7 +248,7 @@ class FakeExecutor:
         assert one.kv is not None
         if entry is not None:
             self._keep(one, entry)
-        if one.pending:
+        if one.pending and not one.first_delivered:
             self._deliver(one)
         one.reset()
 
@@ -274,7 +277,7 @@ class FakeExecutor:
         assert one.number not in self.ended
         assert list(start.tokens) == [*one.arrived.tokens, *one.generated]
         assert 1 <= start.width <= one.arrived.width
-        one.width = start.width
+        one.width, one.known = start.width, len(start.tokens)
         one.kv, one.started_short = [], False
         source = start.source
         if source is not None:
@@ -330,7 +333,7 @@ class FakeExecutor:
         assert one.batch is None
         if one.kv is None or one.started_short:
             return
-        assert len(one.kv) == len(one.content), "it joins before it is prefilled"
+        assert len(one.kv) == one.known, "it joins before it is prefilled"
         one.batch, one.pending = batch, True
 
     def _prefill(self, group: tuple[Prefill, ...]) -> None:
@@ -357,6 +360,9 @@ class FakeExecutor:
                 if kept:
                     one.snapshots.add(end)
                 self._events.append(Prefilled(one.number, end, kept))
+            if end == one.target and one.arrived.joins and self.dice.random() < 0.5:
+                self._deliver(one)
+                one.first_delivered = True
         seconds = width * len(group) * PREFILL_SECONDS
         self.seconds += seconds
         self._events.append(PrefillTimed(width * len(group), seconds))
@@ -375,9 +381,10 @@ class FakeExecutor:
             assert one.kv is not None
             fed = [*one.content, one.sampled(len(one.generated))]
             one.kv.append(fed[len(one.kv)])
-            for _ in range(ahead):
+            for _ in range(ahead - one.first_delivered):
                 if one.number not in self.ended:
                     self._deliver(one)
+            one.first_delivered = False
             one.kv = one.content
 
     def _deliver(self, one: FakeSequence) -> None:

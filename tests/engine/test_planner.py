@@ -327,7 +327,7 @@ def test_an_image_that_is_being_prefilled_is_not_cut() -> None:
     key = [*tokens[:20], *([-7] * 30), *tokens[50:]]
     image: dict[str, Any] = {"key": key, "spans": ((20, 50),), "alone": True}
     first = world.arrive(tokens, 4000, **image)
-    run_until(world, lambda: bool(world.executor.sequences[first].generated))
+    run_until(world, lambda: bool(world.planner.of("decode")))
     world.arrive(tokens, **image, fresh=True)
     run_until(world, lambda: any(20 < one.filled < 50 for one in world.planner.of("prefill")))
     world.executor.sequences[first].reset()

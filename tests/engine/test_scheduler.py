@@ -50,7 +50,7 @@ def test_a_waiting_row_takes_the_freed_slot_in_the_next_round() -> None:
 def test_a_running_row_gets_a_token_in_every_round_of_a_long_prefill() -> None:
     rounds = Rounds(engine_model(random_model("full")))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
-    while not rounds.heard[1].text:
+    while len(rounds.heard[1].tokens) < 2:
         rounds.step()
     rounds.submit(2, LONG, 1, ignore_eos=True)
     waited = 0
@@ -313,3 +313,29 @@ def test_an_allocation_that_fails_again_ends_the_sequence_with_figures() -> None
     rounds.drain()
     assert isinstance(rounds.heard[1].error, Overloaded)
     assert "MiB" in str(rounds.heard[1].error)
+
+
+def test_a_first_token_is_delivered_by_the_step_that_ends_the_prefill() -> None:
+    """Not behind the next decode step, which a CPU computes within the call that launches it."""
+    rounds = Rounds(engine_model(random_model("full")))
+    for ticket in (1, 2):
+        rounds.submit(ticket, [ticket, 2, 3], 5, ignore_eos=True)
+    rounds.step()
+    assert [len(rounds.heard[ticket].tokens) for ticket in (1, 2)] == [1, 1]
+    rounds.drain()
+    for ticket in (1, 2):
+        alone = Rounds(engine_model(random_model("full")))
+        alone.submit(1, [ticket, 2, 3], 5, ignore_eos=True)
+        alone.drain()
+        assert rounds.heard[ticket].tokens == alone.heard[1].tokens
+
+
+def test_an_answer_of_one_token_ends_without_a_decode_step() -> None:
+    rounds = Rounds(engine_model(random_model("full")))
+    rounds.submit(1, [1, 2, 3], 1, ignore_eos=True)
+    rounds.step()
+    heard = rounds.heard[1]
+    assert len(heard.tokens) == 1
+    assert heard.finished is not None
+    assert heard.finished.reason == "length"
+    rounds.drain()
