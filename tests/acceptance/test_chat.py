@@ -129,8 +129,13 @@ def test_eight_at_once_are_eight_alone(served: Backend, answers: dict[str, Seen]
         )
 
 
-def test_a_call_cut_by_the_limit_is_content_as_it_was_written(served: Backend) -> None:
+def test_a_call_cut_by_the_limit_is_left_out_and_stays_partial_in_a_stream(
+    served: Backend,
+) -> None:
     whole = served.stub.Predict(REQUESTS["one call"], timeout=WAIT)
+    (written,) = whole.chat_deltas
+    (final,) = written.tool_calls
+    shown = set()
     request = pb.PredictOptions()
     request.CopyFrom(REQUESTS["one call"])
     for limit in range(1, whole.tokens):
@@ -138,9 +143,16 @@ def test_a_call_cut_by_the_limit_is_content_as_it_was_written(served: Backend) -
         reply = served.stub.Predict(request, timeout=WAIT)
         assert reply.tokens == limit
         (delta,) = reply.chat_deltas
-        assert delta.content or delta.tool_calls
+        assert written.content.startswith(delta.content)
         for call in delta.tool_calls:
             assert json.loads(call.arguments) == {"city": "Paris"}
+        replies = list(served.stub.PredictStream(request, timeout=WAIT))
+        deltas = [delta for reply in replies for delta in reply.chat_deltas]
+        assert written.content.startswith("".join(delta.content for delta in deltas))
+        arguments = "".join(call.arguments for delta in deltas for call in delta.tool_calls)
+        assert final.arguments.startswith(arguments)
+        shown.add(arguments)
+    assert len(shown) > 2
 
 
 def test_metadata_names_the_format(served: Backend) -> None:
