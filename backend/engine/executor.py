@@ -148,7 +148,6 @@ class Executor:
         self._launched: list[_Pass] = []
         self._scores: Sequence[Score] = ()
         self._early: list[Sampled] = []
-        self._first: list[Sampled] = []
         self._launched_batches: list[DecodeBatch] = []
         self._ready_at = 0.0  # when the device was last known to have finished something
         self._launched_at = 0.0
@@ -481,7 +480,7 @@ class Executor:
 
     def read(self) -> list[Sampled]:
         """The tokens of the step before, which this step's decode was launched on."""
-        sampled, self._early = self._early, []
+        sampled = self.take_early()
         for batch in self._launched_batches:
             try:
                 sampled += batch.read()
@@ -541,7 +540,7 @@ class Executor:
                 [one for one in launched.sequences if one.group is not None], "prefill", fault
             )
             return
-        self._first += self._read_first(launched)
+        self._early += self._read_first(launched)
         ready = self._clock()
         began = max(self._ready_at, launched.at)
         events.append(PrefillTimed(launched.tokens, ready - began, launched.behind))
@@ -564,10 +563,10 @@ class Executor:
         sampled = sampled_of(chosen.sequences, chosen, tokens)
         return [one for one in sampled if one.sequence.first is chosen]
 
-    def take_first(self) -> list[Sampled]:
-        """The first tokens that became known since the last call."""
-        first, self._first = self._first, []
-        return first
+    def take_early(self) -> list[Sampled]:
+        """The tokens that became known beside a decode step, since the last call."""
+        early, self._early = self._early, []
+        return early
 
     def _score(self, score: Score, events: list[PlannerEvent]) -> None:
         one = self.sequences.get(score.sequence)
@@ -697,7 +696,7 @@ class Executor:
         self._entries.clear()
         self.sequences.clear()
         self._passes, self._launched, self._launched_batches = [], [], []
-        self._early, self._first, self._scores = [], [], ()
+        self._early, self._scores = [], ()
         if self._model.media is not None:
             self._model.media.features.clear()
 

@@ -36,6 +36,7 @@ from backend.engine.plan import (
 )
 from backend.engine.prefill import SMALLEST_STEP, Pace
 from backend.engine.prefix_index import Match, PrefixIndex
+from backend.engine.snapshot_places import LEAST_STORED, snapshot_places
 
 AHEAD = 512  # tokens of output that a sequence is charged for before it generates them
 _PATIENCE = 10.0  # seconds after which a sequence that does not fit holds up those behind it
@@ -46,10 +47,7 @@ _REST = 1.5  # times the usual length of a step, where that leaves nothing to be
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
 _FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
-_SNAPSHOT_INTERVAL = 128
-_NEAR = 8  # tokens; of two snapshots so near to each other, the shorter serves for both
 _SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
-_LEAST_STORED = 16  # tokens; fewer are computed as fast as they are found
 _MIN_RATE = 50.0  # tokens per second that ageing assumes until a prefill pass was timed
 
 
@@ -271,7 +269,7 @@ class Planner:
         if one.state == "waiting" or not one.arrived.keep:
             return 0
         filled = one.total if one.state == "decode" else one.filled
-        return filled if filled >= _LEAST_STORED else 0
+        return filled if filled >= LEAST_STORED else 0
 
     def _entry_for(self, one: SequenceState, filled: int) -> int | None:
         """A number for what the sequence has in its KV, if that is worth storing."""
@@ -639,29 +637,14 @@ class Planner:
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
         spare = max(left - sum(map(self.index.size, self._copied)), 0) // size
         most = min(fair, share, spare, _MOST_SNAPSHOTS)
-        one.places, one.snapshots = self._places(one, known, most)
+        one.places, one.snapshots = set(), set()
+        if self.limits.prompt_cache and one.arrived.keep:
+            last, shared = one.prompt - 1, self._match(one).shared
+            expected = [*one.arrived.places[:1], last, shared, *one.arrived.places[1:]]
+            one.places, one.snapshots = snapshot_places(
+                expected, known, one.filled, last, most, one.uncut
+            )
         self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
-
-    def _places(
-        self, one: SequenceState, known: Collection[int] | None, most: int
-    ) -> tuple[set[int], set[int]]:
-        """Where to take snapshots, and which to keep of those that come along with the source.
-
-        Only for a model whose caches cannot all be cut back: where later prompts are likely to
-        part from this one, where earlier ones did, and at even intervals.
-        """
-        if not self.limits.prompt_cache or not one.arrived.keep:
-            return set(), set()
-        length, last = one.filled, one.prompt - 1
-        wanted = [*one.arrived.places[:1], last, self._match(one).shared, *one.arrived.places[1:]]
-        interval = max(-(-last // max(most - len(wanted), 1)), _SNAPSHOT_INTERVAL)
-        wanted += range(interval, last - interval // 2, interval)
-        wanted = [one.uncut(place) for place in wanted if _LEAST_STORED <= place <= last]
-        wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
-        ahead = list(dict.fromkeys(at for at in wanted if at > length))[:most]
-        # A window that has not turned over yet can still be cut back anywhere.
-        behind = {at for at in (wanted if known is None else known) if at <= length}
-        return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
 
     def _places_in(self, source: Source | None) -> Collection[int] | None:
         """The lengths at which a source has snapshots; None: it can be cut back to any."""
@@ -837,21 +820,3 @@ def _end(part: Prefill) -> int:
 def _padded(group: Sequence[Prefill]) -> int:
     """Tokens that a pass computes, padding included."""
     return len(group) * max(map(_size, group))
-
-
-def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
-    """At most `most` of the places: those in `kept`, and others the denser the nearer to the end.
-
-    Conversations are edited near their end, so a place costs the more the farther its neighbours
-    are and the nearer it is to `end`.
-    """
-    left = sorted(places)
-
-    def loss(at: int) -> tuple[bool, float]:
-        before = left[at - 1] if at else 0
-        after = left[at + 1] if at + 1 < len(left) else end
-        return left[at] in kept, (left[at] - before) * (after - left[at]) / (end - left[at] + 1)
-
-    while len(left) > most:
-        del left[min(range(len(left)), key=loss)]
-    return set(left)

@@ -37,6 +37,7 @@ from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.scoring import Scoring
+from backend.engine.units import MIB
 from common.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ Report = Callable[[str, BaseException], None]
 _MATCHER_BYTES = 1 << 20
 _BREATH = 0.05  # seconds between two looks for bytes that are on their way to the disk
 _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
-_MIB = 1 << 20
 
 
 class Scheduler:
@@ -189,7 +189,7 @@ class Scheduler:
             self._deliver(one)
         self._flush()
         self._learn(self.executor.settle(idle=not plan.decode))
-        for one in self.executor.take_first():
+        for one in self.executor.take_early():
             self._deliver(one)
         self._flush()
         self._finish_unstarted()
@@ -292,17 +292,17 @@ class Scheduler:
         output = self._outputs.pop(refusal.sequence, None)
         if output is None:
             return
-        limit = self._model.memory_limit // _MIB
+        limit = self._model.memory_limit // MIB
         if output.generated:
             error = Overloaded(
                 f"the KV cache is full after {len(output.generated)} generated tokens: it needs"
-                f" {(refusal.needed + self._model.weights_bytes) // _MIB} MiB with the model, but"
+                f" {(refusal.needed + self._model.weights_bytes) // MIB} MiB with the model, but"
                 f" the limit is {limit} MiB: ask for fewer tokens, or raise memory_limit_mib"
             )
         else:
             error = Overloaded(
                 f"a prompt of {len(output.sequence.prompt)} tokens with its output needs"
-                f" {(refusal.needed + self._model.weights_bytes) // _MIB} MiB with the model, but"
+                f" {(refusal.needed + self._model.weights_bytes) // MIB} MiB with the model, but"
                 f" the limit is {limit} MiB: shorten the prompt, ask for fewer tokens, or raise"
                 " memory_limit_mib"
             )
@@ -311,8 +311,8 @@ class Scheduler:
     def _out_of_memory(self) -> Overloaded:
         return Overloaded(
             "the device is out of memory, and nothing is left to evict:"
-            f" {mx.get_active_memory() // _MIB} MiB are in use of"
-            f" {self._model.memory_limit // _MIB} MiB: ask again later, shorten the prompt, or"
+            f" {mx.get_active_memory() // MIB} MiB are in use of"
+            f" {self._model.memory_limit // MIB} MiB: ask again later, shorten the prompt, or"
             " load the model with a smaller memory_limit_mib or fewer parallel requests"
         )
 
@@ -328,7 +328,7 @@ class Scheduler:
                 "the KV of %d answers was larger than the whole prompt cache (%d MiB) and is not"
                 " stored: their next turns are computed from the beginning; raise prompt_cache_mib",
                 self.planner.unstored,
-                self._model.prompt_cache_bytes // _MIB,
+                self._model.prompt_cache_bytes // MIB,
             )
         gauges.unstored = self.planner.unstored
         if not self.busy:

@@ -482,37 +482,30 @@ def test_a_preempted_sequence_tells_of_its_prompt_once() -> None:
     """It is prefilled again with what it has generated, of which the prompt's log-probabilities
     tell nothing."""
     for generated in range(1, 6):
-        rounds = Rounds(model_of("full"))
-        rounds.submit(4, spread(24, 7), 200)
-        rounds.step()
-        submit(rounds, 9, 9)
-        while len(rounds.heard[9].tokens) < generated:
-            rounds.step()
-        limits = rounds.scheduler.planner.limits
-        rounds.scheduler.planner.limits = replace(limits, room=limits.cost.of(200))
-        rounds.step()
-        rounds.scheduler.planner.limits = limits
-        rounds.drain(2000)
-        assert rounds.scheduler.planner.preemptions == 1
-        same(rounds.heard[9], alone("full", 9))
+        check_preempted(9, generated)
 
 
 def test_a_constrained_sequence_is_preempted_at_any_token() -> None:
     for number in (6, 10):
         for generated in range(1, 10):
-            rounds = Rounds(model_of("full"))
-            submit(rounds, 4, 4)
-            rounds.step()
-            submit(rounds, number, number)
-            while len(rounds.heard[number].tokens) < generated:
-                rounds.step()
-            limits = rounds.scheduler.planner.limits
-            rounds.scheduler.planner.limits = replace(limits, room=limits.cost.of(200))
-            rounds.step()
-            rounds.scheduler.planner.limits = limits
-            rounds.drain(2000)
-            assert rounds.scheduler.planner.preemptions == 1
-            same(rounds.heard[number], alone("full", number))
+            check_preempted(number, generated)
+
+
+def check_preempted(number: int, generated: int) -> None:
+    """A request that is preempted after so many tokens, beside one that outlasts it."""
+    rounds = Rounds(model_of("full"))
+    rounds.submit(4, spread(24, 7), 200)
+    rounds.step()
+    submit(rounds, number, number)
+    while len(rounds.heard[number].tokens) < generated:
+        rounds.step()
+    limits = rounds.scheduler.planner.limits
+    rounds.scheduler.planner.limits = replace(limits, room=limits.cost.of(200))
+    rounds.step()
+    rounds.scheduler.planner.limits = limits
+    rounds.drain(2000)
+    assert rounds.scheduler.planner.preemptions == 1
+    same(rounds.heard[number], alone("full", number))
 
 
 def test_a_grammar_is_shown_anew_what_was_said_before_memory_was_lost(
