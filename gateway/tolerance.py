@@ -23,7 +23,12 @@ Place = tuple[str | int, ...]
 DROPPED = object()  # in place of what goes
 MOST_REPAIRS = 10_000  # of one round: 0.2 s, in which no stream goes on
 _ROUNDS = 8  # repairs that bring further ones to light: a nested field, a kind inside a kind
-_FORMS = ("response_format.", "structured_outputs.", "text.format.", "output_config.format.")
+_FORMS: tuple[Place, ...] = (
+    ("response_format",),
+    ("structured_outputs",),
+    ("text", "format"),
+    ("output_config", "format"),
+)
 _ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # as many as there are will do
 # Sent by well-behaved clients with every request: `--strict` lets them pass as well.
 NEUTRAL = frozenset(
@@ -93,13 +98,12 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
     if kind == "extra_forbidden":
         # A client's own name may look like that of an alternative.
         place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
-        name = _name(place)
-        may_go = place[-1] in NEUTRAL if strict else not name.startswith(_FORMS)
+        may_go = place[-1] in NEUTRAL if strict else not _forms_the_answer(place)
         if not may_go and not asks_for_nothing(value):
             return
         _edit(edits, place, DROPPED)
         if value is not None:
-            exchange.note_ignored(name)
+            exchange.note_ignored(_name(place))
     elif strict:
         return
     elif kind == "tolerable":
@@ -114,6 +118,11 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
     elif kind == "less_than_equal" and place[-1] in _ALTERNATIVES:
         _edit(edits, place, int(problem["ctx"]["le"]))
         exchange.note_ignored(_name(place))
+
+
+def _forms_the_answer(place: Place) -> bool:
+    """Whether it lies within what says how the answer must look."""
+    return any(place[: len(form)] == form and len(place) > len(form) for form in _FORMS)
 
 
 def _edit(edits: dict[str | int, Any], place: Place, value: Any) -> None:

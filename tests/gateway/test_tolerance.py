@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -433,6 +433,7 @@ VALUES = st.recursive(
 )
 
 
+@example({"response_format.": 1, "text.format.schema": 1})
 @given(st.dictionaries(st.text(max_size=100).filter(lambda name: name not in KNOWN), VALUES))
 def test_any_unknown_fields_are_left_out_and_their_names_fit_a_header(
     extra: dict[str, Any],
