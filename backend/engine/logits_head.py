@@ -91,7 +91,7 @@ def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
     wide = [
         layer
         for layer in model.modules()
-        if type(layer) in kinds and layer.weight.shape[0] >= vocabulary
+        if isinstance(layer, kinds) and layer.weight.shape[0] >= vocabulary
     ]
     yield from sorted(wide, key=lambda layer: hasattr(layer, "as_linear"))
 

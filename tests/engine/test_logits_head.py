@@ -77,6 +77,17 @@ def test_a_head_that_is_quantised_is_known_too() -> None:
         assert LogitsHead(model, VOCABULARY).found
 
 
+def test_two_heads_of_one_model_do_not_disturb_each_other() -> None:
+    model = kv_model.__wrapped__("attention")
+    heads = [LogitsHead(model, VOCABULARY) for _ in range(2)]
+    tokens = mx.array([words(7, 3)])
+    whole = model(tokens, cache=kv.new_row(model))
+    for head in heads:
+        assert head.found
+        last = head.last(lambda: model(tokens, cache=kv.new_row(model)), [7])
+        assert mx.allclose(last, whole[:, -1], atol=1e-3)
+
+
 def test_a_layer_that_is_wide_but_no_head_is_left_alone() -> None:
     """An adapter adds to what the layer gives, so the layer alone must not be narrowed."""
     model = kv_model.__wrapped__("attention", tie_word_embeddings=False)
