@@ -105,6 +105,11 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._outputs or self._events or self.planner.busy)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a sequence waits for its first, or its next, token."""
+        return bool(self._outputs)
+
     def submit(self, command: Submit) -> None:
         """Take a sequence in; the next step may start it."""
         request, plan, media = command.request, command.plan, command.media
