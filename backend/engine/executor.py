@@ -209,7 +209,7 @@ class Executor:
     def launch(self, plan: StepPlan) -> list[PlannerEvent]:
         """Start everything in the plan; returns what is known at once."""
         if self._model.blas is not None:
-            self._model.blas.adjust()
+            self._model.blas.follow()
         self._launched_at = self._clock()
         for entry in plan.evict:
             self._entries.pop(entry, None)
@@ -692,6 +692,8 @@ class Executor:
 
     def rest(self) -> None:
         """Nothing is left to run: let go of passes that nobody waits for."""
+        if self._model.blas is not None:
+            self._model.blas.rest()
         self._passes, self._launched = [], []
 
     def clear(self) -> None:

@@ -732,7 +732,7 @@ class Planner:
         while order:
             one = order.pop(0)
             whole = self.pace.tokens(running=running, behind=one.filled)
-            budget = int(pause * whole)
+            budget = round(pause * whole)
             if budget <= 0:
                 break
             if one.filled >= one.target:

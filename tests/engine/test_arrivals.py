@@ -1,4 +1,4 @@
-"""Short prompts that arrive together start together, and nobody waits for one that does not come."""
+"""Short prompts that arrive together start together; nobody waits for one that does not come."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from backend.engine.planner import Planner
 from backend.engine.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
+from backend.engine.worker import Worker
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny_text"
 PROMPTS = [f"{word} is a word" for word in ("One", "Two", "Three", "Four", "Five")]
@@ -60,8 +61,8 @@ async def _answer(engine: Engine, prompt: str) -> list[Any]:
 async def test_prompts_that_arrive_together_start_in_one_step(
     plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, arrived, first_taken = PromptBuilder.build, threading.Event(), threading.Event()
-    submit = Scheduler.submit
+    build, announce, submit = PromptBuilder.build, Worker.announce, Scheduler.submit
+    arrived, first_taken = threading.Event(), threading.Event()
 
     def waiting(self: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
         assert (arrived if prompt.text == PROMPTS[0] else first_taken).wait(60)
@@ -71,15 +72,17 @@ async def test_prompts_that_arrive_together_start_in_one_step(
         submit(self, command)
         first_taken.set()
 
+    def counted(self: Worker, ticket: int) -> None:
+        announce(self, ticket)
+        if len(self._announced) == len(PROMPTS):
+            arrived.set()
+
     monkeypatch.setattr(PromptBuilder, "build", waiting)
     monkeypatch.setattr(Scheduler, "submit", watched)
+    monkeypatch.setattr(Worker, "announce", counted)
     async with loaded() as engine:
-        tasks = [asyncio.ensure_future(_answer(engine, prompt)) for prompt in PROMPTS]
-        while len(engine._worker._announced) < len(PROMPTS):
-            await asyncio.sleep(0)
         plans.clear()
-        arrived.set()
-        answers = await asyncio.gather(*tasks)
+        answers = await asyncio.gather(*(_answer(engine, prompt) for prompt in PROMPTS))
     assert all(isinstance(events[-1], Finished) for events in answers)
     starts = [len(plan.start) for plan in plans if plan.start]
     assert starts == [len(PROMPTS)]
