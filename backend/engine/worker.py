@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_GATHER_SECONDS = 0.025  # that the first of several prompts waits for the others
-_GLANCE_SECONDS = 0.002  # between two looks whether there still are others
+_GATHER_SECONDS = 0.025  # at most, that the first of several prompts waits for the others
+_LINGER_SECONDS = 0.01  # at most, that the latest waits for one that nobody has heard of yet
+_LINGER_SHARE = 0.1  # of the time that its prefill takes
+_GLANCE_SECONDS = 0.002  # between two looks whether a prompt is being prepared
 
 
 class Worker:
@@ -54,7 +56,7 @@ class Worker:
         self._encoder: EncodeQueue | None = None
         self.gauges = Gauges()
         self._announced: set[int] = set()
-        self._gather_until = 0.0
+        self._gather_until = self._linger_until = 0.0
         self._suspect = False
         self._stopping = False
 
@@ -133,9 +135,15 @@ class Worker:
             return self._inbox.get(block=block)
         except queue.Empty:
             pass
-        while self._announced and time.monotonic() < self._gather_until and self._only_waiting:
+        while self._only_waiting:
+            now = time.monotonic()
+            until = self._gather_until
+            if not self._announced:
+                until = min(until, self._linger_until)
+            if now >= until:
+                break
             with contextlib.suppress(queue.Empty):
-                return self._inbox.get(timeout=_GLANCE_SECONDS)
+                return self._inbox.get(timeout=min(until - now, _GLANCE_SECONDS))
         return None
 
     @property
@@ -178,8 +186,11 @@ class Worker:
                 command.ticket, NotLoaded("it was unloaded before the request began")
             )
             return
+        now = time.monotonic()
         if not self._scheduler.waiting:
-            self._gather_until = time.monotonic() + _GATHER_SECONDS
+            self._gather_until = now + _GATHER_SECONDS
+        linger = min(self._scheduler.prefill_seconds(command) * _LINGER_SHARE, _LINGER_SECONDS)
+        self._linger_until = now + linger
         self._scheduler.submit(command)
 
     def _encode(self, command: Encode) -> None:
