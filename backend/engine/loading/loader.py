@@ -15,7 +15,7 @@ from backend.engine.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft
 from backend.engine.embedding.kind import ModelKind, require_family, with_flags
-from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
 from backend.engine.load_request import LoadOrder, LoadRequest
 from backend.engine.loading.adapters import find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
@@ -50,7 +50,7 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
         built = yield from build(order)
     except Exception as fault:
         yield "engine"  # where the memory of what was read is released
-        if isinstance(fault, CostlyPrompt):
+        if isinstance(fault, CostlyPrompt | NotFinite):
             raise ModelRejected.because(order.checkpoint.name, str(fault)) from None
         raise
     served = built[-1]
