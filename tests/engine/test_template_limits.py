@@ -30,7 +30,7 @@ TEMPLATES = [
     "{{ '%s is %d' % ('x', 3) }}{{ '{:>5}'.format('a') }}{{ '%05d' | format(3) }}",
     "{{ [1, 2] * 3 }}{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] + [2] }}{{ 1 + 1.5 }}",
     "{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(messages | length) }}{{ m(x=none) }}",
-    "{% set x = namespace(a='') %}{% for m in [1, 2] %}{% set x.a = x.a ~ m %}{% endfor %}{{ x.a }}",
+    "{% set x = namespace(a='') %}{% for m in [1] %}{% set x.a = x.a ~ m %}{% endfor %}{{ x.a }}",
     "{{ range(3) | list }}{{ nothing }}{{ true }}{{ none }}{{ 1.0 }}",
     "{{ messages | selectattr('role', 'equalto', 'user') | list }}{{ {'a': [1]} | string }}",
     "{{ messages[0] | dictsort }}{{ messages | groupby('role') | list }}",

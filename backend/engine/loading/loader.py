@@ -22,6 +22,7 @@ from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
 from backend.engine.media.limits import media_limits
+from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompts import CostlyPrompt
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
@@ -40,6 +41,7 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
     """
     order = _find(request, epoch, cancelled)
     started = time.perf_counter()
+    import_mlx_lm()
     if order.checkpoint.kind is not ModelKind.TEXT:
         from backend.engine.embedding.embedding_builder import build
     elif order.checkpoint.media:
