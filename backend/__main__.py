@@ -35,6 +35,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         logs.error("uncaught", traceback=traceback_of(failure))
         logs.error("exit", cause=f"internal error: {type(failure).__name__}")
         return _FAILED
+    finally:
+        logs.flush()
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -> int:
@@ -83,9 +85,20 @@ def _restore(environ: MutableMapping[str, str]) -> None:
             environ.pop(name, None)
 
 
+def _open_standard_streams() -> None:
+    """Whatever opened a file next would be given the number of a stream that is closed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 if __name__ == "__main__":
+    _open_standard_streams()
     _restore(os.environ)
     code = main(sys.argv[1:], os.environ)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     # Without the interpreter's own farewell: it would wait for threads that are busy in MLX.
     os._exit(code)

@@ -29,9 +29,8 @@ def free_memory(root: Path = Path("/")) -> int:
     """RAM in bytes that the machine could give away now; all of it where it does not say."""
     free = [limit - used for limit, used in _group_limits(root)]
     try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) << 10)
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     except (OSError, ValueError, IndexError):  # not Linux
         pass
     return max(min(free, default=machine_memory(root)), 0)
