@@ -62,3 +62,13 @@ class Cancelled(EngineError):
 
 class EngineFailed(EngineError):
     """The engine met an internal fault while it served this request."""
+
+
+class NotFinite(EngineFailed):
+    """The model computed NaN or infinity where a probability is read."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not finite numbers: its weights are damaged, or it overflows in"
+            " its data type (the option dtype:float32 may help)"
+        )

@@ -211,11 +211,12 @@ def _constraint(served: ServedModel, request: GenerationRequest, tail: str) -> C
 
 
 def _characters(prompt: Prompt) -> int:
-    """About how long a prompt's text is."""
+    """About how long a prompt's text is, tools and all."""
     match prompt:
         case RawPrompt(text):
             return len(text)
         case TokenPrompt():
             return 0
-        case ChatPrompt(messages):
-            return sum(len(str(message.get("content", ""))) for message in messages)
+        case ChatPrompt(messages, tools, arguments):
+            parts = (*messages, *(tools or ()), arguments)
+            return sum(len(str(part)) for part in parts)

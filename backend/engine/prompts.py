@@ -20,6 +20,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
+from backend.engine.template_limits import CostlyTemplate
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.tool_text import in_words, speaks_of_calls
 
@@ -90,6 +91,10 @@ def _up_to_the_end(rendered: str) -> str:
             " continued"
         )
     return text.replace(_END, "")
+
+
+class CostlyPrompt(InvalidRequest):
+    """The chat template takes more time or memory than a prompt may."""
 
 
 class PromptBuilder:
@@ -232,6 +237,8 @@ class PromptBuilder:
                 "Messages, Tools or the template's arguments hold half of a surrogate pair"
                 " (\\ud800 to \\udfff), which is no character"
             ) from None
+        except CostlyTemplate as cost:
+            raise CostlyPrompt(f"the model's chat template is stopped: {cost}") from None
         except TemplateError as refusal:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
@@ -281,12 +288,17 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it, or '' where it cannot."""
+        """A short conversation as the template renders it, or '' where it cannot.
+
+        Raises CostlyPrompt: a template that takes too much for this can render nothing.
+        """
         try:
             if self._media is not None:
                 messages, _ = self._media.attach(messages, Attachments(), ())
             return self.render(ChatPrompt(messages, tools))
-        except InvalidRequest:
+        except CostlyPrompt:
+            raise
+        except (InvalidRequest, RecursionError):
             return ""
 
     def tokenize(self, text: str) -> list[int]:

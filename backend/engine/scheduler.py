@@ -205,8 +205,8 @@ class Scheduler:
         for one in self.executor.take_early():
             self._deliver(one)
         self._flush()
-        self._finish_unstarted()
         self._fail_broken()
+        self._finish_unstarted()
         self._steps += 1
         if sampled:
             self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - started)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.shards import ShardError, read_header
 from common.options import shown
@@ -123,6 +124,7 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
     try:
         files = frozenset(entry.name for entry in folder.iterdir())
         _require_files(name, files)
+        require_regular_files(folder)
         config = _read_config(name, folder / CONFIG)
         if WEIGHTS not in files:
             raise _rejected(name, f"its weights are missing: the folder has no {WEIGHTS}")
@@ -138,6 +140,8 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
             _require_pairs(name, kind, tensors, rank)
         with (folder / WEIGHTS).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except UnsafeFileError as error:
+        raise _rejected(name, str(error)) from None
     except OSError as error:
         raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
     return Adapter(name, kind, (folder / WEIGHTS).resolve(), scale * request.scale, tensors, digest)
