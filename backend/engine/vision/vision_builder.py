@@ -35,6 +35,7 @@ from backend.engine.vision.markers import TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
+from backend.engine.vision.plain_pass import plain_pass
 from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
 from backend.engine.vision.seeing_model import SeeingModel
 from common.options import shown
@@ -62,7 +63,7 @@ def _open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
 
 def _open_senses(
     order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
-) -> Stages[tuple[MediaReader, MediaPrompts]]:
+) -> Stages[text_builder.Senses]:
     """What lets a loaded model see; `prompts` takes media from then on. Raises ModelRejected.
 
     Begins and ends on `files`.
@@ -117,7 +118,9 @@ def _open_senses(
         reader = MediaReader(model, half)
         for item in tried.values():
             reader.encode(item)
-        return reader, media
+        return text_builder.Senses(
+            reader, media, tuple(tried.values()), partial(plain_pass, model), _way_out(loaded)
+        )
 
 
 @contextmanager
@@ -228,5 +231,8 @@ def _of_family(model_type: str, kind: str) -> list[str]:
 
 
 def _rejected(loaded: LoadedModel, reason: str) -> ModelRejected:
-    hint = _HINT if loaded.model_type in model_types() else ""
-    return ModelRejected.because(loaded.name, f"{reason}{hint}")
+    return ModelRejected.because(loaded.name, f"{reason}{_way_out(loaded)}")
+
+
+def _way_out(loaded: LoadedModel) -> str:
+    return _HINT if loaded.model_type in model_types() else ""
