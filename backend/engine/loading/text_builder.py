@@ -51,12 +51,14 @@ _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pac
 
 @dataclass(frozen=True, slots=True)
 class Senses:
-    """What a model sees and hears with. tried: of each kind that it takes, an item. plain: its own
-    forward pass, by the code of mlx-vlm. way_out: what to set where it cannot be served."""
+    """What a model sees and hears with. tried: of each kind that it takes, an item. end_tokens:
+    those that its processor names beside the checkpoint's. plain: its own forward pass, by the
+    code of mlx-vlm. way_out: what to set where it cannot be served."""
 
     reader: MediaReader
     prompts: MediaPrompts
     tried: Sequence[MediaItem]
+    end_tokens: frozenset[int]
     plain: PlainPass
     way_out: str
 
@@ -115,7 +117,8 @@ def build(
         settings.reasoning_parser,
     )
     calls = call_format(format_, settings.tool_parser, prompts)
-    end_tokens = frozenset(token for token in loaded.eos_token_ids if token < vocabulary)
+    ends = loaded.eos_token_ids | (senses.end_tokens if senses else frozenset())
+    end_tokens = frozenset(token for token in ends if token < vocabulary)
     constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
     rendered = prompts.sample()
     words = {token for token in prompts.tokenize(_WORDS) if 0 <= token < vocabulary}

@@ -47,9 +47,10 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 @cache
 def _modules() -> frozenset[str]:
-    """Those of mlx-vlm's packages that hold a model with a part that sees."""
+    """Those of mlx-vlm's packages that hold a model with a part that sees, be it another's."""
     return frozenset(
-        path.stem
+        path.parent.name
         for path in model_files("mlx_vlm", "*/*.py")
-        if path.stem == path.parent.name and "vision" in path.read_text(encoding="utf-8").lower()
+        if path.stem in (path.parent.name, "__init__")
+        and "vision" in path.read_text(encoding="utf-8").lower()
     )

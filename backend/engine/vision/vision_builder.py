@@ -36,7 +36,14 @@ from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.plain_pass import plain_pass
-from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
+from backend.engine.vision.processor import (
+    AUDIO,
+    IMAGE,
+    ItemProcessor,
+    end_tokens,
+    load_processor,
+    takes_audio,
+)
 from backend.engine.vision.seeing_model import SeeingModel
 from common.options import shown
 
@@ -119,7 +126,12 @@ def _open_senses(
         for item in tried.values():
             reader.encode(item)
         return text_builder.Senses(
-            reader, media, tuple(tried.values()), partial(plain_pass, model), _way_out(loaded)
+            reader,
+            media,
+            tuple(tried.values()),
+            end_tokens(processor),
+            partial(plain_pass, model),
+            _way_out(loaded),
         )
 
 
@@ -217,8 +229,8 @@ def _expanded(form: TemplateForm) -> dict[str, str]:
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:
-    """What mlx-vlm puts into a text for one item of this family."""
-    plain = ["<audio>"] if kind == AUDIO else []
+    """What mlx-vlm, or a processor of its, may take in a text for one item of this family."""
+    plain = ["<audio>"] if kind == AUDIO else ["<image>\n"]
     from mlx_vlm.prompt_utils import MessageFormatter
 
     counts = {"num_images": int(kind == IMAGE), "num_audios": int(kind == AUDIO)}

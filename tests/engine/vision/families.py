@@ -74,6 +74,9 @@ def write_family(path: Path, family: str) -> Path:
         "minicpmv4_6": _minicpmv4_6,
         "gemma3": _gemma3,
         "idefics3": _idefics3,
+        "smolvlm": _smolvlm,
+        "internvl_chat": _internvl_chat,
+        "paddleocr_vl": _paddleocr_vl,
         "minicpmo": _minicpmo,
     }[family](path)
     _write_weights(path)
@@ -226,6 +229,66 @@ def _idefics3(path: Path) -> None:
     }
     _write(path, "preprocessor_config.json", _PIXELS | own | kind)
     _write(path, "processor_config.json", own)
+
+
+def _smolvlm(path: Path) -> None:
+    """Idefics3's shape under another name, and with another processor."""
+    _idefics3(path)
+    for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
+        text = (path / name).read_text()
+        (path / name).write_text(text.replace("Idefics3", "SmolVLM").replace("idefics3", "smolvlm"))
+    config = _read(path, "config.json")
+    config["vision_config"]["model_type"] = "smolvlm_vision"
+    _write(path, "config.json", config)
+
+
+def _internvl_chat(path: Path) -> None:
+    """A marker that is plain text, which the template does not know, and tiles without text."""
+    ids = _add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
+    size = max(ids.values()) + 1
+    _write(path, "config.json", {
+        "model_type": "internvl_chat",
+        "vocab_size": size,
+        "image_token_index": ids["<IMG_CONTEXT>"],
+        "downsample_ratio": 0.5,
+        "force_image_size": 56,
+        "max_dynamic_patch": 2,
+        "eos_token_id": 2,
+        "text_config": _TEXT | {
+            "model_type": "qwen2",
+            "vocab_size": size,
+            "head_dim": 32,
+            "rope_theta": 10000.0,
+        },
+        "vision_config": _SIGLIP | {"model_type": "intern_vit_6b"},
+    })  # fmt: skip
+    _write(path, "preprocessor_config.json", {"processor_class": "InternVLChatProcessor"})
+
+
+def _paddleocr_vl(path: Path) -> None:
+    """Multimodal RoPE, the text's configuration on the top level, and a width that is fixed."""
+    marks = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
+    ids = _add_tokens(path, marks, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
+    _write(path, "config.json", _TEXT | {
+        "model_type": "paddleocr_vl",
+        "hidden_size": 1024,
+        "vocab_size": max(ids.values()) + 1,
+        "head_dim": 32,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [4, 6, 6]},
+        "use_bias": False,
+        "hidden_act": "silu",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "image_token_id": ids[marks[0]],
+        "vision_start_token_id": ids[marks[1]],
+        "vision_end_token_id": ids[marks[2]],
+        "vision_config": _SIGLIP | {"model_type": "paddleocr_vl", "spatial_merge_size": 2},
+    })  # fmt: skip
+    own = {"processor_class": "PaddleOCRVLProcessor", "patch_size": 14, "merge_size": 2}
+    limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 1}
+    _write(path, "preprocessor_config.json", _PIXELS | own | limits)
 
 
 def _minicpmo(path: Path) -> None:
