@@ -17,6 +17,7 @@ from mlx_vlm.models import cache as vlm
 
 from backend.engine.errors import ModelRejected
 from backend.engine.row_shift import RowShift
+from backend.engine.vision.row_scale import scale_by_row
 
 
 class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
@@ -29,6 +30,7 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
     def __init__(self, whole: Any) -> None:
         super().__init__()
         self.whole = whole
+        scale_by_row(whole.language_model)
         self.shifts = hasattr(whole.language_model, "get_rope_index")
 
     @property

@@ -75,6 +75,8 @@ def write_family(path: Path, family: str) -> Path:
         "gemma3": _gemma3,
         "idefics3": _idefics3,
         "smolvlm": _smolvlm,
+        "ministral3": _ministral3,
+        "mistral4": _mistral4,
         "internvl_chat": _internvl_chat,
         "paddleocr_vl": _paddleocr_vl,
         "minicpmo": _minicpmo,
@@ -239,6 +241,50 @@ def _smolvlm(path: Path) -> None:
         (path / name).write_text(text.replace("Idefics3", "SmolVLM").replace("idefics3", "smolvlm"))
     config = _read(path, "config.json")
     config["vision_config"]["model_type"] = "smolvlm_vision"
+    _write(path, "config.json", config)
+
+
+def _ministral3(path: Path) -> None:
+    """Queries scaled by their position, which changes after 48 tokens, and rows of an image."""
+    ids = _add_tokens(path, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
+    size = max(ids.values()) + 1
+    rope = {"type": "default", "rope_type": "default", "rope_theta": 10000.0}
+    rope |= {"llama_4_scaling_beta": 2.0, "original_max_position_embeddings": 48}
+    text = _TEXT | {"model_type": "ministral3", "vocab_size": size, "head_dim": 32}
+    _write(path, "config.json", {
+        "model_type": "mistral3",
+        "vocab_size": size,
+        "image_token_index": ids["[IMG]"],
+        "spatial_merge_size": 2,
+        "eos_token_id": 2,
+        "text_config": text | {"rope_theta": 10000.0, "rope_parameters": rope},
+        "vision_config": _SIGLIP | {"model_type": "pixtral", "head_dim": 16},
+    })  # fmt: skip
+    own = {"processor_class": "Mistral3Processor", "patch_size": 14, "spatial_merge_size": 2}
+    _write(path, "processor_config.json", own)
+    kind = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 56}}
+    _write(path, "preprocessor_config.json", _PIXELS | kind | {"patch_size": 14})
+
+
+def _mistral4(path: Path) -> None:
+    """The same with latent attention and experts."""
+    _ministral3(path)
+    config = _read(path, "config.json")
+    config["text_config"] |= {
+        "model_type": "mistral4",
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "qk_head_dim": 32,
+        "v_head_dim": 32,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+    }
     _write(path, "config.json", config)
 
 

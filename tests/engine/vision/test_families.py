@@ -32,6 +32,8 @@ FAMILIES = [
     "gemma3",
     "idefics3",
     "smolvlm",
+    "ministral3",
+    "mistral4",
     "internvl_chat",
     "paddleocr_vl",
 ]
