@@ -53,14 +53,13 @@ _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pac
 class Senses:
     """What a model sees and hears with. tried: of each kind that it takes, an item. end_tokens:
     those that its processor names beside the checkpoint's. plain: its own forward pass, by the
-    code of mlx-vlm. way_out: what to set where it cannot be served."""
+    code of mlx-vlm."""
 
     reader: MediaReader
     prompts: MediaPrompts
     tried: Sequence[MediaItem]
     end_tokens: frozenset[int]
     plain: PlainPass
-    way_out: str
 
 
 OpenSenses = Callable[[LoadedModel, PromptBuilder, int], Stages[Senses]]
@@ -166,7 +165,7 @@ def build(
             raise ModelRejected.because(
                 loaded.name,
                 "its answers are not what mlx-vlm's forward pass gives, so this version does not"
-                f" serve it{senses.way_out}",
+                " serve it",
             )
     yield from warm_up(engine, min(device.warm_up_tokens(here, settings), context_size // 2))
     yield "engine"

@@ -56,7 +56,14 @@ def build(order: LoadOrder) -> Stages[Built]:
     """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     from mlx_vlm import utils  # noqa: F401, its import takes seconds, and belongs on this thread
 
-    return (yield from text_builder.build(order, _open_seeing_model, partial(_open_senses, order)))
+    try:
+        return (
+            yield from text_builder.build(order, _open_seeing_model, partial(_open_senses, order))
+        )
+    except ModelRejected as refusal:
+        if order.checkpoint.config["model_type"] not in model_types():
+            raise
+        raise ModelRejected(f"{refusal}{_HINT}") from None
 
 
 def _open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -111,7 +118,7 @@ def _open_senses(
             if item is not None:
                 tried[kind] = item
         if not tried:
-            raise _rejected(loaded, "its chat template has no place for images")
+            raise ModelRejected.because(loaded.name, "its chat template has no place for images")
         form = TemplateForm(form.lists, {kind: form.markers[kind] for kind in tried})
         half = settings.vision_cache_mib * MIB // 2
         media = MediaPrompts(
@@ -131,7 +138,6 @@ def _open_senses(
             tuple(tried.values()),
             end_tokens(processor),
             partial(plain_pass, model),
-            _way_out(loaded),
         )
 
 
@@ -148,7 +154,7 @@ def _refusing(loaded: LoadedModel) -> Iterator[None]:
     except Exception as fault:
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
         reason = f"it failed on its first image ({type(fault).__name__})"
-    raise _rejected(loaded, reason)
+    raise ModelRejected.because(loaded.name, reason)
 
 
 def _tried(
@@ -205,8 +211,9 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> Stages[None]:
     yield "engine"
     if not bool(mx.isfinite(logits).all()):
         raise ValueError("logits that are no numbers")
-    batch = kv.BatchCache([cache, cache])
-    mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
+    if kv.can_batch(cache):
+        batch = kv.BatchCache([cache, cache])
+        mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
 
 
 def _sample(kind: str) -> Picture | Sound:
@@ -240,11 +247,3 @@ def _of_family(model_type: str, kind: str) -> list[str]:
         return plain
     content = message.get("content") if isinstance(message, dict) else message
     return [content, *plain] if isinstance(content, str) and content.strip() else plain
-
-
-def _rejected(loaded: LoadedModel, reason: str) -> ModelRejected:
-    return ModelRejected.because(loaded.name, f"{reason}{_way_out(loaded)}")
-
-
-def _way_out(loaded: LoadedModel) -> str:
-    return _HINT if loaded.model_type in model_types() else ""

@@ -77,6 +77,7 @@ def write_family(path: Path, family: str) -> Path:
         "smolvlm": _smolvlm,
         "ministral3": _ministral3,
         "mistral4": _mistral4,
+        "minimax_m3_vl": _minimax_m3_vl,
         "internvl_chat": _internvl_chat,
         "paddleocr_vl": _paddleocr_vl,
         "minicpmo": _minicpmo,
@@ -286,6 +287,51 @@ def _mistral4(path: Path) -> None:
         "first_k_dense_replace": 1,
     }
     _write(path, "config.json", config)
+
+
+def _minimax_m3_vl(path: Path) -> None:
+    """Attention to chosen blocks of keys, with caches of a kind of its own."""
+    marks = [f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
+    ids = _add_tokens(path, marks, marks[0])
+    size = max(ids.values()) + 1
+    text = _TEXT | {
+        "model_type": "minimax_m3",
+        "vocab_size": size,
+        "head_dim": 32,
+        "rope_theta": 10000.0,
+        "intermediate_size": 64,
+        "dense_intermediate_size": 256,
+        "shared_intermediate_size": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layer_freq": [0, 1, 1, 1],
+        "sparse_attention_config": {
+            "use_sparse_attention": True,
+            "sparse_index_dim": 32,
+            "sparse_num_index_heads": 2,
+            "sparse_topk_blocks": 3,
+            "sparse_block_size": 8,
+            "sparse_score_type": "max",
+            "sparse_init_block": 0,
+            "sparse_local_block": 1,
+            "sparse_attention_freq": [0, 1, 1, 1],
+        },
+    }
+    _write(path, "config.json", {
+        "model_type": "minimax_m3_vl",
+        "vocab_size": size,
+        "image_token_index": ids[marks[0]],
+        "video_token_index": ids[marks[1]],
+        "vision_start_token_id": ids[marks[2]],
+        "vision_end_token_id": ids[marks[3]],
+        "projector_hidden_size": 64,
+        "eos_token_id": 2,
+        "text_config": text,
+        "vision_config": _SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 128},
+    })  # fmt: skip
+    own = {"processor_class": "MiniMaxM3VLProcessor", "patch_size": 14, "merge_size": 2}
+    limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 2}
+    _write(path, "preprocessor_config.json", _PIXELS | own | limits)
 
 
 def _internvl_chat(path: Path) -> None:

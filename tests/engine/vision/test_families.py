@@ -34,6 +34,7 @@ FAMILIES = [
     "smolvlm",
     "ministral3",
     "mistral4",
+    "minimax_m3_vl",
     "internvl_chat",
     "paddleocr_vl",
 ]
