@@ -6,9 +6,8 @@ and answer chooses at each place; where rounding tips a choice, both tokens are 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,30 +24,32 @@ from tests.engine.rounds import Rounds, engine_model
 TOKENS = 48  # of an answer
 _WORDS = range(1, 100)
 _CLOSE = 1e-3  # of the logits' range, in another order of summation
+_OPENING = 4  # tokens of a prompt that open the answer
+_FEW = 8  # tokens of an answer whose length does not matter
 _FORGOTTEN = 5  # tokens behind the last one that must matter to the answer
 
 _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
-_log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compared:
-    """What was found. Each is true, false, or None where it does not apply.
+    """What was found of a model: whether its answers are right, and what is not computed again.
 
-    batched: whether it is served in batches at all. reused: whether a later turn began with KV of
-    the earlier one.
+    batched: whether it is served in batches; else `company` waits for each other. reused: a later
+    turn begins with the KV of the earlier one, though its template drops what opened the answer.
+    kept: so does a prompt whose first request was cancelled while it was read.
     """
 
-    alone: bool | None = None
-    company: bool | None = None
-    turns: bool | None = None
-    reused: bool | None = None
-    batched: bool = True
-    notes: list[str] = field(default_factory=list)
+    batched: bool
+    alone: bool
+    company: bool
+    turns: bool
+    reused: bool
+    kept: bool
 
     @property
     def right(self) -> bool:
-        return all(one is not False for one in (self.alone, self.company, self.turns))
+        return self.alone and self.company and self.turns and self.reused and self.kept
 
 
 def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
@@ -59,28 +60,44 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     at_once(ServingTrial(loaded, plain_pass(model), words, (), 600).run(served))
     if why_alone(name) or not served.batches:
         served.slots, served.batches = 1, False
-    found = Compared(batched=served.slots > 1)
     prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]
     rounds = Rounds(served)
-    alone = []
-    for ticket, prompt in enumerate(prompts, 1):
-        alone += _said(rounds, {ticket: prompt}, tokens)
-    found.alone = all(_right(model, *one) for one in zip(prompts, alone, strict=True))
+    alone = [_said(rounds, at, prompt, tokens) for at, prompt in enumerate(prompts)]
     later = [(*prompt, *said, *_text(9, 4)) for prompt, said in zip(prompts, alone, strict=True)]
-    answers = [
-        answer
-        for ticket, prompt in enumerate(later, 11)
-        for answer in _said(rounds, {ticket: prompt}, tokens)
-    ]
-    found.turns = all(_right(model, *one) for one in zip(later, answers, strict=True))
-    used = [rounds.heard[ticket].finished for ticket in (11, 12, 13)]
-    found.reused = all(
-        one is not None and one.usage.cached_tokens >= len(prompt)
-        for one, prompt in zip(used, prompts, strict=True)
+    answers = [_said(rounds, at, prompt, tokens) for at, prompt in enumerate(later, 10)]
+    return Compared(
+        batched=served.slots > 1,
+        alone=_all_right(model, prompts, alone),
+        company=_right_in_company(model, served, prompts, tokens),
+        turns=_all_right(model, later, answers)
+        and all(_cached(rounds, at) >= len(prompt) for at, prompt in enumerate(prompts, 10)),
+        reused=_reuses_a_turn(model, served),
+        kept=_keeps_a_cancelled_prompt(model, served),
     )
-    found.company = _right_in_company(model, served, prompts, tokens)
-    found.notes += [str(fault) for fault in rounds.faults]
-    return found
+
+
+def _reuses_a_turn(model: Any, served: EngineModel) -> bool:
+    """A prompt whose last tokens opened the answer, and are gone in the next turn."""
+    rounds = Rounds(served)
+    prompt = _text(60, 6)
+    stays = len(prompt) - _OPENING
+    first = _said(rounds, 1, prompt, _FEW, places=(stays,))
+    following = (*prompt[:stays], *first, *_text(9, 7))
+    second = _said(rounds, 2, following, _FEW)
+    return _all_right(model, [prompt, following], [first, second]) and _cached(rounds, 2) == stays
+
+
+def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
+    rounds = Rounds(served)
+    prompt = _text(200, 8)
+    _submit(rounds, 1, prompt, _FEW)
+    rounds.step()
+    while rounds.scheduler.planner.sequences[1].filled < len(prompt) // 2:
+        rounds.step()
+    rounds.scheduler.cancel(1)
+    rounds.drain()
+    said = _said(rounds, 2, prompt, _FEW)
+    return _all_right(model, [prompt], [said]) and _cached(rounds, 2) >= len(prompt) // 4
 
 
 def _right_in_company(
@@ -97,20 +114,31 @@ def _right_in_company(
     _submit(rounds, 4, fourth, tokens)
     rounds.drain()
     said = [rounds.heard[ticket].tokens for ticket in (1, 2, 3, 4)]
-    return [len(one) for one in said] == [*limits, tokens] and all(
-        _right(model, prompt, one) for prompt, one in zip([*prompts, fourth], said, strict=True)
-    )
+    whole = [len(one) for one in said] == [*limits, tokens]
+    return whole and _all_right(model, [*prompts, fourth], said)
 
 
-def _said(rounds: Rounds, prompts: dict[int, Sequence[int]], tokens: int) -> list[list[int]]:
-    for ticket, prompt in prompts.items():
-        _submit(rounds, ticket, prompt, tokens)
+def _said(
+    rounds: Rounds, ticket: int, prompt: Sequence[int], tokens: int, **fields: Any
+) -> list[int]:
+    _submit(rounds, ticket, prompt, tokens, **fields)
     rounds.drain()
-    return [rounds.heard[ticket].tokens for ticket in prompts]
+    return rounds.heard[ticket].tokens
 
 
-def _submit(rounds: Rounds, ticket: int, prompt: Sequence[int], limit: int) -> None:
-    rounds.submit(ticket, prompt, limit, sampling=_AMONG_WORDS, ignore_eos=True)
+def _cached(rounds: Rounds, ticket: int) -> int:
+    finished = rounds.heard[ticket].finished
+    return 0 if finished is None else finished.usage.cached_tokens
+
+
+def _submit(rounds: Rounds, ticket: int, prompt: Sequence[int], limit: int, **fields: Any) -> None:
+    rounds.submit(ticket, prompt, limit, sampling=_AMONG_WORDS, ignore_eos=True, **fields)
+
+
+def _all_right(
+    model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> bool:
+    return all(_right(model, *one) for one in zip(prompts, answers, strict=True))
 
 
 def _right(model: Any, prompt: Sequence[int], said: Sequence[int]) -> bool:

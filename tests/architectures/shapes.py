@@ -323,6 +323,15 @@ _TEXT_PARTS = {
 }
 
 
+# Why an architecture is not built here.
+UNBUILT = {
+    "olmo": "it needs a Python package of its own",
+    "prism_hadamard_qwen35": "its weights are packed by a tool of its own",
+}
+if not mx.metal.is_available():
+    UNBUILT |= dict.fromkeys(("bitnet", "muse_spark"), "its kernels are written for Metal")
+
+
 def architectures() -> list[str]:
     """One model type for each module of mlx-lm that holds a model."""
     return sorted(model_types() - aliases("mlx_lm").keys())
