@@ -102,6 +102,7 @@ CODES: Mapping[str, Row] = {
 _CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
 _STEP = re.compile(r"[.\[]|$")
 Names = Mapping[str, str]  # path of a field → what the client calls it
+AS_ON_THE_WIRE: Names = {}
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, PromptTooLong
 from common.prefixes import common_prefix
 
 MOST_CANDIDATES = 1024
@@ -126,9 +126,9 @@ def _encoded(
             return
         tokens = encode(request.prompt + candidate) if candidate else prompt
         if len(tokens) > context_size:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"prompt and candidates[{place}] have {len(tokens)} tokens, but the context holds"
-                f" {context_size}: shorten them, or load the model with a larger ContextSize",
+                f" {context_size}: shorten them, or load the model with a larger context_size",
                 "prompt",
             )
         yield tokens

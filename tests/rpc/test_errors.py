@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -70,8 +72,8 @@ def test_programs_read_fields_and_code_beside_the_sentence(
     engine.fault = error
     with pytest.raises(grpc.RpcError) as caught:
         stub.Predict(predict_options())
-    trailers = [tuple(entry) for entry in caught.value.trailing_metadata()]
-    assert [entry for entry in trailers if entry[0].startswith("mlx-error")] == told
+    trailers: Any = caught.value.trailing_metadata()
+    assert [(key, value) for key, value in trailers if key.startswith("mlx-error")] == told
 
 
 def test_an_error_is_about_its_own_field_first() -> None:
