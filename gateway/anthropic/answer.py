@@ -12,13 +12,11 @@ import uuid
 from typing import Any
 
 from gateway.anthropic.request import MessagesRequest
-from gateway.generation import Done, Event, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage
 
 # Clients drop thinking without a signature; there is nothing to sign, because it is sent back in
 # clear and read as such.
 SIGNATURE = "unsigned"
-# What Anthropic's streams say while nothing else comes; it may stand anywhere.
-PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 Json = dict[str, Any]
 
 
@@ -32,6 +30,7 @@ class Answer:
         self._open: str | int | None = None  # kind of the open block, or the index of its call
         self._parts: list[str] = []
         self._calls = False
+        self._started = False
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -43,17 +42,27 @@ class Answer:
             "usage": _usage(Usage()),
         }
 
-    def start(self, event: Event) -> Json:
-        """The event before those of the generation's first one, which is taken afterwards."""
-        counted = event.usage if isinstance(event, Done) else event
-        usage = _usage(Usage(prompt_tokens=counted.prompt_tokens))
-        return {"type": "message_start", "message": self._message | {"usage": usage}}
+    def beat(self, prompt_tokens: int = 0) -> list[Json]:
+        """What says that there is no more to say yet; the message's start where that is due."""
+        if self._started:
+            return [{"type": "ping"}]
+        self._started = True
+        usage = _usage(Usage(prompt_tokens=prompt_tokens))
+        return [
+            {"type": "message_start", "message": self._message | {"usage": usage}},
+            {"type": "ping"},
+        ]
 
     def take(self, event: Event) -> list[Json]:
         """The events that an event of the generation becomes."""
-        if isinstance(event, Done):
-            return self._end(event)
         events: list[Json] = []
+        if not self._started:
+            counted = event.usage.prompt_tokens if isinstance(event, Done) else event.prompt_tokens
+            events = self.beat(counted)
+        if isinstance(event, Progress):
+            return events
+        if isinstance(event, Done):
+            return events + self._end(event)
         if event.reasoning:
             events += self._thinking(event.reasoning)
         if event.content:

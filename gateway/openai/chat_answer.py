@@ -49,7 +49,7 @@ async def chat_completion(
     async for index, event in events:
         if isinstance(event, Piece):
             choices[index].add(event)
-        else:
+        elif isinstance(event, Done):
             choices[index].done = event
     ends = [choice.done for choice in choices if choice.done is not None]
     return {
