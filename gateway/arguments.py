@@ -179,7 +179,7 @@ def _key(key: str) -> str:
 
 def _origin(text: str) -> str:
     """An origin as browsers write it: scheme, host and a port that is not the scheme's own."""
-    if text == "*":
+    if text in ("*", "null"):  # pages without an origin: of files, and in sandboxes
         return text
     parts = urlsplit(text.strip().rstrip("/").lower())
     # Extensions and desktop programs have schemes of their own: app://, chrome-extension://.

@@ -39,6 +39,8 @@ class Answer:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": _usage(Usage()),
         }
 
@@ -133,7 +135,12 @@ class Answer:
         events = self._close()
         reason, sequence = _stop(self._request, done, self._calls)
         usage = _usage(done.usage)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        delta = {
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "stop_details": None,
+            "container": None,
+        }
         self._message = self._message | delta | {"content": self._content, "usage": usage}
         events.append({"type": "message_delta", "delta": delta, "usage": usage})
         events.append({"type": "message_stop"})
@@ -155,9 +162,13 @@ def _usage(used: Usage) -> Json:
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
         "cache_creation_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "cache_read_input_tokens": used.cached_tokens,
         "output_tokens": used.completion_tokens,
         "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
     }
 
 

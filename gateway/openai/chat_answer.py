@@ -83,6 +83,7 @@ def _message(choice: _Choice, form: ChatForm) -> dict[str, Any]:
         "role": "assistant",
         "content": None if choice.calls and not text else text,
         "refusal": None,
+        "annotations": [],
     }
     if form.reasoning and (reasoning := "".join(choice.reasoning)):
         message["reasoning_content"] = reasoning

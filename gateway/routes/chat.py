@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
 from gateway.generation import Event
+from gateway.limits import JsonRoute
 from gateway.openai.chat_answer import chat_completion
 from gateway.openai.chat_form import form_of
 from gateway.openai.chat_request import ChatCompletionRequest
@@ -20,7 +21,7 @@ from gateway.openai.response_models import ChatCompletion, documented
 from gateway.openai.running import events_of
 from gateway.sse import event_stream
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
 @router.post(

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
 from gateway.generation import Event
+from gateway.limits import JsonRoute
 from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
@@ -18,7 +19,7 @@ from gateway.openai.response_models import Completion, documented
 from gateway.openai.running import events_of
 from gateway.sse import event_stream
 
-router = APIRouter(tags=["completions"])
+router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
 
 @router.post(

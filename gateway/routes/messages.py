@@ -16,8 +16,9 @@ from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import Gateway, GatewayDep
+from gateway.limits import JsonRoute
 
-router = APIRouter(tags=["anthropic"])
+router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
 
 
 @router.post("/messages", response_model=None, responses=MESSAGE_RESPONSES)

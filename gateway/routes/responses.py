@@ -15,6 +15,7 @@ from gateway.answering import Question, answer, count_prompt, question_of
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.generation import Done
+from gateway.limits import JsonRoute
 from gateway.query import KnownQuery
 from gateway.responses.answer import Answer
 from gateway.responses.documented import (
@@ -31,7 +32,7 @@ from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored
 from gateway.responses.to_chat import chat_request
 
-router = APIRouter(tags=["responses"])
+router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
@@ -73,6 +74,14 @@ async def count_input_tokens(
     translation = chat_request(body, resolved(body.input, store), earlier)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
+
+
+@router.post("/responses/compact", include_in_schema=False)
+async def compact() -> None:
+    """A sibling of `/responses/{response_id}` that only OpenAI can serve: not found, as others."""
+    raise ApiError(
+        404, "conversations are not compacted here: send a shorter input", code="unknown_url"
+    )
 
 
 @router.get(

@@ -115,3 +115,16 @@ def test_omitted_thinking_leaves_an_empty_block() -> None:
     events += told.take(Done("stop", Usage()))
     assert "secret" not in json.dumps([events, told.message()])
     assert [block["type"] for block in told.message()["content"]] == ["thinking", "text"]
+
+
+def test_a_message_has_every_field_of_the_api() -> None:
+    told = answer()
+    told.take(Piece(content="hi"))
+    *_, delta, _ = told.take(Done("stop", Usage(5, 1, 2)))
+    whole = told.message()
+    assert {"stop_details", "container"} <= whole.keys() & delta["delta"].keys()
+    assert whole["usage"]["cache_creation"] == {
+        "ephemeral_5m_input_tokens": 0,
+        "ephemeral_1h_input_tokens": 0,
+    }
+    assert {"service_tier", "server_tool_use", "inference_geo"} <= whole["usage"].keys()
