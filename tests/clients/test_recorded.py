@@ -47,7 +47,8 @@ def test_what_a_program_sent_is_answered(gateway: GatewayProcess, sent: dict[str
         assert ENDS[sent["path"]] in answer.text
         assert '"error": {' not in answer.text.replace('"error": null', "")
     told = json.dumps(answer.json()) if not sent["body"].get("stream") else answer.text
-    assert "All done." in told or "call_1" in told
+    # Words, a call, or what a form allows.
+    assert any(words in told for words in ("All done.", "call_1", '\\"ls\\"', '"{}"'))
 
 
 def test_nothing_of_a_machine_is_in_the_corpus() -> None:
