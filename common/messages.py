@@ -39,11 +39,16 @@ def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
     if not message.role:
         raise ValueError(f"Messages[{index}] has no role: set user, assistant, system or tool")
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
-    for key in ("name", "tool_call_id", "reasoning_content"):
+    for key in ("name", "tool_call_id"):
         if value := getattr(message, key):
             entry[key] = value
     if calls := _tool_calls(index, message.tool_calls):
         entry["tool_calls"] = calls
+    if message.reasoning_content:
+        entry |= dict.fromkeys(("reasoning_content", "reasoning"), message.reasoning_content)
+        # gpt-oss has one place for both before a call, and its template refuses the two together.
+        if not (calls and message.content):
+            entry["thinking"] = message.reasoning_content
     return entry
 
 

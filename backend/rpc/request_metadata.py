@@ -162,6 +162,12 @@ KEYS: Mapping[str, Key] = {
     "parallel_tool_calls": Key(
         RULES["parallel_tool_calls"].read, "`false`: an answer that must call a tool makes one call"
     ),
+    "thinking_budget": Key(
+        RULES["thinking_budget"].read,
+        "most tokens of reasoning, of an answer to Messages; then its end is forced. 0: none; -1:"
+        " no bound. Where it is not sent, `reasoning_effort` bounds it unless the chat template"
+        " knows that variable: minimal and low 1024, medium 8192, high 24576",
+    ),
     "grammar_or_calls": Key(
         _FLAG.read,
         "`true`: the answer matches Grammar, or calls the offered tools as ToolChoice allows;"

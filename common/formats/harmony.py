@@ -136,6 +136,7 @@ class Harmony:
     def _body(self, reading: Reading, header: _Header) -> Wait[None]:
         """The text of a message that is no call."""
         cursor, answer = reading.cursor, reading.answer
+        reading.closing = _ENDS[0]
         answer.exact(reasoning=header.channel == "analysis")
         while marker := (yield from cursor.until(_BODY_ENDS, answer.write)):
             if (yield from self._is_text(reading, marker)):
@@ -143,7 +144,7 @@ class Harmony:
                 continue
             cursor.take(len(marker) if marker in _ENDS else 0)
             break
-        answer.flush()
+        answer.exact(reasoning=False)
 
     def _is_text(self, reading: Reading, marker: str) -> Wait[bool]:
         """Whether a marker inside a text is only being talked about."""

@@ -97,6 +97,7 @@ class TaggedText:
         for tags in self.tags:
             opened, closed = tail.rfind(tags.opening), tail.rfind(tags.closing)
             if opened > closed:
+                reading.closing = tags.closing
                 if tail[opened + len(tags.opening) :].strip():
                     reading.answer.exact(reasoning=True)
                 else:
@@ -112,6 +113,7 @@ class TaggedText:
         """Whether the marker was one here, and has been read."""
         for tags in self.tags:
             if marker == tags.opening and self._opens(reading, tags):
+                reading.closing = tags.closing
                 return self._edge(reading, marker, reasoning=True)
             if marker == tags.closing and (yield from self._closes(reading, tags)):
                 return self._edge(reading, marker, reasoning=False)
@@ -177,6 +179,7 @@ class TaggedText:
             return reading.settled
         finally:
             pending, reading.pending_calls = reading.pending_calls, None
+            reading.begun = False
         for call in pending or ():
             answer.call(call)
         answer.edge()

@@ -42,7 +42,19 @@ def test_every_field_arrives_under_its_own_name() -> None:
         "name": "weather",
         "tool_call_id": "c1",
         "reasoning_content": "hm",
+        "reasoning": "hm",
     }
+
+
+@pytest.mark.parametrize("content", ["", "So."])
+@pytest.mark.parametrize("called", ["", calls("{}")])
+def test_templates_find_reasoning_by_the_name_that_they_know(content: str, called: str) -> None:
+    """Qwen's by `reasoning_content`, Gemma 4's by `reasoning`, gpt-oss's by `thinking`."""
+    message = Wire("assistant", content, reasoning_content="hm", tool_calls=called)
+    (entry,) = template_messages([message])
+    assert entry["reasoning_content"] == entry["reasoning"] == "hm"
+    # Beside content and calls gpt-oss's template refuses it.
+    assert entry.get("thinking") == (None if content and called else "hm")
 
 
 @pytest.mark.parametrize("role", ["developer", "function", "my role"])

@@ -144,6 +144,7 @@ def build(
         chat_template=loaded.chat_template,
         chat_format=format_,
         call_format=calls,
+        template_words=prompts.known_words(),
         rendered_template=rendered,
         vocabulary_size=vocabulary,
         token_bytes=texts.bytes_of,
