@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway import exchange
+from gateway.errors import AS_ON_THE_WIRE, Names
 from gateway.rpc_failures import as_refusals
-from gateway.wire_names import CHAT, Names
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -83,7 +83,7 @@ async def generate(
     options: pb.PredictOptions,
     *,
     seconds: float | None = None,
-    names: Names = CHAT,
+    names: Names = AS_ON_THE_WIRE,
 ) -> AsyncGenerator[Event, None]:
     """The events of one answer. Raises ApiError for any status but OK.
 
@@ -130,7 +130,7 @@ async def generate_all(
     wanted: Sequence[pb.PredictOptions],
     *,
     seconds: float | None = None,
-    names: Callable[[int], Names] = lambda _: CHAT,
+    names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Several answers at once, as one batch of the backend: each event with its answer's index.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from backend.engine import score_plan
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
-from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
+from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, about
 from backend.engine.events import Finished, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
@@ -82,9 +82,10 @@ class Preparer:
                 yield "media"
             elif _characters(request.prompt) > _LONG:
                 yield "long"
-            prompt = served.prompts.build(
-                request.prompt, request.attachments, counted=request.count_only
-            )
+            with about(_field(request.prompt)):
+                prompt = served.prompts.build(
+                    request.prompt, request.attachments, counted=request.count_only
+                )
             if request.count_only:
                 self._tell([(ticket, Finished("length", Usage(len(prompt.tokens))))])
                 return
@@ -131,12 +132,13 @@ class Preparer:
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
-            scored = score_plan.plan(
-                request,
-                served.prompts.encode_open,
-                served.context_size,
-                wanted=lambda: ticket in self._owners,
-            )
+            with about("prompt"):
+                scored = score_plan.plan(
+                    request,
+                    served.prompts.encode_open,
+                    served.context_size,
+                    wanted=lambda: ticket in self._owners,
+                )
             if ticket not in self._owners:
                 return
             if not scored.longest:
@@ -202,12 +204,24 @@ def _constraint(served: ServedModel, request: GenerationRequest, tail: str) -> C
         return None
     assert served.constraints is not None, "only a model that generates gets this far"
     arguments = getattr(request.prompt, "template_arguments", {})
-    return served.constraints.compile(
-        request.constraint,
-        prompt_tail=tail,
-        answers_messages=isinstance(request.prompt, ChatPrompt),
-        thinking=arguments.get("enable_thinking"),
-    )
+    with about("Tools" if request.constraint.kind == "calls" else "Grammar"):
+        return served.constraints.compile(
+            request.constraint,
+            prompt_tail=tail,
+            answers_messages=isinstance(request.prompt, ChatPrompt),
+            thinking=arguments.get("enable_thinking"),
+        )
+
+
+def _field(prompt: Prompt) -> str:
+    """The field of PredictOptions that a prompt came in."""
+    match prompt:
+        case RawPrompt():
+            return "Prompt"
+        case TokenPrompt():
+            return "Metadata mlx.prompt_token_ids"
+        case ChatPrompt():
+            return "Messages"
 
 
 def _within_budget(

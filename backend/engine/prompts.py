@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from backend.engine.control_tokens import ControlTokens
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
@@ -76,7 +76,8 @@ def require_tellable(tokens: int, alternatives: int) -> None:
         raise InvalidRequest(
             f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
             f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
-            " send a smaller TopLogprobs"
+            " send a smaller TopLogprobs",
+            "TopLogprobs",
         )
 
 
@@ -224,7 +225,8 @@ class PromptBuilder:
         """The chat template's text for these messages. Raises InvalidRequest."""
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
-                "Messages cannot be used with this model: it has no chat template; send Prompt"
+                "Messages cannot be used with this model: it has no chat template; send Prompt",
+                "Messages",
             )
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
@@ -320,7 +322,8 @@ class PromptBuilder:
             if not 0 <= token < self._vocabulary_size:
                 raise InvalidRequest(
                     f"tokens[{place}] is {token}, but the vocabulary ends at"
-                    f" {self._vocabulary_size - 1}"
+                    f" {self._vocabulary_size - 1}",
+                    f"tokens[{place}]",
                 )
         return str(self._tokenizer.decode(tokens))
 
@@ -351,8 +354,8 @@ class PromptBuilder:
         if at_least >= most:
             raise self._too_long(f"at least {at_least} tokens")
 
-    def _too_long(self, length: str) -> InvalidRequest:
-        return InvalidRequest(
+    def _too_long(self, length: str) -> PromptTooLong:
+        return PromptTooLong(
             f"the prompt has {length}, but the context holds {self._context_size} with at least"
-            " one of output: shorten the prompt or load the model with a larger ContextSize"
+            " one of output: shorten the prompt or load the model with a larger context_size"
         )

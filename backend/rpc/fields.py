@@ -54,7 +54,7 @@ class Fields:
             value = getattr(message, name)
             if not row.neutral.holds(value):
                 given = f"is {value:g}" if isinstance(value, (int, float)) and value else "is set"
-                raise InvalidRequest(f"{name} {given}, but {row.why}: {row.instead}")
+                raise InvalidRequest(f"{name} {given}, but {row.why}: {row.instead}", name)
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Each field, in the order of the message, and what becomes of it in Markdown."""

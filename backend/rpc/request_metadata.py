@@ -68,11 +68,13 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
         name = key.removeprefix(PREFIX)
         if name not in KEYS:
             hint = did_you_mean(name, KEYS) or f"; known are {', '.join(sorted(KEYS))}"
-            raise InvalidRequest(f"unknown Metadata key {shown(key)}{hint}")
+            raise InvalidRequest(f"unknown Metadata key {shown(key)}{hint}", "Metadata")
         try:
             given[name] = KEYS[name].read(text.strip())
         except ValueError as wanted:
-            raise InvalidRequest(f"Metadata {key} is {shown(text)}: send {wanted}") from None
+            raise InvalidRequest(
+                f"Metadata {key} is {shown(text)}: send {wanted}", f"Metadata {key}"
+            ) from None
     return replace(defaults, **given)
 
 
@@ -95,7 +97,9 @@ def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
 def _blob(text: str) -> dict[str, Any]:
     name = "Metadata chat_template_kwargs"
     if len(text) > _LARGEST_BLOB:
-        raise InvalidRequest(f"{name} is {len(text)} characters long: send at most {_LARGEST_BLOB}")
+        raise InvalidRequest(
+            f"{name} is {len(text)} characters long: send at most {_LARGEST_BLOB}", name
+        )
     return json_object(name, text)
 
 
@@ -109,7 +113,8 @@ def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
     if name in metadata:
         return False
     raise InvalidRequest(
-        f"Metadata chat_template_kwargs sets {name}, which the backend sets itself: remove it"
+        f"Metadata chat_template_kwargs sets {name}, which the backend sets itself: remove it",
+        "Metadata chat_template_kwargs",
     )
 
 
@@ -118,7 +123,7 @@ def _flag(name: str, value: Any) -> bool:
         value = {"true": True, "false": False}.get(value.strip().lower())
     if isinstance(value, bool):
         return value
-    raise InvalidRequest(f"Metadata {name} must be true or false")
+    raise InvalidRequest(f"Metadata {name} must be true or false", f"Metadata {name}")
 
 
 def _integers(what: str) -> Callable[[str], tuple[int, ...]]:

@@ -75,12 +75,13 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
 def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest:
     begun = "an answer that was begun: send none, or"
     if constraint.kind != "calls":
-        return InvalidRequest(f"the grammar cannot constrain {begun} leave out Grammar")
+        return InvalidRequest(f"the grammar cannot constrain {begun} leave out Grammar", "Grammar")
     if constraint.optional:
         return InvalidRequest(
-            f"strict tools cannot be enforced in {begun} offer tools that are not strict"
+            f"strict tools cannot be enforced in {begun} offer tools that are not strict",
+            "Tools",
         )
-    return InvalidRequest(f"tool calls cannot be enforced in {begun} require no call")
+    return InvalidRequest(f"tool calls cannot be enforced in {begun} require no call", "ToolChoice")
 
 
 def _attachments(
@@ -99,17 +100,20 @@ def _attachments(
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
                 f"{name} has {len(getattr(options, name))} items, but the loaded model"
-                f" {shown(facts.name)} takes only text: send none, or load a vision-language model"
+                f" {shown(facts.name)} takes only text: send none, or load a vision-language model",
+                name,
             )
     if not facts.media:
         raise InvalidRequest(
             f"Metadata mlx.image_messages and mlx.audio_messages place media, but the loaded model"
-            f" {shown(facts.name)} takes only text: leave them out"
+            f" {shown(facts.name)} takes only text: leave them out",
+            "Metadata mlx.image_messages",
         )
     if extras.prompt_token_ids is not None or extras.prompt_logprobs:
         key = "prompt_logprobs" if extras.prompt_token_ids is None else "prompt_token_ids"
         raise InvalidRequest(
-            f"Metadata mlx.{key} and media are both given: send the one or the other"
+            f"Metadata mlx.{key} and media are both given: send the one or the other",
+            f"Metadata mlx.{key}",
         )
     return given
 
@@ -124,7 +128,9 @@ def _max_tokens(value: int) -> int | None:
     if value in _UNLIMITED:
         return None
     if value < 0:
-        raise InvalidRequest(f"Tokens is {value}: send a positive count, or 0 for no limit")
+        raise InvalidRequest(
+            f"Tokens is {value}: send a positive count, or 0 for no limit", "Tokens"
+        )
     return value
 
 
@@ -132,12 +138,15 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
     """The stop strings, each once; empty ones are how hosts write "none" in a list."""
     stops = tuple(dict.fromkeys(stop for stop in given if stop))
     if len(stops) > MOST_STOPS:
-        raise InvalidRequest(f"StopPrompts has {len(stops)} entries: send at most {MOST_STOPS}")
+        raise InvalidRequest(
+            f"StopPrompts has {len(stops)} entries: send at most {MOST_STOPS}", "StopPrompts"
+        )
     for index, stop in enumerate(given):
         if len(stop.encode()) > LONGEST_STOP:
             raise InvalidRequest(
                 f"StopPrompts[{index}] is {len(stop.encode())} bytes long:"
-                f" send at most {LONGEST_STOP}"
+                f" send at most {LONGEST_STOP}",
+                f"StopPrompts[{index}]",
             )
     return stops
 
@@ -211,14 +220,16 @@ def _told_of_budget(prompt: ChatPrompt, budget: int, facts: ServedModel) -> Chat
 def _min_tokens(extras: Extras, most: int | None) -> int:
     if most is not None and extras.min_tokens > most:
         raise InvalidRequest(
-            f"Metadata mlx.min_tokens is {extras.min_tokens}, but Tokens is {most}: send less"
+            f"Metadata mlx.min_tokens is {extras.min_tokens}, but Tokens is {most}: send less",
+            "Metadata mlx.min_tokens",
+            "Tokens",
         )
     return extras.min_tokens
 
 
 def _n_draft(value: int) -> int:
     if value < 0:
-        raise InvalidRequest(f"NDraft is {value}: send a count, or 0 for the model's own")
+        raise InvalidRequest(f"NDraft is {value}: send a count, or 0 for the model's own", "NDraft")
     return min(value, MOST_GUESSES)
 
 
@@ -226,10 +237,10 @@ def _logprobs(options: pb.PredictOptions) -> int | None:
     """How many alternatives to return per token; None: no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
         if (value := getattr(options, name)) < 0:
-            raise InvalidRequest(f"{name} is {value}: send a count, or 0 for none")
+            raise InvalidRequest(f"{name} is {value}: send a count, or 0 for none", name)
     if options.TopLogprobs > MOST_ALTERNATIVES:
         raise InvalidRequest(
-            f"TopLogprobs is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}"
+            f"TopLogprobs is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}", "TopLogprobs"
         )
     if not options.Logprobs and not options.TopLogprobs:
         return None

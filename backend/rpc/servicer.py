@@ -131,7 +131,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self._engine.require_model()
         if len(request.Prompt) > LARGEST_TEXT:
             raise InvalidRequest(
-                f"Prompt is {len(request.Prompt)} characters long: send at most {LARGEST_TEXT}"
+                f"Prompt is {len(request.Prompt)} characters long: send at most {LARGEST_TEXT}",
+                "Prompt",
             )
         tokens = await self._engine.tokenize(request.Prompt)
         return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
@@ -141,7 +142,9 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     ) -> pb.DetokenizeResponse:
         self._engine.require_model()
         if len(request.tokens) > MOST_IDS:
-            raise InvalidRequest(f"tokens has {len(request.tokens)} ids: send at most {MOST_IDS}")
+            raise InvalidRequest(
+                f"tokens has {len(request.tokens)} ids: send at most {MOST_IDS}", "tokens"
+            )
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 
     async def Status(self, _: pb.HealthMessage, _context: Context) -> pb.StatusResponse:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gateway.openai import refused
 from gateway.openai.base import MODEL, Request, Strict
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
-from gateway.openai.sampling_fields import MOST_ALTERNATIVES, SamplingFields
+from gateway.openai.sampling_fields import MOST_ALTERNATIVES, Options, SamplingFields
 from gateway.openai.tools import AnyTool, FunctionCallChoice, FunctionDefinition, ToolChoice
 
 MOST_MESSAGES = 10_000
@@ -33,6 +33,14 @@ class RoleMapping(Strict):
     tool: str = ""
     stop: str = Field(default="", description="What ends every message.")
     system_prompt: str | None = Field(default=None, description="Not read, as in mlx_lm.server.")
+
+
+class Reasoning(Strict):
+    """OpenRouter's object of what other clients send as fields."""
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = Field(default=None, description="Another place of enable_thinking.")
+    exclude: bool | None = Field(default=None, description="true: include_reasoning false.")
 
 
 class ChatCompletionRequest(SamplingFields, FormatFields, Request):
@@ -94,3 +102,27 @@ class ChatCompletionRequest(SamplingFields, FormatFields, Request):
         default=None,
         description="Texts to build the prompt with, instead of the model's chat template.",
     )
+    options: Options | None = Field(
+        default=None, description="Ollama: sampling fields; those beside it win."
+    )
+    reasoning: Reasoning | None = Field(
+        default=None, description="OpenRouter: reasoning fields; those beside it win."
+    )
+
+    @model_validator(mode="after")
+    def _spread(self) -> Self:
+        """The fields of the two objects as fields of the request, where it has none itself."""
+        if self.options is not None:
+            given = self.options.model_dump(exclude_none=True)
+            if self.max_tokens is not None or self.max_completion_tokens is not None:
+                given.pop("n_predict", None)
+            self.fill(given)
+        if self.reasoning is not None:
+            self.fill(
+                {
+                    "reasoning_effort": self.reasoning.effort,
+                    "enable_thinking": self.reasoning.enabled,
+                    "include_reasoning": False if self.reasoning.exclude else None,
+                }
+            )
+        return self

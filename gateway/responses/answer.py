@@ -16,7 +16,7 @@ from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.models.parameters import Parameters
 from gateway.responses.echo import echo_of
-from gateway.responses.request import CustomTool, ResponsesRequest
+from gateway.responses.request import CustomTool, ResponsesRequest, offered
 from gateway.responses.text_logprobs import of_text
 
 Json = dict[str, Any]
@@ -29,8 +29,7 @@ class Answer:
     def __init__(self, request: ResponsesRequest, model: str, defaults: Parameters) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
-        tools = request.tools or ()
-        self._custom = {tool.name for tool in tools if isinstance(tool, CustomTool)}
+        self._tools = {each.name: each for each in offered(request.tools)}
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
@@ -112,7 +111,10 @@ class Answer:
         events: list[Json] = []
         if self._open != call.index:
             fields = {"call_id": call.id, "name": call.name}
-            if call.name in self._custom:
+            called = self._tools.get(call.name)
+            if called is not None and called.namespace:
+                fields |= {"name": called.tool.name, "namespace": called.namespace}
+            if called is not None and isinstance(called.tool, CustomTool):
                 events += self._add("custom_tool_call", "ctc", fields | {"input": ""})
             else:
                 events += self._add("function_call", "fc", fields | {"arguments": ""})

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.models.parameters import Parameters
-from gateway.responses.request import CustomTool, FunctionTool, ResponsesRequest
+from gateway.responses.request import (
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    ResponsesRequest,
+)
 
 Json = dict[str, Any]
 
@@ -53,8 +58,8 @@ def _first(given: float | None, default: float | None, otherwise: float) -> floa
     return otherwise if default is None else default
 
 
-def _tool(tool: FunctionTool | CustomTool) -> Json:
-    if isinstance(tool, CustomTool):
+def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> Json:
+    if not isinstance(tool, FunctionTool):
         return tool.model_dump(exclude_none=True)
     return {
         "type": "function",

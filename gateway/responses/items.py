@@ -90,6 +90,7 @@ class FunctionCall(Strict):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
     id: str | None = None
     status: Status | None = None
@@ -101,6 +102,7 @@ class CustomCall(Strict):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
     id: str | None = None
     status: Status | None = None

@@ -6,6 +6,8 @@ sent, see gateway/tolerance.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -53,15 +55,64 @@ def _unknown_tool(kind: str) -> str:
     )
 
 
+def _without_it(_: Any) -> Any:
+    return DROPPED
+
+
+_Own = FunctionTool | CustomTool
+_KINDS: dict[str, type[Strict]] = {"function": FunctionTool, "custom": CustomTool}
+OwnTool = Annotated[_Own, one_of(_KINDS, schema=_Own, unknown=_unknown_tool, otherwise=_without_it)]
+
+
+class NamespaceTool(Strict):
+    """Tools under a name, as Codex offers those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1, max_length=128)
+    tools: list[OwnTool]
+
+
 Tool = Annotated[
-    FunctionTool | CustomTool,
+    _Own | NamespaceTool,
     one_of(
-        {"function": FunctionTool, "custom": CustomTool},
-        schema=FunctionTool | CustomTool,
+        _KINDS | {"namespace": NamespaceTool},
+        schema=_Own | NamespaceTool,
         unknown=_unknown_tool,
-        otherwise=lambda _: DROPPED,
+        otherwise=_without_it,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One tool; `place` is its path in the request, `namespace` "" outside of any."""
+
+    tool: FunctionTool | CustomTool
+    place: str
+    namespace: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return full_name(self.namespace, self.tool.name)
+
+
+def full_name(namespace: str, name: str) -> str:
+    """The name of a tool in a namespace, where chat templates know only one level of names."""
+    if not namespace or namespace.endswith("_"):
+        return namespace + name
+    return f"{namespace}__{name}"
+
+
+def offered(tools: Sequence[_Own | NamespaceTool] | None) -> Iterator[Offered]:
+    """The tools of a request one by one, those in namespaces as well."""
+    for index, tool in enumerate(tools or ()):
+        place = f"tools[{index}]"
+        if isinstance(tool, NamespaceTool):
+            for at, inner in enumerate(tool.tools):
+                yield Offered(inner, f"{place}.tools[{at}]", tool.name)
+        else:
+            yield Offered(tool, place)
 
 
 class ChooseFunction(Strict):

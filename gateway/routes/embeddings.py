@@ -15,10 +15,9 @@ from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask_all
 from gateway.context import GatewayDep
-from gateway.errors import ApiError
+from gateway.errors import ApiError, Names
 from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
-from gateway.wire_names import Names
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["embeddings"])

@@ -20,6 +20,7 @@ from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai import refused
+from gateway.openai.chat_form import form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
@@ -500,3 +501,30 @@ def test_a_bool_is_no_number_of_alternatives() -> None:
     assert (told.Logprobs, told.TopLogprobs) == (1, 0)
     (told,) = completion({"logprobs": False})
     assert told.Logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        ({"options": {"temperature": 0.5, "num_predict": 7}}, {"temperature": 0.5, "n_predict": 7}),
+        ({"options": {"num_predict": -2, "stop": ["x"]}}, {"stop": ["x"]}),
+        (
+            {"options": {"top_k": 2, "num_predict": 7}, "max_tokens": 3},
+            {"top_k": 2, "max_tokens": 3},
+        ),
+        ({"options": {"seed": 4}, "seed": 5}, {"seed": 5}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"enabled": False, "exclude": False}}, {"enable_thinking": False}),
+        (
+            {"reasoning": {"effort": "low"}, "reasoning_effort": "high"},
+            {"reasoning_effort": "high"},
+        ),
+    ],
+)
+def test_objects_of_fields_mean_the_fields(fields: dict[str, Any], same: dict[str, Any]) -> None:
+    assert wanted(fields) == wanted({"seed": -1} | same if "seed" not in same else same)
+
+
+def test_excluded_reasoning_is_not_told() -> None:
+    body = {"messages": said("Hi"), "reasoning": {"exclude": True}}
+    assert form_of(ChatCompletionRequest.model_validate(body)).reasoning is False

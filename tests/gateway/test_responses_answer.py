@@ -183,6 +183,22 @@ def test_a_response_says_what_was_asked_of_it() -> None:
     assert told["temperature"] == 0.25
 
 
+def test_a_call_of_a_tool_in_a_namespace_has_both_names() -> None:
+    inner = [{"type": "function", "name": "read"}, {"type": "custom", "name": "patch"}]
+    tools = [{"type": "namespace", "name": "mcp__files", "tools": inner}]
+    reply = answer(tools=tools)
+    reply.take(Piece(tool_calls=(ToolCallPiece(0, "c1", "mcp__files__read", "{}"),)))
+    patch = ToolCallPiece(1, "c2", "mcp__files__patch", '{"input": "x"}')
+    reply.take(Piece(tool_calls=(patch,)))
+    reply.take(Done("stop", Usage()))
+    told = [(item["type"], item["namespace"], item["name"]) for item in reply.response["output"]]
+    assert told == [
+        ("function_call", "mcp__files", "read"),
+        ("custom_tool_call", "mcp__files", "patch"),
+    ]
+    assert reply.response["tools"][0]["name"] == "mcp__files"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

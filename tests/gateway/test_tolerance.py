@@ -226,10 +226,8 @@ def ignored(answer: Any) -> list[str]:
             {
                 "input[].internal",
                 "input[][web_search_call]",
-                "input[].namespace",
                 "tools[].output_schema",
                 "tools[].format",
-                "tools[][namespace]",
                 "tools[][web_search]",
                 "tools[][image_generation]",
                 "reasoning.summary",
@@ -261,7 +259,6 @@ def ignored(answer: Any) -> list[str]:
             OPENROUTER_CLIENT,
             {
                 "messages[].content[][input_text]",
-                "reasoning",
                 "usage",
                 "provider",
                 "transforms",
@@ -272,7 +269,7 @@ def ignored(answer: Any) -> list[str]:
         (
             CHAT,
             OPEN_WEBUI,
-            {"keep_alive", "options", "chat_id", "session_id", "features", "variables"},
+            {"keep_alive", "options.num_ctx", "chat_id", "session_id", "features", "variables"},
         ),
         (
             CHAT,

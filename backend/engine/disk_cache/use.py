@@ -55,5 +55,5 @@ def _absolute(name: str, text: str) -> Path | None:
         return None
     path = Path(text)
     if "\0" in text or not path.is_absolute() or not path.name:
-        raise InvalidRequest(f"{name} must be an absolute path, but it is {shown(text)}")
+        raise InvalidRequest(f"{name} must be an absolute path, but it is {shown(text)}", name)
     return path
