@@ -28,8 +28,15 @@ LONGEST_STOP = 4096
 MOST_GUESSES = 64
 MOST_ALTERNATIVES = 20  # OpenAI's bound of top_logprobs
 # What Gemini's API makes of an effort, https://ai.google.dev/gemini-api/docs/openai#thinking
-EFFORT_BUDGETS = {"none": 0, "minimal": 1024, "low": 1024, "medium": 8192, "high": 24576}
-UNBOUNDED_EFFORTS = frozenset({"xhigh", "max"})
+EFFORT_BUDGETS = {
+    "none": 0,
+    "minimal": 1024,
+    "low": 1024,
+    "medium": 8192,
+    "high": 24576,
+    "xhigh": -1,
+    "max": -1,
+}
 _BUDGET = f"{PREFIX}thinking_budget"
 _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -192,16 +199,19 @@ def _thinking_budget(
         if asked and extras.thinking_budget >= 0:
             raise InvalidRequest(
                 f"Metadata {_BUDGET} is {extras.thinking_budget}, but only in an answer to Messages"
-                " is it known what is reasoning: send Messages, or leave it out"
+                " is it known what is reasoning: send Messages, or leave it out",
+                f"Metadata {_BUDGET}",
             )
         return None
-    effort = prompt.template_arguments.get("reasoning_effort")
-    if not asked and isinstance(effort, str) and "reasoning_effort" not in facts.template_words:
-        if effort in UNBOUNDED_EFFORTS:
-            return None
-        if effort in EFFORT_BUDGETS:
-            return EFFORT_BUDGETS[effort]
-    return extras.thinking_budget if extras.thinking_budget >= 0 else None
+    given = extras.thinking_budget
+    if not asked:
+        arguments = prompt.template_arguments
+        variable, effort = arguments.get("thinking_budget"), arguments.get("reasoning_effort")
+        if type(variable) is int:
+            given = variable
+        elif isinstance(effort, str) and "reasoning_effort" not in facts.template_words:
+            given = EFFORT_BUDGETS.get(effort, given)
+    return given if given >= 0 else None
 
 
 def _told_of_budget(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:

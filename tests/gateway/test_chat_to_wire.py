@@ -125,6 +125,21 @@ def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
         ({"logprobs": False}, {}),
         ({"enable_thinking": False}, {"Metadata": {"enable_thinking": "false"}}),
         ({"reasoning_effort": "low"}, {"Metadata": {"reasoning_effort": "low"}}),
+        *(
+            (fields, {"Metadata": {"mlx.thinking_budget": "9"}})
+            for fields in (
+                {"thinking_budget": 9},
+                {"reasoning_budget": 9, "thinking_token_budget": 9},
+                {"thinking_budget_tokens": 9, "reasoning": {"max_tokens": 8}},
+                {"reasoning": {"max_tokens": 9}},
+                {"thinking": {"budget_tokens": 9}},
+            )
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 9}, "enable_thinking": False},
+            {"Metadata": {"mlx.thinking_budget": "9", "enable_thinking": "false"}},
+        ),
+        ({"thinking": {"type": "adaptive"}, "reasoning_budget": None}, {}),
         (
             {"chat_template_kwargs": {"a": [1]}},
             {"Metadata": {"chat_template_kwargs": '{"a": [1]}'}},
@@ -251,6 +266,8 @@ def test_completions_refuse_by_name_too(name: str) -> None:
 def test_a_contradiction_is_told_in_the_words_that_were_sent() -> None:
     with pytest.raises(ApiError, match="is 'none' and enable_thinking is true"):
         wanted({"reasoning_effort": "none", "enable_thinking": True})
+    with pytest.raises(ApiError, match="two names of one thing"):
+        wanted({"thinking_budget": 5, "reasoning_budget": 6})
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,6 @@ def ignored(answer: Any) -> list[str]:
                 "tools[].defer_loading",
                 "tools[][web_search_20250305]",
                 "tools[][mcp_toolset]",
-                "thinking.budget_tokens",
                 "output_config.task_budget",
                 "context_management",
                 "metadata",

@@ -451,3 +451,42 @@ def test_a_blob_that_is_no_object_is_refused(blob: str) -> None:
 def test_thinking_is_true_or_false(value: str) -> None:
     with pytest.raises(InvalidRequest, match="enable_thinking must be true or false"):
         arguments(enable_thinking=value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words", "budget"),
+    [
+        ({}, (), None),
+        ({"mlx.thinking_budget": "7", "reasoning_effort": "low"}, (), 7),
+        ({"mlx.thinking_budget": "-1", "reasoning_effort": "low"}, (), None),
+        ({"reasoning_effort": "low"}, (), 1024),
+        ({"reasoning_effort": "low"}, ("reasoning_effort",), None),
+        ({"reasoning_effort": "max"}, (), None),
+        ({"chat_template_kwargs": '{"thinking_budget": 9}'}, ("thinking_budget",), 9),
+        ({"chat_template_kwargs": '{"reasoning_effort": "medium"}'}, (), 8192),
+    ],
+    ids=str,
+)
+def test_the_budget_of_an_answer(
+    metadata: dict[str, str], words: tuple[str, ...], budget: int | None
+) -> None:
+    facts = replace(FACTS, template_words=frozenset(words))
+    request = generation_request(predict_options(Messages=[HELLO], Metadata=metadata), facts)
+    assert request.thinking_budget == budget
+    default = replace(facts, defaults=Extras(thinking_budget=3))
+    request = generation_request(predict_options(Messages=[HELLO], Metadata=metadata), default)
+    silent = "mlx.thinking_budget" not in metadata and budget is None
+    assert request.thinking_budget == (3 if silent and "max" not in str(metadata) else budget)
+
+
+def test_a_template_is_told_of_the_budget_in_its_own_words() -> None:
+    facts = replace(FACTS, template_words=frozenset({"thinking_budget"}))
+    for most, told in (("0", {"enable_thinking": False}), ("7", {})):
+        options = predict_options(Messages=[HELLO], Metadata={"mlx.thinking_budget": most})
+        prompt = generation_request(options, facts).prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.template_arguments == {"thinking_budget": int(most), **told}
+        options.Metadata["enable_thinking"] = "true"
+        prompt = generation_request(options, FACTS).prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.template_arguments == {"enable_thinking": True}
