@@ -102,8 +102,8 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
         place = resolve(name, model_path=model_path)
         if not isinstance(place, HubModel):
             return place.path
-        from backend.engine.loading.download import hub_cache
         from backend.engine.loading.hub_process import fetch
+        from common.hub_cache import hub_cache
 
         return fetch(place, (CONFIG, WEIGHTS), hub_cache(), cancel)
     except EngineError as error:
