@@ -14,6 +14,8 @@ from typing import Any, Literal
 Tool = dict[str, Any]
 Mode = Literal["auto", "none", "required"]
 
+_TOOL_KEYS = ("type", "function")
+_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _MODES: dict[str, Mode] = {
     "": "auto",
     "auto": "auto",
@@ -49,6 +51,24 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
         if not isinstance(name, str) or not name:
             raise ValueError(f"Tools[{index}] has no function with a name")
     return tuple(tools)
+
+
+def in_order(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools by their names, with their keys in OpenAI's order; a schema's own mean something.
+
+    Programs that collect tools from several servers send them in the order of arrival. The same
+    tools must make the same prompt, or nothing behind them is found in the prefix cache.
+    """
+    return tuple(sorted(map(_with_keys_in_order, tools), key=lambda tool: tool["function"]["name"]))
+
+
+def _with_keys_in_order(tool: Tool) -> Tool:
+    return _keyed(tool, _TOOL_KEYS) | {"function": _keyed(tool["function"], _FUNCTION_KEYS)}
+
+
+def _keyed(given: dict[str, Any], first: Sequence[str]) -> dict[str, Any]:
+    keys = [*(key for key in first if key in given), *sorted(given.keys() - set(first))]
+    return {key: given[key] for key in keys}
 
 
 def parse_tool_choice(text: str) -> ToolChoice:

@@ -100,7 +100,9 @@ PREDICT_OPTIONS = Fields(
     honoured={
         "Prompt": "goes to the model as it is, unless Messages are rendered; a BOS token is added"
         " only where the text has none",
-        "Messages": "rendered by the model's chat template when UseTokenizerTemplate is set",
+        "Messages": "rendered by the model's chat template when UseTokenizerTemplate is set; the"
+        " line `x-anthropic-billing-header: …` of a system message, which clients change with every"
+        " request, is left out",
         "UseTokenizerTemplate": "renders Messages, if there are any, whatever Prompt holds",
         "Metadata": "`enable_thinking`, `reasoning_effort` and `chat_template_kwargs` reach the"
         " chat template; keys that begin with `mlx.` are the settings below; other keys are labels"
@@ -108,9 +110,9 @@ PREDICT_OPTIONS = Fields(
         "Images": "shown to a model that takes images, before the text of the last user's message"
         " or where `mlx.image_messages` says (docs/vision.md); refused for other models",
         "Audios": "the same for sounds and `mlx.audio_messages`",
-        "Tools": "shown by the chat template, or described in text where it shows none"
-        " (docs/formats.md); answers that call one become tool-call deltas; with a tool that is"
-        " `strict`, a grammar holds calls to the schemas",
+        "Tools": "shown by the chat template in the order of their names, or described in text"
+        " where it shows none (docs/formats.md); answers that call one become tool-call deltas;"
+        " with a tool that is `strict`, a grammar holds calls to the schemas",
         "ToolChoice": "`none` hides the tools; a grammar enforces `required` and a named function,"
         " in the model's own call format",
         "Tokens": "most tokens to generate; 0, -1 and -2 mean up to the end of the context",

@@ -6,7 +6,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.request_metadata import template_arguments
 from common.messages import template_messages
-from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
+from common.tools import Tool, ToolChoice, in_order, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
 
 MOST_MESSAGES = 10_000
@@ -117,6 +117,6 @@ def _offered_tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
     except ValueError as error:
         raise InvalidRequest(str(error), "Tools") from None
     try:
-        return offered(tools, choice)
+        return in_order(offered(tools, choice))
     except ValueError as error:
         raise InvalidRequest(str(error), "ToolChoice", "Tools") from None

@@ -107,3 +107,15 @@ def test_any_text_of_calls_is_either_read_or_refused_with_a_sentence(text: str) 
         refused = str(error)
     assert refused.startswith("Messages[0].tool_calls") or refused == ""
     assert all(isinstance(call, dict) for call in entries[0].get("tool_calls", []))
+
+
+def test_a_line_that_changes_with_every_request_is_left_out() -> None:
+    line = "x-anthropic-billing-header: cc_version=2.1.330; cch=0a1b2;"
+    for text, left in (
+        (f"{line}\n\nYou are an agent.", "You are an agent."),
+        (f"You are an agent.\n\n{line}\n\nBe brief.", "You are an agent.\n\nBe brief."),
+        (line, ""),
+        (f"The header {line}", f"The header {line}"),
+    ):
+        assert template_messages([Wire("system", text)])[0]["content"] == left
+        assert template_messages([Wire("user", text)])[0]["content"] == text
