@@ -151,19 +151,23 @@ class TaggedText:
         answer, cursor = reading.answer, reading.cursor
         if answer.markdown.fenced or not reading.worth_trying():
             return False
-        if answer.reasoning and answer.quotes:
-            return False
+        mentioned = answer.reasoning and answer.quotes
         in_code = answer.markdown.quoted
         own_line = answer.markdown.line_start
         careful = answer.reasoning or in_code
         reading.opener = opener
         reading.pending_calls = [] if careful else None
+        start, quoted = cursor.position, 0
         try:
             with reading.attempt():
                 yield from syntax.read(reading)
-                if in_code and (yield from self._code_ends(reading)):
-                    raise Unreadable
-                if answer.reasoning and not (yield from self._meant(reading, own_line)):
+                length = cursor.position - start
+                if (
+                    mentioned
+                    or (in_code and (yield from self._code_ends(reading)))
+                    or (answer.reasoning and not (yield from self._meant(reading, own_line)))
+                ):
+                    quoted = length
                     raise Unreadable
         except Cut:
             certain = reading.begun and (own_line or not careful) and not in_code
@@ -176,7 +180,9 @@ class TaggedText:
                 answer.write(cursor.rest())
             return True
         except Unreadable:
-            return reading.settled
+            # With all that is in it: a call in a block that is quoted is quoted too.
+            answer.write(cursor.take(quoted))
+            return bool(quoted) or reading.settled
         finally:
             pending, reading.pending_calls = reading.pending_calls, None
             reading.begun = False
