@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from common.formats.cursor import Cut, Markers, Unreadable, Wait
+from common.formats.json_calls import may_be_bare
 from common.formats.reading import CallSyntax, Reading, Tags, is_quoted
 
 _TURNS = re.compile(
@@ -171,6 +172,8 @@ class TaggedText:
                     raise Unreadable
         except Cut:
             certain = reading.begun and (own_line or not careful) and not in_code
+            if own_line and not (syntax.marked or careful):
+                certain = certain or may_be_bare(cursor.pending, reading.tools.names)
             if reading.was_cut() and (certain or (syntax.marked and not careful)):
                 cursor.rest()
                 answer.edge()
