@@ -94,16 +94,27 @@ def parse_tool_choice(text: str) -> ToolChoice:
 
 
 def _of_object(choice: dict[str, Any]) -> ToolChoice:
-    kind = choice.get("type")
+    kind = choice.get("type", choice.get("mode"))
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
     if kind in ("function", "tool"):
         if isinstance(name, str) and name:
             return ToolChoice("required", name)
         raise ValueError("ToolChoice asks for a function, but gives no name")
-    if isinstance(kind, str) and kind in _MODES:
-        return ToolChoice(_MODES[kind])
+    if isinstance(kind, str) and kind.lower() in _MODES:
+        return ToolChoice(_MODES[kind.lower()])
     raise ValueError(f"ToolChoice has the type {kind!r}: send auto, none, required or function")
+
+
+def meant(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
+    """The choice among these tools.
+
+    LocalAI takes the word `required` for the name of a function, where a tool is strict.
+    """
+    mode = _MODES.get(choice.name.lower()) if choice.name else None
+    if mode is None or choice.name in {tool["function"]["name"] for tool in tools}:
+        return choice
+    return ToolChoice(mode)
 
 
 def offered(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:

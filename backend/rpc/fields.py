@@ -131,7 +131,8 @@ PREDICT_OPTIONS = Fields(
         "LogitBias": "JSON object, token id → what is added to its logit; an id that the model"
         " does not have is an error",
         "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; reasoning"
-        " may come before it where the model thinks",
+        " may come before it where the model thinks. GBNF beside Tools with one that is `strict` is"
+        " the host's form of calls, and left out: calls are enforced in the model's own",
         "PromptCachePath": "an absolute path: the file that keeps a conversation's KV over a"
         " restart; empty leaves it to the folder of `prompt_cache_dir`, if there is one",
         "PromptCacheAll": "keeps the answer's KV on disk as well, not the prompt's alone",

@@ -164,24 +164,29 @@ def _constraint(
     """What the answer must match: the grammar, else a tool call where one is required.
 
     Where the model may choose, a strict tool constrains the calls that it makes: of all tools,
-    since they share the call format. A host that makes a grammar of its tools sends both; then the
-    grammar is all there is, unless the host says that it holds only for an answer without calls.
+    since they share the call format. LocalAI makes a GBNF of its own form for calls where a tool is
+    strict; the tools say the same in the model's form, so that GBNF is left out. Any other grammar
+    beside tools is all there is, unless the host says that it holds only for an answer without
+    calls.
     """
     answer = None
+    tools = prompt.tools or () if isinstance(prompt, ChatPrompt) else ()
+    strict = any(tool["function"].get("strict") is True for tool in tools)
     if options.Grammar.strip():
         answer = spec_of_grammar(options.Grammar, extras.grammar_type)
         if not extras.grammar_or_calls:
-            return answer
+            if not (strict and answer.kind == "gbnf"):
+                return answer
+            answer = None
     if not isinstance(prompt, ChatPrompt):
         return answer
-    tools, choice = prompt.tools or (), tool_choice(options)
+    choice = tool_choice(options)
     parallel = extras.parallel_tool_calls
     if choice.mode == "required":
         if choice.name:
             named = tuple(tool for tool in tools if tool["function"]["name"] == choice.name)
             return ConstraintSpec("calls", tools=named, parallel=False)
         return ConstraintSpec("calls", tools=tools, parallel=parallel)
-    strict = any(tool["function"].get("strict") is True for tool in tools)
     if strict or (tools and answer is not None):
         return ConstraintSpec("calls", tools=tools, parallel=parallel, optional=True, answer=answer)
     return answer

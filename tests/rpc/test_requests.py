@@ -490,3 +490,58 @@ def test_a_template_is_told_of_the_budget_in_its_own_words() -> None:
         prompt = generation_request(options, FACTS).prompt
         assert isinstance(prompt, ChatPrompt)
         assert prompt.template_arguments == {"enable_thinking": True}
+
+
+HOST_GRAMMAR = 'root ::= "{" "\\"arguments\\": {}, \\"name\\": \\"clock\\"" "}"'
+STRICT_CLOCK = {"type": "function", "function": {"name": "clock", "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "optional"),
+    [
+        ("", True),
+        ('"auto"', True),
+        *(
+            (spelling, False)
+            for spelling in (
+                "required",
+                '"required"',
+                '"Required"',
+                '"any"',
+                '{"type": "any"}',
+                '{"type": "Required"}',
+                '{"mode": "required"}',
+                '{"type": "function", "function": {"name": "required"}}',
+                '{"type": "function", "name": "required"}',
+                json.dumps('{"type": "function", "function": {"name": "required"}}'),
+            )
+        ),
+    ],
+)
+def test_strict_tools_are_enforced_beside_a_hosts_own_grammar(choice: str, optional: bool) -> None:
+    fields = {"Messages": [HELLO], "Tools": json.dumps([STRICT_CLOCK]), "ToolChoice": choice}
+    request = request_of(predict_options(**fields, Grammar=HOST_GRAMMAR))
+    assert request.constraint == ConstraintSpec("calls", tools=(STRICT_CLOCK,), optional=optional)
+
+
+def test_other_grammars_beside_tools_are_all_there_is() -> None:
+    fields: dict[str, Any] = {"Messages": [HELLO], "ToolChoice": "required"}
+    strict, free = json.dumps([STRICT_CLOCK]), json.dumps([CLOCK])
+    for tools, grammar, choice in (
+        (free, HOST_GRAMMAR, ""),
+        (strict, '{"type": "object"}', ""),
+        (strict, HOST_GRAMMAR, "none"),
+    ):
+        sent = predict_options(
+            **fields | {"Tools": tools, "Grammar": grammar, "ToolChoice": choice}
+        )
+        constraint = request_of(sent).constraint
+        assert constraint is not None
+        assert constraint.kind != "calls"
+    required = {"type": "function", "function": {"name": "required", "strict": True}}
+    choice = json.dumps({"type": "function", "function": {"name": "required"}})
+    tools = json.dumps([STRICT_CLOCK, required])
+    constraint = request_of(
+        predict_options(**fields | {"Tools": tools, "ToolChoice": choice})
+    ).constraint
+    assert constraint == ConstraintSpec("calls", tools=(required,), parallel=False)
