@@ -75,7 +75,22 @@ class Done:
     prompt_logprobs: tuple[dict[str, Any], ...] | None = None
 
 
-Event = Piece | Done
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is, in tokens; the first one says that the request is accepted."""
+
+    total: int
+    cached: int
+    processed: int
+    ms: float  # since the prompt is being read
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the whole prompt, as in `Piece`."""
+        return self.total
+
+
+Event = Progress | Piece | Done
 
 
 def is_whole(arguments: str) -> bool:
@@ -102,6 +117,7 @@ async def generate(
     """
     if (running := exchange.current()) is not None:
         options.CorrelationId = running.request_id
+    options.Metadata["mlx.stream_progress"] = "true"
     single = _has(options, "mlx.parallel_tool_calls", "false")
     last = pb.Reply()
     thought = 0
@@ -112,6 +128,9 @@ async def generate(
         try:
             async for reply in call:
                 found: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
+                if "progress" in found:
+                    yield Progress(**found["progress"], ms=reply.timing_prompt_processing)
+                    continue
                 if "prompt" in found:
                     prompt_logprobs = tuple(found["prompt"])
                 piece = _piece(reply, tuple(found.get("content", ())))

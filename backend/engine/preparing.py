@@ -18,7 +18,7 @@ from backend.engine import score_plan
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, about
-from backend.engine.events import Finished, TokenLogprob, Usage
+from backend.engine.events import Finished, Progress, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
 from backend.engine.prompts import require_tellable
@@ -109,6 +109,8 @@ class Preparer:
             if not isinstance(generation := self._owners.get(ticket), Generation):
                 return
             generation.prompt_tail = prompt.tail
+            if bare.stream_progress:
+                self._tell([(ticket, Progress(Usage(len(prompt.tokens))))])
             room = served.context_size - len(prompt.tokens)
             limit = min(bare.max_tokens or served.default_max_tokens or room, room)
             self._worker.send(

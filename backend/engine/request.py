@@ -114,6 +114,7 @@ class Extras:
     thinking_budget: most tokens of reasoning; -1: as many as the model likes.
     grammar_or_calls: the grammar holds what is said, and offered tools may be called instead.
     stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
+    stream_progress: a stream tells how far the prompt is.
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
@@ -133,6 +134,7 @@ class Extras:
     frequency_window: int = 0
     grammar_or_calls: bool = False
     stream_logprobs: bool = False
+    stream_progress: bool = False
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: bool = False
     prompt_only: bool = False
@@ -151,6 +153,7 @@ class GenerationRequest:
     ignore_eos: it cannot be chosen at all.
     logprobs: how many alternatives to tell with each token's log-probability; None: tell nothing.
     stream_logprobs: whether they are wanted piece by piece.
+    stream_progress: whether `Progress` is wanted before the first text.
     prompt_logprobs: the same as `logprobs` for the tokens of the prompt.
     prompt_only: the prompt is read, and nothing is generated.
     count_only: nothing is computed; the prompt's tokens are counted, and may be more than fit.
@@ -170,6 +173,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int | None = None
     stream_logprobs: bool = False
+    stream_progress: bool = False
     prompt_logprobs: int | None = None
     prompt_only: bool = False
     count_only: bool = False

@@ -183,6 +183,12 @@ KEYS: Mapping[str, Key] = {
         "`true`: where log-probabilities are asked for, each Reply of a stream carries those of its"
         " own tokens, and the last Reply only the rest",
     ),
+    "stream_progress": Key(
+        _FLAG.read,
+        "`true`: until the first text, Replies of a stream tell how far the prompt is: `logprobs`"
+        ' is `{"progress": {"total", "cached", "processed"}}` in tokens; the first comes as soon as'
+        " the request is accepted",
+    ),
     "prompt_token_ids": Key(
         _integers("a JSON list of token ids"),
         "JSON list of token ids: the raw prompt, in place of Prompt; no BOS is added",

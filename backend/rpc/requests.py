@@ -64,6 +64,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
         ignore_eos=options.IgnoreEOS,
         logprobs=_logprobs(options),
         stream_logprobs=extras.stream_logprobs,
+        stream_progress=extras.stream_progress,
         prompt_logprobs=options.TopLogprobs if extras.prompt_logprobs else None,
         prompt_only=extras.prompt_only,
         count_only=extras.count_only,

@@ -49,7 +49,7 @@ async def chat_completion(
     async for index, event in events:
         if isinstance(event, Piece):
             choices[index].add(event)
-        else:
+        elif isinstance(event, Done):
             choices[index].done = event
     ends = [choice.done for choice in choices if choice.done is not None]
     return {
@@ -87,6 +87,7 @@ def _message(choice: _Choice, form: ChatForm) -> dict[str, Any]:
         "role": "assistant",
         "content": None if choice.calls and not text else text,
         "refusal": None,
+        "annotations": [],
     }
     if form.reasoning and (reasoning := "".join(choice.reasoning)):
         message["reasoning_content"] = reasoning

@@ -44,6 +44,9 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Reques
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = Field(
+        default=None, description="llama.cpp: a stream tells how far the prompt is."
+    )
     max_completion_tokens: int | None = Field(
         default=None, ge=-1, le=2**31 - 1, description="max_tokens, by its newer name."
     )

@@ -45,16 +45,11 @@ class ContentPart(Strict):
     )
 
 
-def _unknown_part(kind: str) -> str:
-    return f"a part of type {kind} is not served: send text, image_url or input_audio"
-
-
 Part = Annotated[
     ContentPart,
     one_of(
         dict.fromkeys(get_args(PartKind), ContentPart),
-        schema=ContentPart,
-        unknown=_unknown_part,
+        what="a part",
         otherwise=as_text("text"),
     ),
 ]
@@ -84,16 +79,11 @@ def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id") or "", "type": "function", "function": function}
 
 
-def _unknown_call(kind: str) -> str:
-    return f"a call of type {kind} is not served: send calls of functions"
-
-
 Call = Annotated[
     ToolCall,
     one_of(
         {"function": ToolCall},
-        schema=ToolCall,
-        unknown=_unknown_call,
+        what="a call",
         default="function",
         otherwise=_custom_call,
     ),

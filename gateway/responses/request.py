@@ -48,20 +48,13 @@ class CustomTool(Strict):
     format: dict[str, Any] | None = None
 
 
-def _unknown_tool(kind: str) -> str:
-    return (
-        f"a tool of type {kind} is not served: the gateway runs no tools of its own; send tools "
-        "of type function or custom"
-    )
-
-
 def _without_it(_: Any) -> Any:
     return DROPPED
 
 
 _Own = FunctionTool | CustomTool
 _KINDS: dict[str, type[Strict]] = {"function": FunctionTool, "custom": CustomTool}
-OwnTool = Annotated[_Own, one_of(_KINDS, schema=_Own, unknown=_unknown_tool, otherwise=_without_it)]
+OwnTool = Annotated[_Own, one_of(_KINDS, what="a tool", otherwise=_without_it)]
 
 
 class NamespaceTool(Strict):
@@ -76,8 +69,7 @@ Tool = Annotated[
     _Own | NamespaceTool,
     one_of(
         _KINDS | {"namespace": NamespaceTool},
-        schema=_Own | NamespaceTool,
-        unknown=_unknown_tool,
+        what="a tool",
         otherwise=_without_it,
     ),
 ]
@@ -139,20 +131,12 @@ class ChooseAmong(Strict):
     tools: list[AllowedFunction] = Field(min_length=1)
 
 
-def _unknown_choice(kind: str) -> str:
-    return (
-        f"tool_choice {kind} is not served: send none, auto, required, or an object of type "
-        "function or allowed_tools"
-    )
-
-
 _Word = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
     str | ChooseFunction | ChooseAmong,
     one_of(
         {"function": ChooseFunction, "custom": ChooseFunction, "allowed_tools": ChooseAmong},
-        schema=_Word | ChooseFunction | ChooseAmong,
-        unknown=_unknown_choice,
+        what="a tool_choice",
         words=("none", "auto", "required"),
         otherwise=lambda choice: "required" if choice == "any" else None,
         lossless=True,
@@ -182,16 +166,11 @@ class JsonSchemaFormat(Strict):
     strict: bool | None = None
 
 
-def _unknown_format(kind: str) -> str:
-    return f"a format of type {kind} is unknown: send text, json_object or json_schema"
-
-
 Format = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat,
     one_of(
         {"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat},
-        schema=TextFormat | JsonObjectFormat | JsonSchemaFormat,
-        unknown=_unknown_format,
+        what="a format",
     ),
 ]
 

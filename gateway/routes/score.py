@@ -10,11 +10,12 @@ from pydantic import BaseModel, Field
 from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
+from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
-router = APIRouter(tags=["score"])
+router = APIRouter(tags=["score"], route_class=JsonRoute)
 _MOST_CANDIDATES = 1024
 
 

@@ -67,7 +67,7 @@ class Client:
 def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     told = answer()
     # What has left must not change afterwards: it is written as soon as it is told.
-    written = [json.dumps(each) for each in told.start()]
+    written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in told.take(event)]
     read = [json.loads(each) for each in written]
@@ -146,7 +146,6 @@ def test_text_begins_with_its_own_log_probabilities(
 
 def test_a_break_in_the_middle_is_a_failed_response() -> None:
     told = answer()
-    told.start()
     told.take(Piece(content="half a"))
     (last,) = told.fail(ApiError(503, "the backend of this model has gone away"))
     assert last["type"] == "response.failed"
@@ -210,7 +209,7 @@ def test_a_call_of_a_tool_in_a_namespace_has_both_names() -> None:
 def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -> None:
     reply = answer(tools=[{"type": "custom", "name": "patch"}])
     client = Client()
-    events = reply.start()
+    events: list[Json] = []
     for at, part in enumerate(arguments):
         first = ToolCallPiece(0, "c1", "patch", part) if at == 0 else ToolCallPiece(0, "", "", part)
         events += reply.take(Piece(tool_calls=(first,)))

@@ -284,7 +284,6 @@ def ignored(answer: Any) -> list[str]:
                 "dynatemp_range",
                 "samplers",
                 "timings_per_token",
-                "return_progress",
                 "top_logprobs",
                 "structured_outputs.disable_fallback",
             },
