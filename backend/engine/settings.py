@@ -13,7 +13,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
 from backend.engine.setting_rule import Rule, flag, number, text
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte count
 

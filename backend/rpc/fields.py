@@ -200,7 +200,6 @@ MODEL_OPTIONS = Fields(
         " runs",
         "LimitImagePerPrompt": "most Images of a request; 0 means 16",
         "LimitAudioPerPrompt": "most Audios of a request; 0 means 16",
-        "LimitVideoPerPrompt": "a count like the two before; any Videos are refused",
         "EngineArgs": "the same settings as a JSON object; an unknown key fails",
     },
     refused={
@@ -230,6 +229,7 @@ MODEL_OPTIONS = Fields(
         "TensorParallelSize": Refused(_one_of(0, 1), "one process serves the model", "send 0 or 1"),
     },
     unused={
+        "LimitVideoPerPrompt": "any Videos are refused",
         "Seed": "every request brings its own",
         "NBatch": "prefill is cut by the prefill_chunk setting",
         "Threads": _DEVICE,

@@ -17,7 +17,7 @@ from backend.engine.request import Extras
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
 from backend.rpc.json_field import json_object
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 PREFIX = "mlx."
 _LONGEST_LIST = 2 << 20

@@ -20,7 +20,7 @@ from backend.rpc.fields import PREDICT_OPTIONS
 from backend.rpc.prompt_fields import prompt_of, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
 from backend.rpc.sampling_fields import sampling
-from common.options import shown
+from common.wording import shown
 from wire import backend_pb2 as pb
 
 MOST_STOPS = 64

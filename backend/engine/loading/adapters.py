@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.shards import ShardError, read_header
-from common.options import shown
+from common.wording import shown
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapters.safetensors"

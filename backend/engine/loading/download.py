@@ -23,7 +23,7 @@ from backend.engine.loading.hub_process import fetch
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.settings import Settings
 from common.hub_cache import hub_cache
-from common.options import shown
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from backend.engine.token_text import TokenTexts
 from backend.engine.tool_support import call_format
 from backend.engine.units import MIB
 from backend.engine.warm_up import warm_up
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.vision.media_prefill import MediaReader

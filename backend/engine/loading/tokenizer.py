@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.settings import Settings
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper

@@ -37,7 +37,7 @@ from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
 from backend.engine.vision.seeing_model import SeeingModel
-from common.options import shown
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 
