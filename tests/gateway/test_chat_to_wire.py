@@ -505,9 +505,17 @@ def test_a_result_learns_the_name_of_its_function() -> None:
     assert wanted({"messages": turns})[0].Messages[2].name == "f"
 
 
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_earlier_reasoning_reaches_the_template(name: str) -> None:
-    turn = {"role": "assistant", "content": "5", name: "I count."}
+@pytest.mark.parametrize(
+    "thought",
+    [
+        {"reasoning": "I count."},
+        {"reasoning_content": "I count.", "thinking_blocks": [{"thinking": "Not this."}]},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "I "}, {"thinking": "count."}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "I count."}, {"data": "x"}]},
+    ],
+)
+def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None:
+    turn = {"role": "assistant", "content": "5", **thought}
     assert wanted({"messages": [*said("x"), turn]})[0].Messages[1].reasoning_content == "I count."
 
 

@@ -243,8 +243,6 @@ def ignored(answer: Any) -> list[str]:
                 "messages[].id",
                 "messages[].timestamp",
                 "messages[].provider_specific_fields",
-                "messages[].thinking_blocks",
-                "messages[].reasoning_details",
                 "messages[].tool_calls[].index",
                 "messages[].tool_calls[].provider_specific_fields",
                 "messages[].cache_control",
