@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
-from common.options import shown
+from common.wording import shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
 

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+REASONING_WORDS: Mapping[str, Sequence[Any]] = {
+    "reasoning_effort": ("low", "high"),
+    "thinking_budget": (512, 4096),
+}
+"""Variables by which templates tell a model how much to think, with values that differ."""
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_LOGPROBS = (
     1 << 18
@@ -302,6 +307,22 @@ class PromptBuilder:
             raise
         except (InvalidRequest, RecursionError):
             return ""
+
+    def known_words(self) -> frozenset[str]:
+        """Which of `REASONING_WORDS` change what the template renders."""
+        return frozenset(
+            word for word, values in REASONING_WORDS.items() if self._tells_apart(word, values)
+        )
+
+    def _tells_apart(self, word: str, values: Sequence[Any]) -> bool:
+        texts = set()
+        for value in values:
+            arguments = {"enable_thinking": True, word: value}
+            try:
+                texts.add(self.render(ChatPrompt(_SAMPLE, template_arguments=arguments)))
+            except InvalidRequest:
+                return False
+        return len(texts) > 1
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special-token text is parsed, and nothing is added."""

@@ -160,7 +160,7 @@ class Scheduler:
                 joins=joins,
                 scores=scoring is not None,
                 encodes=0 if media is None else self._encoding_bytes(media),
-                beside=0 if constraint is None else _MATCHER_BYTES,
+                beside=0 if request.constraint is None else _MATCHER_BYTES,
             )
         )
 
