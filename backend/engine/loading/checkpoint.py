@@ -18,6 +18,7 @@ from backend.engine.loading.architectures import (
     holds_media,
     is_multimodal,
     model_types,
+    vlm_model_types,
 )
 from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
@@ -56,6 +57,12 @@ class Checkpoint:
     weights_bytes: int
     kind: ModelKind = ModelKind.TEXT
     media: bool = False
+
+    @property
+    def of_vlm(self) -> bool:
+        """Whether mlx-vlm builds it: for what it sees, or because mlx-lm does not know its text."""
+        unknown = self.config.get("model_type") not in model_types()
+        return self.media or (unknown and not self.config.get("model_file"))
 
 
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
@@ -115,11 +122,12 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
 
 
 def _require_text_family(name: str, model_type: str) -> None:
-    if model_type not in model_types():
+    known = model_types() | vlm_model_types()
+    if model_type not in known:
         raise ModelRejected.because(
             name,
             f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
-            f"{did_you_mean(model_type, model_types())}",
+            f"{did_you_mean(model_type, known)}",
         )
 
 

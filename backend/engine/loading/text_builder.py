@@ -161,7 +161,7 @@ def build(
         plain = senses.plain if senses else plain_pass(loaded.model)
         seconds = max(_TRIAL_SHARE * (time.perf_counter() - started), _TRIAL_SECONDS)
         trial = ServingTrial(loaded, plain, sorted(words), senses.tried if senses else (), seconds)
-        if not (yield from trial.run(engine)) and senses:
+        if not (yield from trial.run(engine)) and open_model is not None:
             raise ModelRejected.because(
                 loaded.name,
                 "its answers are not what mlx-vlm's forward pass gives, so this version does not"
