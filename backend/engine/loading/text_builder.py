@@ -21,6 +21,7 @@ from backend.engine.embedding.readers import Limits
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.context import served_context
+from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_trial import PlainPass, ServingTrial, plain_pass
 from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
@@ -87,6 +88,7 @@ def build(
         adapters=order.adapters,
         open_model=open_model,
     )
+    fit_row_masks(loaded.model)
     traits = yield from _traits(loaded, order.cache_kind)
     vocabulary, head, cost, passes, batches, trims, together = traits
     if batches and (why := why_alone(loaded.model_type)):
