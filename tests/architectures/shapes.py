@@ -332,6 +332,11 @@ UNBUILT = {
 if not mx.metal.is_available():
     UNBUILT |= dict.fromkeys(("bitnet", "muse_spark"), "its kernels are written for Metal")
 
+# What decides an answer is also how its prompt is cut into passes, in mlx-lm itself.
+DISAGREES = {
+    "plamo3": "a prefill pass of mlx-lm's lets a token see one more than its window's cache keeps"
+}
+
 
 def architectures() -> list[str]:
     """One model type for each module of mlx-lm that holds a model."""
