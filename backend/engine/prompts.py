@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from backend.engine.control_tokens import ControlTokens
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
+from backend.engine.template_limits import CostlyTemplate
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.tool_text import in_words, speaks_of_calls
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+REASONING_WORDS: Mapping[str, Sequence[Any]] = {
+    "reasoning_effort": ("low", "high"),
+    "thinking_budget": (512, 4096),
+}
+"""Variables by which templates tell a model how much to think, with values that differ."""
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_LOGPROBS = (
     1 << 18
@@ -71,7 +77,8 @@ def require_tellable(tokens: int, alternatives: int) -> None:
         raise InvalidRequest(
             f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
             f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
-            " send a smaller TopLogprobs"
+            " send a smaller TopLogprobs",
+            "TopLogprobs",
         )
 
 
@@ -90,6 +97,10 @@ def _up_to_the_end(rendered: str) -> str:
             " continued"
         )
     return text.replace(_END, "")
+
+
+class CostlyPrompt(InvalidRequest):
+    """The chat template takes more time or memory than a prompt may."""
 
 
 class PromptBuilder:
@@ -219,7 +230,8 @@ class PromptBuilder:
         """The chat template's text for these messages. Raises InvalidRequest."""
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
-                "Messages cannot be used with this model: it has no chat template; send Prompt"
+                "Messages cannot be used with this model: it has no chat template; send Prompt",
+                "Messages",
             )
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
@@ -232,6 +244,8 @@ class PromptBuilder:
                 "Messages, Tools or the template's arguments hold half of a surrogate pair"
                 " (\\ud800 to \\udfff), which is no character"
             ) from None
+        except CostlyTemplate as cost:
+            raise CostlyPrompt(f"the model's chat template is stopped: {cost}") from None
         except TemplateError as refusal:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
@@ -281,13 +295,34 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it, or '' where it cannot."""
+        """A short conversation as the template renders it, or '' where it cannot.
+
+        Raises CostlyPrompt: a template that takes too much for this can render nothing.
+        """
         try:
             if self._media is not None:
                 messages, _ = self._media.attach(messages, Attachments(), ())
             return self.render(ChatPrompt(messages, tools))
-        except InvalidRequest:
+        except CostlyPrompt:
+            raise
+        except (InvalidRequest, RecursionError):
             return ""
+
+    def known_words(self) -> frozenset[str]:
+        """Which of `REASONING_WORDS` change what the template renders."""
+        return frozenset(
+            word for word, values in REASONING_WORDS.items() if self._tells_apart(word, values)
+        )
+
+    def _tells_apart(self, word: str, values: Sequence[Any]) -> bool:
+        texts = set()
+        for value in values:
+            arguments = {"enable_thinking": True, word: value}
+            try:
+                texts.add(self.render(ChatPrompt(_SAMPLE, template_arguments=arguments)))
+            except InvalidRequest:
+                return False
+        return len(texts) > 1
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special-token text is parsed, and nothing is added."""
@@ -299,7 +334,8 @@ class PromptBuilder:
             if not 0 <= token < self._vocabulary_size:
                 raise InvalidRequest(
                     f"tokens[{place}] is {token}, but the vocabulary ends at"
-                    f" {self._vocabulary_size - 1}"
+                    f" {self._vocabulary_size - 1}",
+                    f"tokens[{place}]",
                 )
         return str(self._tokenizer.decode(tokens))
 
@@ -330,8 +366,8 @@ class PromptBuilder:
         if at_least >= most:
             raise self._too_long(f"at least {at_least} tokens")
 
-    def _too_long(self, length: str) -> InvalidRequest:
-        return InvalidRequest(
+    def _too_long(self, length: str) -> PromptTooLong:
+        return PromptTooLong(
             f"the prompt has {length}, but the context holds {self._context_size} with at least"
-            " one of output: shorten the prompt or load the model with a larger ContextSize"
+            " one of output: shorten the prompt or load the model with a larger context_size"
         )

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from backend.engine.errors import InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
 from backend.rpc.identity import Identity
+from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import status_of
 
 SERVICE = "backend.Backend"
@@ -105,7 +106,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 status = status_of(error)
                 call_log.failed(method, notes, started, status, error)
-                await context.abort(status.code, status.sentence)
+                await context.abort(status.code, status.sentence, status.trailers)
             call_log.succeeded(method, notes, started)
             return reply
 
@@ -120,6 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         if self._closed and method not in self._answered:
             raise ShuttingDown
+        require_bounded(handler.request_deserializer.__self__, raw)
         try:
             request = handler.request_deserializer(raw)
         except DecodeError:

@@ -36,7 +36,7 @@ from backend.engine.token_text import TokenTexts
 from backend.engine.tool_support import call_format
 from backend.engine.units import MIB
 from backend.engine.warm_up import warm_up
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.vision.media_plan import MediaItem
@@ -187,6 +187,7 @@ def build(
         chat_template=loaded.chat_template,
         chat_format=format_,
         call_format=calls,
+        template_words=prompts.known_words(),
         rendered_template=rendered,
         vocabulary_size=vocabulary,
         token_bytes=texts.bytes_of,
