@@ -40,8 +40,11 @@ test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
 test-models: install-dev ## try every architecture in a small size, and write docs/models-known.md
 	@mkdir -p build
 	@EVERY_ARCHITECTURE=1 OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n 2 --dist load \
-	  --junitxml=build/models.xml tests/architectures tests/engine/vision/test_families.py
-	@$(PYTHON_ENV) -m tests.architectures.known build/models.xml >docs/models-known.md
+	  -o junit_family=xunit1 --junitxml=build/models.xml \
+	  tests/architectures tests/engine/vision/test_families.py; \
+	  failed=$$?; \
+	  $(PYTHON_ENV) -m tests.architectures.known build/models.xml >docs/models-known.md; \
+	  exit $$failed
 
 lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff check .

@@ -68,6 +68,8 @@ def _columns(found: Mapping[str, str]) -> str:
     if found.get("batched") == "False":
         marks[1] = re.sub("yes", "in turn", marks[1])
     marks += [_MARK[found.get(name, "False")] for name in ("reused", "kept")]
+    if why := found.get("disagrees"):
+        marks[2:4] = [f"not compared: {why}", ""]
     return " | ".join(marks)
 
 

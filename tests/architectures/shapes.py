@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.engine.loading.architectures import aliases, model_types
+from backend.engine.loading.row_masks import fit_row_masks
 
 VOCABULARY = 128
 _HIDDEN, _INNER, _LAYERS, _HEADS, _HEAD = 64, 96, 4, 4, 16
@@ -331,6 +332,11 @@ UNBUILT = {
 if not mx.metal.is_available():
     UNBUILT |= dict.fromkeys(("bitnet", "muse_spark"), "its kernels are written for Metal")
 
+# What decides an answer is also how its prompt is cut into passes, in mlx-lm itself.
+DISAGREES = {
+    "plamo3": "a prefill pass of mlx-lm's lets a token see one more than its window's cache keeps"
+}
+
 
 def architectures() -> list[str]:
     """One model type for each module of mlx-lm that holds a model."""
@@ -371,7 +377,7 @@ def _names(arguments: Any) -> frozenset[str]:
 
 @cache
 def tiny_model(model_type: str) -> Any:
-    """The model with random weights, in float32, the same at every call."""
+    """The model as a load makes it, with random weights, in float32, the same at every call."""
     module = importlib.import_module(f"mlx_lm.models.{model_type}")
     mx.random.seed(7)
     model = module.Model(module.ModelArgs.from_dict(configuration(model_type)))
@@ -382,6 +388,7 @@ def tiny_model(model_type: str) -> Any:
     ]
     model.update(tree_unflatten(drawn))
     model.eval()
+    fit_row_masks(model)
     mx.eval(model.parameters())
     return model
 

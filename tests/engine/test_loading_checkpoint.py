@@ -19,6 +19,7 @@ from backend.engine.loading import architectures
 from backend.engine.loading.architectures import aliases
 from backend.engine.loading.checkpoint import inspect
 from backend.engine.settings import Settings
+from backend.engine.vision.families import why_not_seen
 from tests.engine.loading_models import read_weights, write_model, write_weights
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +156,11 @@ def test_vision_weights_are_served_and_their_text_part_is_an_option(
     assert inspect(model, "mine", Settings()).media
     assert inspect(model, "mine", Settings(type="vision")).media
     assert not inspect(model, "mine", Settings(type="text")).media
+
+
+@pytest.mark.parametrize("model_type", ["smolvlm", "unlimited_ocr", "internvl_chat", "idefics3"])
+def test_a_family_that_takes_its_tower_from_another_is_seen(model_type: str) -> None:
+    assert why_not_seen({"model_type": model_type}) == ""
 
 
 def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(model: Path) -> None:

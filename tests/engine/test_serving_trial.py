@@ -26,7 +26,7 @@ from tests.engine.loads import at_once
 from tests.engine.rounds import engine_model
 from tests.engine.vision.seeing import asking, said, seeing
 
-FAIL_IN_COMPANY = ["afm7", "gemma2", "gpt_bigcode", "phi3small"]
+FAIL_IN_COMPANY = ["afm7", "gpt_bigcode", "phi3small"]
 WORDS = range(1, 60)
 
 
@@ -47,6 +47,12 @@ def test_who_fails_in_a_batch_is_served_one_at_a_time(
     assert found.right
     assert not found.batched
     assert f"model '{model_type}': in one batch requests do not get" in caplog.text
+
+
+def test_gemma_2_is_right_in_a_batch() -> None:
+    found = compare(tiny_model("gemma2"), "gemma2")
+    assert found.right
+    assert found.batched
 
 
 def test_who_fails_only_where_no_trial_gets_is_known_by_name() -> None:

@@ -29,6 +29,14 @@ def model_types() -> frozenset[str]:
     return frozenset(modules | {alias for alias, type_ in known if type_ in modules})
 
 
+@cache
+def vlm_model_types() -> frozenset[str]:
+    """All model types whose language part mlx-vlm can build, aliases included."""
+    modules = {path.parent.name for path in model_files("mlx_vlm", "*/language.py")}
+    known = aliases("mlx_vlm").items()
+    return frozenset(modules | {alias for alias, type_ in known if type_ in modules})
+
+
 _MEDIA_KEYS = (
     "vision_config",
     "vision_tower",

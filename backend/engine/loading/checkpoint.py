@@ -19,6 +19,7 @@ from backend.engine.loading.architectures import (
     holds_media,
     is_multimodal,
     model_types,
+    vlm_model_types,
 )
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.model_reference import gguf_rejected
@@ -60,6 +61,12 @@ class Checkpoint:
     weights_bytes: int
     kind: ModelKind = ModelKind.TEXT
     media: bool = False
+
+    @property
+    def of_vlm(self) -> bool:
+        """Whether mlx-vlm builds it: for what it sees, or because mlx-lm does not know its text."""
+        unknown = self.config.get("model_type") not in model_types()
+        return self.media or (unknown and not self.config.get("model_file"))
 
 
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
@@ -134,11 +141,12 @@ def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
 
 
 def _require_text_family(name: str, model_type: str) -> None:
-    if model_type not in model_types():
+    known = model_types() | vlm_model_types()
+    if model_type not in known:
         raise ModelRejected.because(
             name,
             f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
-            f"{did_you_mean(model_type, model_types())}",
+            f"{did_you_mean(model_type, known)}",
         )
 
 

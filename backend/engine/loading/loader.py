@@ -44,7 +44,7 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
     import_mlx_lm()
     if order.checkpoint.kind is not ModelKind.TEXT:
         from backend.engine.embedding.embedding_builder import build
-    elif order.checkpoint.media:
+    elif order.checkpoint.of_vlm:
         from backend.engine.vision.vision_builder import build
     else:
         from backend.engine.loading.text_builder import build

@@ -207,7 +207,7 @@ class ServingTrial:
         """
         rounds = _Rounds(model, self._spend, lambda *_: None)
         (alone,) = yield from rounds.run([replace(row, after=0)], self._words)
-        if len(answer) != row.answer or (yield from self._right(row, alone)):
+        if not len(answer) == len(alone) == row.answer:
             return False
         yield "engine"
         _, _, allowed = self._expected(row, alone)

@@ -23,6 +23,7 @@ from backend.engine.embedding.readers import Limits
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.context import served_context
+from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_trial import PlainPass, ServingTrial, plain_pass
 from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
@@ -88,6 +89,7 @@ def build(
         adapters=order.adapters,
         open_model=open_model,
     )
+    fit_row_masks(loaded.model)
     blas = blas_threads(_matrix_bytes(loaded)) if here.kind == "cpu" else None
     traits = yield from _traits(loaded, order.cache_kind)
     vocabulary, head, cost, passes, batches, trims, together = traits
@@ -163,7 +165,7 @@ def build(
         plain = senses.plain if senses else plain_pass(loaded.model)
         seconds = max(_TRIAL_SHARE * (time.perf_counter() - started), _TRIAL_SECONDS)
         trial = ServingTrial(loaded, plain, sorted(words), senses.tried if senses else (), seconds)
-        if not (yield from trial.run(engine)) and senses:
+        if not (yield from trial.run(engine)) and open_model is not None:
             raise ModelRejected.because(
                 loaded.name,
                 "its answers are not what mlx-vlm's forward pass gives, so this version does not"

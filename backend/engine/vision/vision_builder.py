@@ -1,4 +1,4 @@
-"""Builds a vision-language model: a text model, and what it sees and hears with.
+"""Builds a model of mlx-vlm's: a text model, and what it sees and hears with, if it does.
 
 A family is taken by trial: a small picture, and a short tone where there is a place for sounds, go
 all the way from the chat template to logits before the model is served. What fails there would
@@ -56,12 +56,12 @@ def build(order: LoadOrder) -> Stages[Built]:
     """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     from mlx_vlm import utils  # noqa: F401, its import takes seconds, and belongs on this thread
 
+    media = order.checkpoint.media
+    open_senses = partial(_open_senses, order) if media else None
     try:
-        return (
-            yield from text_builder.build(order, _open_seeing_model, partial(_open_senses, order))
-        )
+        return (yield from text_builder.build(order, _open_seeing_model, open_senses))
     except ModelRejected as refusal:
-        if order.checkpoint.config["model_type"] not in model_types():
+        if not media or order.checkpoint.config["model_type"] not in model_types():
             raise
         raise ModelRejected(f"{refusal}{_HINT}") from None
 

@@ -78,6 +78,7 @@ def write_family(path: Path, family: str) -> Path:
         "ministral3": _ministral3,
         "mistral4": _mistral4,
         "minimax_m3_vl": _minimax_m3_vl,
+        "cohere2_moe": _cohere2_moe,
         "internvl_chat": _internvl_chat,
         "paddleocr_vl": _paddleocr_vl,
         "minicpmo": _minicpmo,
@@ -332,6 +333,28 @@ def _minimax_m3_vl(path: Path) -> None:
     own = {"processor_class": "MiniMaxM3VLProcessor", "patch_size": 14, "merge_size": 2}
     limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 2}
     _write(path, "preprocessor_config.json", _PIXELS | own | limits)
+
+
+def _cohere2_moe(path: Path) -> None:
+    """Text alone, of a family that mlx-lm does not have."""
+    base = _read(path, "config.json")
+    (path / "preprocessor_config.json").unlink()
+    (path / "video_preprocessor_config.json").unlink()
+    _write(path, "config.json", {
+        **_TEXT,
+        "model_type": "cohere2_moe",
+        "vocab_size": base["text_config"]["vocab_size"],
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "prefix_dense_intermediate_size": 256,
+        "sliding_window": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "layer_norm_eps": 1e-5,
+        "eos_token_id": 2,
+    })  # fmt: skip
 
 
 def _internvl_chat(path: Path) -> None:

@@ -13,13 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
-from backend.engine.request import Attachments, ChatPrompt, GenerationRequest, Sampling
+from backend.engine.request import (
+    Attachments,
+    ChatPrompt,
+    GenerationRequest,
+    Sampling,
+    TokenPrompt,
+)
 from tests.engine.vision.families import write_family
-from tests.engine.vision.plain import AMONG_SIGNS, Message, PlainPasses
+from tests.engine.vision.plain import AMONG_SIGNS, SIGNS, Message, PlainPasses
 from tests.engine.vision.seeing import asking, picture, said, seeing, shown, tone, turns
 
 TOKENS = 48
@@ -136,6 +144,29 @@ async def test_the_text_part_alone_says_the_same(tmp_path: Path, family: str) ->
         assert not engine.require_model().media
         answer = await said(engine, _TEXT.request())
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
+
+
+async def test_a_text_model_that_only_mlx_vlm_has(tmp_path: Path) -> None:
+    from mlx_vlm.utils import load_model
+
+    path = write_family(tmp_path / "cohere2_moe", "cohere2_moe")
+    prompts = [tuple(range(20 + count, 20 + 3 * count)) for count in (5, 14, 9)]
+    requests = [
+        asking(TokenPrompt(one), max_tokens=TOKENS, sampling=AMONG_SIGNS) for one in prompts
+    ]
+    async with seeing(path) as engine:
+        assert not engine.require_model().media
+        alone = [await said(engine, request) for request in requests]
+    async with seeing(path) as engine:
+        together = await asyncio.gather(*(said(engine, request) for request in requests))
+    language = load_model(path).language_model
+    for prompt, *answers in zip(prompts, alone, together, strict=True):
+        for answer in answers:
+            assert len(answer.tokens) == TOKENS
+            whole = mx.array([[*prompt, *answer.tokens[:-1]]])
+            among = np.array(language(whole).logits[0, len(prompt) - 1 :])[:, SIGNS]
+            chosen = among[np.arange(TOKENS), [SIGNS.index(one) for one in answer.tokens]]
+            assert (among.max(axis=1) - chosen < CLOSE).all()
 
 
 async def test_what_the_processor_names_ends_an_answer_too(tmp_path: Path) -> None:
