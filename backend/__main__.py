@@ -20,6 +20,8 @@ TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 LEVEL = "MLX_BACKEND_LOG"
 _FAILED = 1
 _MISUSED = 2
+# A call changes threads a dozen times, and waits that long each time while a long prompt is read.
+_SWITCH_SECONDS = 0.001
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         logs.error("uncaught", traceback=traceback_of(failure))
         logs.error("exit", cause=f"internal error: {type(failure).__name__}")
         return _FAILED
+    finally:
+        logs.flush()
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -> int:
@@ -53,6 +57,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     from backend.rpc import parent_watch
     from backend.rpc.lifetime import EngineStopped, serve
 
+    sys.setswitchinterval(_SWITCH_SECONDS)
     watched = parent_watch.arm(environ)
     token = environ.get(TOKEN, "")
 
@@ -83,9 +88,20 @@ def _restore(environ: MutableMapping[str, str]) -> None:
             environ.pop(name, None)
 
 
+def _open_standard_streams() -> None:
+    """Whatever opened a file next would be given the number of a stream that is closed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 if __name__ == "__main__":
+    _open_standard_streams()
     _restore(os.environ)
     code = main(sys.argv[1:], os.environ)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     # Without the interpreter's own farewell: it would wait for threads that are busy in MLX.
     os._exit(code)

@@ -6,8 +6,12 @@ only its form is kept, so that no value can begin a line of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import queue
 import re
+import threading
 import traceback
 
 LEVELS = {
@@ -18,6 +22,8 @@ LEVELS = {
 }
 LONGEST_VALUE = 8000
 _LONGEST_EXCEPTION = 200
+_MOST_LINES = 1000
+_FLUSH_SECONDS = 1.0
 _PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127, 0x85)}
 _CONTROLS |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
@@ -59,6 +65,48 @@ class LineFormatter(logging.Formatter):
         level = record.levelname.lower()
         words = " ".join(f"{key}={rendered(value)}" for key, value in fields.items())
         return f"level={level} event={event} {words}".rstrip()
+
+
+class LineWriter(logging.Handler):
+    """Writes lines to a descriptor on a thread of its own: nobody waits for whoever reads them.
+
+    Of more than `_MOST_LINES` that wait, the later ones are dropped; a line tells how many, once
+    there is room again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.setFormatter(LineFormatter())
+        self._descriptor = descriptor
+        self._dropped = 0
+        self._lines: queue.Queue[str] = queue.Queue(_MOST_LINES)
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._dropped += 1
+
+    def flush(self) -> None:
+        """Wait until all lines are written, but not long."""
+        lines = self._lines
+        with lines.all_tasks_done:
+            lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_SECONDS)
+
+    def _write(self) -> None:
+        while True:
+            text = self._lines.get()
+            if self._dropped and self._lines.empty():
+                self.acquire()
+                dropped, self._dropped = self._dropped, 0
+                self.release()
+                text += f"\nlevel=warning event=log_dropped lines={dropped}"
+            left = f"{text}\n".encode(errors="replace")
+            with contextlib.suppress(OSError):  # whoever read it is gone
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+            self._lines.task_done()
 
 
 class EventLog:

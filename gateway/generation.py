@@ -93,6 +93,15 @@ class Progress:
 Event = Progress | Piece | Done
 
 
+def is_whole(arguments: str) -> bool:
+    """Whether the arguments of a call are all there: what was cut, or broken off, is no JSON."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True
+
+
 async def generate(
     stub: Stub,
     options: pb.PredictOptions,

@@ -9,8 +9,9 @@ that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ import numpy as np
 from backend.engine import kv
 from backend.engine.constraints.constraint import words
 from backend.engine.drafting.speculation import Speculation
+from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs, SampledLogprobs
 from backend.engine.model import EngineModel
@@ -52,17 +54,20 @@ class _Logprobs:
 class Chosen:
     """The next token of each sequence, being computed: [sequences] uint32.
 
-    faults: those of grammars, by the sequence's identity.
+    faults: those of grammars, by the sequence's identity. peaks: for some sequences, a number of
+    each that is finite if its logits are.
     """
 
     sequences: Sequence[ExecutorSequence]
     tokens: mx.array
     logprobs: list[_Logprobs]
     faults: dict[int, Exception]
+    peaks: list[tuple[mx.array, Sequence[ExecutorSequence]]] = field(default_factory=list)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.tokens, *(array for one in self.logprobs for array in one.sampled.arrays)]
+        logprobs = (array for one in self.logprobs for array in one.sampled.arrays)
+        return [self.tokens, *logprobs, *(peaks for peaks, _ in self.peaks)]
 
     def of(self, one: ExecutorSequence) -> mx.array:
         """The token of one sequence, [1]."""
@@ -118,7 +123,8 @@ class Chooser:
         if self._logprobs:
             sampled = self._logprobs(logits, tokens)
             logprobs.append(_Logprobs(self._logprobs, sampled, self._sequences))
-        chosen = Chosen(self._sequences, tokens, logprobs, {})
+        peaks = self._sampler.peaks(logits, tokens)
+        chosen = Chosen(self._sequences, tokens, logprobs, {}, [(peaks, self._sequences)])
         mx.async_eval(chosen.arrays)
         return chosen
 
@@ -257,6 +263,7 @@ class DecodeBatch:
             joined,
             [one for chosen in known for one in chosen.logprobs],
             {at: fault for chosen in known for at, fault in chosen.faults.items()},
+            [peaks for chosen in known for peaks in chosen.peaks],
         )
         self._chooser = None
         for one in joining:
@@ -388,8 +395,13 @@ def sampled_of(
         own = [by_sequence.get(id(one), 0) for one in part.sequences]
         for at, entry in part.batch.read(part.sampled, own).items():
             logprobs[id(part.sequences[at])] = entry
+    faults = dict(chosen.faults)
+    for peaks, rows in chosen.peaks:
+        for one, peak in zip(rows, cast(list[float], peaks.tolist()), strict=True):
+            if not math.isfinite(peak):
+                faults[id(one)] = NotFinite()
     return [
-        Sampled(one, token, logprobs.get(id(one)), chosen.faults.get(id(one)))
+        Sampled(one, token, logprobs.get(id(one)), faults.get(id(one)))
         for one, token in zip(sequences, tokens, strict=True)
     ]
 

@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from backend.engine.machine_memory import (
+    address_room,
+    free_memory,
+    machine_memory,
+    own_memory,
+)
 from backend.engine.settings import Settings
 from backend.engine.units import GIB, MIB
 
@@ -31,8 +37,7 @@ _WEIGHT_TYPES: dict[str, WeightType] = {
     "bfloat16": "bfloat16",
 }
 
-# Files in which a container's memory limit is found: control groups version 2, then 1.
-_MEMORY_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+_OF_THE_REST = 1.25  # what the process has beside MLX, with what it will take as it serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def detect(root: Path = Path("/")) -> Device:
     name = str(info.get("device_name", "unknown"))
     ram = machine_memory(root)
     if mx.default_device() == mx.Device(mx.DeviceType.cpu):
-        return Device("cpu", name, ram, ram - min(max(2 * GIB, ram // 8), ram // 2))
+        return Device("cpu", name, ram, _usable(ram, root))
     if mx.metal.is_available():
         memory = int(info.get("memory_size", ram))
         return Device(
@@ -100,6 +105,19 @@ def detect(root: Path = Path("/")) -> Device:
     memory = int(info.get("total_memory", ram))
     free = int(info.get("free_memory", memory)) + mx.get_active_memory() + mx.get_cache_memory()
     return Device("cuda", name, memory, max(min(free, memory) - GIB, memory // 4))
+
+
+def _usable(ram: int, root: Path) -> int:
+    """What MLX may fill of the memory of a CPU's machine, or of this process's share of it."""
+    import mlx.core as mx
+
+    arrays = mx.get_active_memory() + mx.get_cache_memory()
+    rest = int(max(own_memory(root) - arrays, 0) * _OF_THE_REST)
+    usable = ram - max(min(max(2 * GIB, ram // 8), ram // 2), rest)
+    room = address_room(root)
+    if room is not None:
+        usable = min(usable, (room + arrays) // 2)  # threads and libraries take addresses too
+    return max(usable, 0)
 
 
 def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
@@ -218,25 +236,3 @@ def step_timeout(device: Device, settings: Settings) -> int:
     if settings.step_timeout is not None:
         return settings.step_timeout
     return 3600 if device.kind == "cpu" else 600
-
-
-def machine_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that this process may have: the machine's, or its container's if less."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in _MEMORY_LIMITS:
-        try:
-            memory = min(memory, int((root / name).read_text()))
-        except (OSError, ValueError):  # not there, or `max`
-            continue
-    return memory
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that the machine could give away now; all of it where it does not say."""
-    try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):  # not Linux
-        pass
-    return machine_memory(root)

@@ -38,14 +38,16 @@ from backend.engine.score_plan import ScoreRequest
 from backend.engine.served_model import ServedModel
 from backend.engine.text_calls import TextCalls
 from backend.engine.worker import Worker
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
-    from backend.engine.loading.stages import Place
+    from backend.engine.loading.stages import Place, Stages
 
 _SAVE_SECONDS_AT_FREE = 3.0  # the host waits 5 for the answer (contract 1.6.1)
 _LOOK_SECONDS = 1.0  # that Status waits for a step to end
 _FAILED = "the engine cannot go on and the backend ends: send the request again in a while"
+_FILES_GRACE = 1.0  # that a cancelled load has to leave its files
+_MOST_LEFT_BEHIND = 4
 _SAVE_SECONDS = 1.0  # for what is being written to disk when the process stops
 
 Asked = TypeVar("Asked", bound=Reader)
@@ -61,7 +63,9 @@ class Engine:
         self._generations: dict[int, Generation | Encoding] = {}
         self._preparer = Preparer(self._worker, self._generations, self._deliver_threadsafe)
         self._texts = TextCalls()
-        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._files = _thread_for_files()
+        self._on_files = False
+        self._left_behind = 0
         self._tickets = itertools.count(1)
         self._epochs = itertools.count(1)
         self._served: ServedModel | None = None
@@ -119,11 +123,16 @@ class Engine:
         """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
 
         A failed load leaves a loaded model as it was. Cancelling the awaiting task cancels a
-        download.
+        download. Work on files that does not end even then is left behind, with its thread.
         """
         self._refuse_when_stopping()
         async with self._slot:
             self._refuse_when_stopping()
+            if self._left_behind >= _MOST_LEFT_BEHIND:
+                raise Overloaded(
+                    f"{self._left_behind} loads that were cancelled still wait for their files:"
+                    " look at the disk, and restart the backend"
+                )
             self._before_load()
             abandoned = self._abandoned = threading.Event()
             self._loading = self.heartbeat.patient = True
@@ -136,7 +145,9 @@ class Engine:
                 # The engine thread may be past the point of no return: keep what it then holds.
                 while not loading.done():
                     with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait({loading})
+                        await asyncio.wait({loading}, timeout=_FILES_GRACE)
+                    if self._on_files:
+                        loading.cancel()
                 if not loading.cancelled() and loading.exception() is None:
                     self._served = loading.result()
                 raise
@@ -281,13 +292,38 @@ class Engine:
         at: Place | ServedModel = "files"
         while isinstance(at, str):
             if at == "files" and not abandoned.is_set():
-                at = await self._loop.run_in_executor(self._files, next, stages)
+                at = await self._with_files(stages, abandoned)
             else:
                 self._refuse_when_stopping()
                 command = Load(stages, abandoned)
                 self._worker.send(command)
                 at = await self._answered(command.done)
         return at
+
+    async def _with_files(self, stages: Stages[Any], abandoned: threading.Event) -> Place:
+        """Run a stage on the thread for files; leave both behind where that is cancelled."""
+        stage = self._files.submit(next, stages)
+        self._on_files = True
+        try:
+            return await asyncio.wrap_future(stage)
+        except asyncio.CancelledError:
+            self._files.shutdown(wait=False)
+            self._files = _thread_for_files()
+            self._left_behind += 1
+            stage.add_done_callback(lambda _: self._returned(stages, abandoned))
+            raise
+        finally:
+            self._on_files = False
+
+    def _returned(self, stages: Stages[Any], abandoned: threading.Event) -> None:
+        """A stage that was left behind has ended: what was read is released."""
+        assert self._loop is not None
+        self._worker.send(Load(stages, abandoned))
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._forget_left_behind)
+
+    def _forget_left_behind(self) -> None:
+        self._left_behind -= 1
 
     async def _answered(self, done: concurrent.futures.Future[Answer]) -> Answer:
         """What the engine thread answers to a command, which it obeys even if the caller leaves.
@@ -357,6 +393,10 @@ class Engine:
         """The engine cannot go on, whether it knows or hangs. The first cause counts."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
+
+
+def _thread_for_files() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="files")
 
 
 def _wrong_kind(rpc: str, facts: ServedModel) -> WrongKind:

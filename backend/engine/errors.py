@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
-from common.options import shown
+from common.wording import shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
 
@@ -84,6 +84,16 @@ class Cancelled(EngineError):
 
 class EngineFailed(EngineError):
     """The engine met an internal fault while it served this request."""
+
+
+class NotFinite(EngineFailed):
+    """The model computed NaN or infinity where a probability is read."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not finite numbers: its weights are damaged, or it overflows in"
+            " its data type (the option dtype:float32 may help)"
+        )
 
 
 @contextmanager

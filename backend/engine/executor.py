@@ -26,8 +26,9 @@ from backend.engine.batch import (
     ids,
     sampled_of,
 )
-from backend.engine.constraints.constraint import Constraint
+from backend.engine.constraints.constraint import AnswerRule
 from backend.engine.device import may_wait_within_a_step
+from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
 from backend.engine.plan import (
@@ -69,7 +70,7 @@ class ExecutorSequence:
     request: GenerationRequest
     prompt: Sequence[int]
     limit: int
-    constraint: Constraint | None = None
+    constraint: AnswerRule | None = None
     scoring: Scoring | None = None
     media: MediaPlan | None = None
     stored: StoredPrefix | None = None
@@ -536,6 +537,8 @@ class Executor:
                 one.prompt_logprobs += prompt_logprobs.read(
                     launched.logits, launched.following, alternatives
                 )
+                if any(math.isnan(each.logprob) for each in one.prompt_logprobs):
+                    self.failures.append(Failure((one.number,), "prefill", NotFinite()))
         except Exception as fault:
             # Sequences that joined a batch meanwhile have brought what failed into all of it.
             for batch in {id(one.batch): one.batch for one in launched.sequences}.values():

@@ -577,8 +577,9 @@ class Planner:
                 other.places.add(length)
             return True
         known = source.length if source else 0
+        # What is being stored is there after one step, so few tokens are worth the wait.
         return any(
-            self._served_after(one, other, filled) >= known + PASS_TOKENS
+            self._served_after(one, other, filled) >= known + LEAST_STORED
             for other, filled in self._storing.values()
         )
 

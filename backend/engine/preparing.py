@@ -27,7 +27,7 @@ from backend.engine.score_plan import ScoreRequest
 from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
-    from backend.engine.constraints.constraint import Constraint
+    from backend.engine.constraints.constraint import AnswerRule, Constraint
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.served_model import ServedModel
 
@@ -96,10 +96,11 @@ class Preparer:
             from backend.engine.prefix_index import PrefixKey  # NumPy waits for the first prompt
 
             key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
-            constraint = None
+            rule: AnswerRule | None = None
             if bare.constraint is not None:
                 yield "grammar"
-                constraint = _constraint(served, bare, prompt.tail)
+                rule = _constraint(served, bare, prompt.tail)
+            rule = _within_budget(served, bare, prompt.tail, rule)
             stored = None
             disk = served.disk if prompt.media is None else None
             if disk is not None and disk.has_files(bare.disk.path):
@@ -119,7 +120,7 @@ class Preparer:
                     bare,
                     prompt.tokens,
                     limit,
-                    constraint,
+                    rule,
                     stored,
                     media=prompt.media,
                     key=key,
@@ -226,12 +227,36 @@ def _field(prompt: Prompt) -> str:
             return "Messages"
 
 
+def _within_budget(
+    served: ServedModel, request: GenerationRequest, tail: str, rule: AnswerRule | None
+) -> AnswerRule | None:
+    """The rule, and the end of reasoning where the request bounds that."""
+    prompt, most = request.prompt, request.thinking_budget
+    if most is None or not isinstance(prompt, ChatPrompt):
+        return rule
+    chat_format = served.format_of(tools=bool(prompt.tools))
+    if not chat_format.thinks:
+        return rule
+    from backend.engine.constraints.thinking_budget import ThinkingBudget, openings
+
+    encode = served.prompts.tokenize
+    return ThinkingBudget(
+        most,
+        lambda: served.parser(prompt, tail),
+        lambda: served.new_text(prompt.continues),
+        encode,
+        openings(chat_format, encode, served.prompts.control.ids.values()),
+        rule,
+    )
+
+
 def _characters(prompt: Prompt) -> int:
-    """About how long a prompt's text is."""
+    """About how long a prompt's text is, tools and all."""
     match prompt:
         case RawPrompt(text):
             return len(text)
         case TokenPrompt():
             return 0
-        case ChatPrompt(messages):
-            return sum(len(str(message.get("content", ""))) for message in messages)
+        case ChatPrompt(messages, tools, arguments):
+            parts = (*messages, *(tools or ()), arguments)
+            return sum(len(str(part)) for part in parts)

@@ -20,6 +20,7 @@ from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
+from backend.engine.template_limits import CostlyTemplate
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.tool_text import in_words, speaks_of_calls
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+REASONING_WORDS: Mapping[str, Sequence[Any]] = {
+    "reasoning_effort": ("low", "high"),
+    "thinking_budget": (512, 4096),
+}
+"""Variables by which templates tell a model how much to think, with values that differ."""
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_LOGPROBS = (
     1 << 18
@@ -91,6 +97,10 @@ def _up_to_the_end(rendered: str) -> str:
             " continued"
         )
     return text.replace(_END, "")
+
+
+class CostlyPrompt(InvalidRequest):
+    """The chat template takes more time or memory than a prompt may."""
 
 
 class PromptBuilder:
@@ -234,6 +244,8 @@ class PromptBuilder:
                 "Messages, Tools or the template's arguments hold half of a surrogate pair"
                 " (\\ud800 to \\udfff), which is no character"
             ) from None
+        except CostlyTemplate as cost:
+            raise CostlyPrompt(f"the model's chat template is stopped: {cost}") from None
         except TemplateError as refusal:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
@@ -283,13 +295,34 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it, or '' where it cannot."""
+        """A short conversation as the template renders it, or '' where it cannot.
+
+        Raises CostlyPrompt: a template that takes too much for this can render nothing.
+        """
         try:
             if self._media is not None:
                 messages, _ = self._media.attach(messages, Attachments(), ())
             return self.render(ChatPrompt(messages, tools))
-        except InvalidRequest:
+        except CostlyPrompt:
+            raise
+        except (InvalidRequest, RecursionError):
             return ""
+
+    def known_words(self) -> frozenset[str]:
+        """Which of `REASONING_WORDS` change what the template renders."""
+        return frozenset(
+            word for word, values in REASONING_WORDS.items() if self._tells_apart(word, values)
+        )
+
+    def _tells_apart(self, word: str, values: Sequence[Any]) -> bool:
+        texts = set()
+        for value in values:
+            arguments = {"enable_thinking": True, word: value}
+            try:
+                texts.add(self.render(ChatPrompt(_SAMPLE, template_arguments=arguments)))
+            except InvalidRequest:
+                return False
+        return len(texts) > 1
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special-token text is parsed, and nothing is added."""

@@ -108,9 +108,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What the wire has no field for. A model has defaults of the first five.
+    """What the wire has no field for. A model has defaults of the first six.
 
     grammar_type: how the text of a grammar is to be read; auto tells JSON schemas from GBNF.
+    thinking_budget: most tokens of reasoning; -1: as many as the model likes.
     grammar_or_calls: the grammar holds what is said, and offered tools may be called instead.
     stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
     stream_progress: a stream tells how far the prompt is.
@@ -128,6 +129,7 @@ class Extras:
     xtc_threshold: float = 0.1
     grammar_type: str = "auto"
     parallel_tool_calls: bool = True
+    thinking_budget: int = -1
     presence_window: int = 0
     frequency_window: int = 0
     grammar_or_calls: bool = False
@@ -156,6 +158,7 @@ class GenerationRequest:
     prompt_only: the prompt is read, and nothing is generated.
     count_only: nothing is computed; the prompt's tokens are counted, and may be more than fit.
     constraint: a grammar that the output must match.
+    thinking_budget: most tokens of reasoning; None: as many as the model likes.
     n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
     disk: how the prompt cache on disk is used.
     attachments: media of the prompt; None where there are none, and once they are in it.
@@ -175,6 +178,7 @@ class GenerationRequest:
     prompt_only: bool = False
     count_only: bool = False
     constraint: ConstraintSpec | None = None
+    thinking_budget: int | None = None
     n_draft: int = 0
     disk: DiskUse = UNSET
     attachments: Attachments | None = None

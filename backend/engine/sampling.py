@@ -124,6 +124,15 @@ class BatchSampler:
             tokens = at.put(tokens, draw(at.of(logits), [steps[place] for place in at.places]))
         return tokens
 
+    def peaks(self, logits: mx.array, tokens: mx.array) -> mx.array:
+        """A number of each row, [rows], that is finite only where its logits are.
+
+        logits, tokens: of one call. The choice of greedy rows shows it already: `argmax` finds NaN.
+        """
+        if self._draws:
+            return mx.max(logits, axis=-1)
+        return mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+
 
 class _Draw:
     """Draws for a fixed set of rows whose filters have the same reach."""

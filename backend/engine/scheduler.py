@@ -160,7 +160,7 @@ class Scheduler:
                 joins=joins,
                 scores=scoring is not None,
                 encodes=0 if media is None else self._encoding_bytes(media),
-                beside=0 if constraint is None else _MATCHER_BYTES,
+                beside=0 if request.constraint is None else _MATCHER_BYTES,
             )
         )
 
@@ -209,8 +209,8 @@ class Scheduler:
         for one in self.executor.take_early():
             self._deliver(one)
         self._flush()
-        self._finish_unstarted()
         self._fail_broken()
+        self._finish_unstarted()
         self._tell_progress()
         self._steps += 1
         if sampled:

@@ -8,6 +8,7 @@ its texts, where no text looks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,6 +16,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from backend.engine import kv
+from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
 from backend.engine.prompt_logprobs import longest_chunk
 from backend.engine.score_plan import ScorePlan
@@ -84,7 +86,9 @@ class Scoring:
         values = _values(logits)[mx.array(firsts)]
         mx.eval(values)
         kv.evaluate(row)
-        for at, value in enumerate(cast(list[float], values.tolist())):
+        told = cast(list[float], values.tolist())
+        _require_numbers(told)
+        for at, value in enumerate(told):
             if self._plan.continuations[at].tokens:
                 self._values[at].append(value)
         self._begun = True
@@ -107,6 +111,7 @@ class Scoring:
             rectangle.places, texts, cast(list[list[float]], values.tolist()), strict=True
         ):
             own = max(min(end, len(text) - 1) - start, 0)
+            _require_numbers(line[:own])
             self._values[at] += line[:own]
             read += own
         rectangle.fed = end
@@ -118,6 +123,11 @@ class Scoring:
 def _values(logits: mx.array) -> mx.array:
     wide = logits.astype(mx.float32)
     return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+
+
+def _require_numbers(values: Sequence[float]) -> None:
+    if any(map(math.isnan, values)):
+        raise NotFinite
 
 
 def _padded(texts: Sequence[tuple[int, ...]], start: int, end: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
 from backend.engine.setting_rule import Rule, flag, number, text
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte count
 
@@ -126,6 +126,13 @@ class Settings:
         "Whether an answer that must call a tool may make several calls; a request may set its own"
         " (`mlx.parallel_tool_calls`).",
     )
+    thinking_budget: int = number(
+        -1,
+        -1,
+        100_000_000,
+        "Most tokens of reasoning in an answer, after which its end is forced; -1 means no bound; a"
+        " request may set its own (`mlx.thinking_budget`, or a reasoning effort).",
+    )
     n_draft: int = number(
         8,
         1,
@@ -147,6 +154,13 @@ class Settings:
         None,
         "Whether quantised weights become dense ones at load where memory allows, which takes more"
         " of it; auto means on a CPU, where dense weights are faster.",
+    )
+    load_trial: bool = flag(
+        True,
+        "Whether a load ends with a few requests, alone and together, that are compared with the"
+        " model's plain forward passes; a model that fails in a batch is then served one request at"
+        " a time. It takes a quarter of the time of the load before it at most, or 3 seconds if"
+        " that is more.",
     )
     trust_remote_code: bool = flag(
         False, "Whether Python files that come with the checkpoint may be run."
@@ -216,6 +230,7 @@ class Settings:
             xtc_threshold=self.xtc_threshold,
             grammar_type=self.grammar_type,
             parallel_tool_calls=self.parallel_tool_calls,
+            thinking_budget=self.thinking_budget,
         )
 
     @property

@@ -14,7 +14,8 @@ import time
 from dataclasses import replace
 
 from backend.engine.commands import Submit
-from backend.engine.errors import Cancelled
+from backend.engine.errors import Cancelled, EngineError, NotFinite
+from backend.engine.events import Event
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
@@ -31,11 +32,17 @@ _GENERATED = 2
 def warm_up(model: EngineModel, most_tokens: int) -> Stages[None]:
     """Run each step of the prompts as a stage; ends on `engine`. A fault is logged, and no more.
 
-    most_tokens: of a prompt.
+    most_tokens: of a prompt. Raises NotFinite: no prompt of such a model would be answered.
     """
+    broken: list[NotFinite] = []
+
+    def publish(_: int, what: Event | EngineError) -> None:
+        if isinstance(what, NotFinite):
+            broken.append(what)
+
     scheduler = Scheduler(
         replace(model, disk=None),
-        lambda *_: None,
+        publish,
         lambda where, fault: _log.warning("warm-up: %s failed", where, exc_info=fault),
         Gauges(),
     )
@@ -55,6 +62,8 @@ def warm_up(model: EngineModel, most_tokens: int) -> Stages[None]:
             scheduler.step()
             seconds = time.perf_counter() - started
             left, longest = left - seconds, max(longest, seconds)
+            if broken:
+                raise broken[0]
         per_token = longest / (length * count)
     scheduler.cancel_all(Cancelled("the model is warm"))
 

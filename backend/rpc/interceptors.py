@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from backend.engine.errors import InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
 from backend.rpc.identity import Identity
+from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import status_of
 
 SERVICE = "backend.Backend"
@@ -120,6 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         if self._closed and method not in self._answered:
             raise ShuttingDown
+        require_bounded(handler.request_deserializer.__self__, raw)
         try:
             request = handler.request_deserializer(raw)
         except DecodeError:

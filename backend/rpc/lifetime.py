@@ -34,11 +34,11 @@ class EngineStopped(Exception):
 
 async def serve(engine: Engine, address: Address, token: str, ready: Callable[[int], None]) -> None:
     """Serve until a signal asks to end. Raises EngineStopped, AddressInUse or UsageError."""
+    asked = _on_signals()
     server = Server(engine, token)
     watchdog = Watchdog(engine.heartbeat, engine.fail)
     engine.start(watchdog.start_monitor)
     ready(await server.start(address))
-    asked = _on_signals()
     watching = asyncio.ensure_future(watchdog.watch())
     failure = asyncio.ensure_future(engine.failed())
     ends: list[asyncio.Future[Any]] = [asked, failure]
@@ -79,6 +79,7 @@ def _on_signals() -> asyncio.Future[int]:
         if loop.time() < echo_until:
             return
         logs.error("exit", cause=f"a second {number.name} asked to stop at once")
+        logs.flush()
         os._exit(128 + number)
 
     for number in _SIGNALS:

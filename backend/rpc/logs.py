@@ -15,10 +15,10 @@ import sys
 import threading
 import warnings
 from types import TracebackType
-from typing import TextIO
 
-from common.log_lines import LEVELS, LONGEST_VALUE, EventLog, LineFormatter, traceback_of
+from common.log_lines import LEVELS, LONGEST_VALUE, EventLog, LineWriter, traceback_of
 
+_STDERR = 2
 _events = EventLog("backend")
 error, warning, info = _events.error, _events.warning, _events.info
 debug, event = _events.debug, _events.event
@@ -27,8 +27,7 @@ debug, event = _events.debug, _events.event
 class _Stray(io.TextIOBase):
     """Stands in for `sys.stderr`: turns whatever others print into log lines."""
 
-    def __init__(self, target: TextIO) -> None:
-        self._target = target
+    def __init__(self) -> None:
         self._pending = threading.local()
 
     def write(self, text: str, /) -> int:
@@ -43,7 +42,7 @@ class _Stray(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        return self._target.fileno()
+        return _STDERR
 
     def isatty(self) -> bool:
         return False
@@ -51,23 +50,26 @@ class _Stray(io.TextIOBase):
 
 def configure(level_name: str) -> None:
     """Route everything that this process says to stderr through one formatter."""
-    stderr: TextIO = sys.__stderr__ or io.StringIO()
-    handler = logging.StreamHandler(stderr)
-    handler.setFormatter(LineFormatter())
     logging.raiseExceptions = False
-    logging.root.handlers[:] = [handler]
+    logging.root.handlers[:] = [LineWriter(_STDERR)]
     level = LEVELS.get(level_name.strip().lower())
     _events.logger.setLevel(logging.INFO if level is None else level)
     logging.root.setLevel(logging.WARNING if level is None else max(level, logging.WARNING))
     logging.captureWarnings(True)
     warnings.simplefilter("default" if level == logging.DEBUG else "ignore")
-    sys.stderr = _Stray(stderr)
+    sys.stderr = _Stray()
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     if level is None and level_name:
         warning("log_level", value=level_name, allowed=",".join(LEVELS))
+
+
+def flush() -> None:
+    """Wait a moment for the lines that are not written yet; the process is about to end."""
+    for handler in logging.root.handlers:
+        handler.flush()
 
 
 # What libraries read when they are imported: no progress bars and no advice between our lines.

@@ -37,8 +37,9 @@ def main(file: int, process: int) -> None:
             if os.getppid() == process:  # else the number may be another's by now
                 cause = heartbeat.complaint if stuck >= heartbeat.limit else "the event loop hangs"
                 cause += f"; the process has not answered for {silent} s"
-                os.write(2, f'level=error event=exit cause="{cause}"\n'.encode())
                 os.kill(process, signal.SIGKILL)
+                if select.select([], [2], [], 0)[1]:  # else nobody reads it
+                    os.write(2, f'level=error event=exit cause="{cause}"\n'.encode())
             return
 
 

@@ -6,12 +6,13 @@ The watch is a thread of its own, so that neither a blocked event loop nor the e
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+
+from backend.rpc import logs
 
 SWITCH = "LOCALAI_BACKEND_PARENT_WATCH"
 INTERVAL = "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL"
@@ -58,7 +59,6 @@ def arm(environ: Mapping[str, str] = os.environ) -> bool:
 def _watch(parent: int, seconds: float, parent_now: Callable[[], int] = os.getppid) -> None:
     while (now := parent_now()) == parent and now != _INIT:
         time.sleep(seconds)
-    line = f'level=error event=exit cause="the host process {parent} is gone"\n'
-    with contextlib.suppress(OSError):  # stderr may have gone with the host
-        os.write(2, line.encode())
+    logs.error("exit", cause=f"the host process {parent} is gone")
+    logs.flush()
     os._exit(1)

@@ -6,7 +6,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.request_metadata import template_arguments
 from common.messages import template_messages
-from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
+from common.tools import Tool, ToolChoice, in_order, meant, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
 
 MOST_MESSAGES = 10_000
@@ -105,18 +105,21 @@ def _token_prompt(
 def tool_choice(options: pb.PredictOptions) -> ToolChoice:
     """Whether the model may, must or must not call a tool (contract 3.6). Raises InvalidRequest."""
     try:
-        return parse_tool_choice(options.ToolChoice)
+        choice = parse_tool_choice(options.ToolChoice)
     except ValueError as error:
         raise InvalidRequest(str(error), "ToolChoice") from None
+    return meant(choice, _tools(options)) if choice.name else choice
 
 
 def _offered_tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
-    choice = tool_choice(options)
     try:
-        tools = parse_tools(options.Tools)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "Tools") from None
-    try:
-        return offered(tools, choice)
+        return in_order(offered(_tools(options), tool_choice(options)))
     except ValueError as error:
         raise InvalidRequest(str(error), "ToolChoice", "Tools") from None
+
+
+def _tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
+    try:
+        return parse_tools(options.Tools)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "Tools") from None

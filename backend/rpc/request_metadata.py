@@ -17,7 +17,7 @@ from backend.engine.request import Extras
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
 from backend.rpc.json_field import json_object
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 PREFIX = "mlx."
 _LONGEST_LIST = 2 << 20
@@ -166,6 +166,12 @@ KEYS: Mapping[str, Key] = {
     ),
     "parallel_tool_calls": Key(
         RULES["parallel_tool_calls"].read, "`false`: an answer that must call a tool makes one call"
+    ),
+    "thinking_budget": Key(
+        RULES["thinking_budget"].read,
+        "most tokens of reasoning, of an answer to Messages; then its end is forced. 0: none; -1:"
+        " no bound. Where it is not sent, `reasoning_effort` bounds it unless the chat template"
+        " knows that variable: minimal and low 1024, medium 8192, high 24576",
     ),
     "grammar_or_calls": Key(
         _FLAG.read,

@@ -9,7 +9,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import WHOLE, Extras, Sampling
 from backend.rpc.json_field import json_object
-from common.options import shown
+from common.wording import shown
 from wire import backend_pb2 as pb
 
 HOTTEST = 100.0

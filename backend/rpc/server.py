@@ -14,10 +14,16 @@ from backend.rpc.servicer import Servicer
 from wire import backend_pb2_grpc
 
 MOST_BYTES = 50 * 1024 * 1024  # the host's own limit, both ways (contract 1.5.2)
+_MOST_PENDING = 100_000
 _OPTIONS = (
     ("grpc.max_send_message_length", MOST_BYTES),
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.so_reuseport", 0),  # two backends on one port would share its calls
+    # gRPC cancels calls of its own accord, without a word, where many arrive before they are taken.
+    # They are to be taken and refused by us: that is fast, and the caller is told.
+    ("grpc.server.max_pending_requests", _MOST_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
+    ("grpc.server_max_unrequested_time_in_server", 600),  # seconds
 )
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 

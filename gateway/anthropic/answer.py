@@ -29,7 +29,6 @@ class Answer:
         self._content: list[Json] = []
         self._open: str | int | None = None  # kind of the open block, or the index of its call
         self._parts: list[str] = []
-        self._calls = False
         self._started = False
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
@@ -74,8 +73,9 @@ class Answer:
         return events
 
     def message(self) -> Json:
-        """The whole message, after Done."""
-        return self._message
+        """The whole message, after Done: without a call that was not written to its end."""
+        content = [block for block in self._content if not isinstance(block.get("input"), str)]
+        return self._message | {"content": content}
 
     def _thinking(self, text: str) -> list[Json]:
         events = self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -86,7 +86,6 @@ class Answer:
         return events + self._grow("text_delta", "text", text)
 
     def _call(self, call: ToolCallPiece) -> list[Json]:
-        self._calls = True
         block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         events = self._switch(call.index, block)
         if call.arguments:
@@ -133,7 +132,8 @@ class Answer:
 
     def _end(self, done: Done) -> list[Json]:
         events = self._close()
-        reason, sequence = _stop(self._request, done, self._calls)
+        called = any(isinstance(block.get("input"), dict) for block in self._content)
+        reason, sequence = _stop(self._request, done, called)
         usage = _usage(done.usage)
         delta = {
             "stop_reason": reason,

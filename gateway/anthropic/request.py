@@ -79,6 +79,7 @@ class ThinkingOn(Strict):
     """Think first; `adaptive` leaves it to the model."""
 
     type: Literal["enabled"]
+    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="Most of thinking.")
     display: str | None = Field(None, description="omitted: thinking is not shown.")
 
 

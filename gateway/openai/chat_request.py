@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -11,11 +11,11 @@ from gateway.openai.base import MODEL, Request, Strict
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, Options, SamplingFields
+from gateway.openai.thinking_fields import ThinkingFields
 from gateway.openai.tools import AnyTool, FunctionCallChoice, FunctionDefinition, ToolChoice
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 1024
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Strict):
@@ -35,15 +35,7 @@ class RoleMapping(Strict):
     system_prompt: str | None = Field(default=None, description="Not read, as in mlx_lm.server.")
 
 
-class Reasoning(Strict):
-    """OpenRouter's object of what other clients send as fields."""
-
-    effort: ReasoningEffort | None = None
-    enabled: bool | None = Field(default=None, description="Another place of enable_thinking.")
-    exclude: bool | None = Field(default=None, description="true: include_reasoning false.")
-
-
-class ChatCompletionRequest(SamplingFields, FormatFields, Request):
+class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Request):
     """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
 
     refused = refused.CHAT
@@ -82,15 +74,6 @@ class ChatCompletionRequest(SamplingFields, FormatFields, Request):
         le=MOST_ALTERNATIVES,
         description="Alternatives per token; needs logprobs.",
     )
-    reasoning_effort: ReasoningEffort | None = Field(
-        default=None, description="Reaches the chat template; `none` turns thinking off as well."
-    )
-    include_reasoning: bool | None = Field(
-        default=None,
-        description="false leaves reasoning out of the answer (it is still generated);"
-        " not with log-probabilities, which are told of every token.",
-    )
-    enable_thinking: bool | None = Field(default=None, description="Reaches the chat template.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables of the chat template, over those of the model's file."
     )
@@ -108,24 +91,14 @@ class ChatCompletionRequest(SamplingFields, FormatFields, Request):
     options: Options | None = Field(
         default=None, description="Ollama: sampling fields; those beside it win."
     )
-    reasoning: Reasoning | None = Field(
-        default=None, description="OpenRouter: reasoning fields; those beside it win."
-    )
 
     @model_validator(mode="after")
     def _spread(self) -> Self:
-        """The fields of the two objects as fields of the request, where it has none itself."""
+        """The fields of objects as fields of the request, where it has none itself."""
         if self.options is not None:
             given = self.options.model_dump(exclude_none=True)
             if self.max_tokens is not None or self.max_completion_tokens is not None:
                 given.pop("n_predict", None)
             self.fill(given)
-        if self.reasoning is not None:
-            self.fill(
-                {
-                    "reasoning_effort": self.reasoning.effort,
-                    "enable_thinking": self.reasoning.enabled,
-                    "include_reasoning": False if self.reasoning.exclude else None,
-                }
-            )
+        self.fill(self.thinking_values())
         return self

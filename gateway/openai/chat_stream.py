@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece
+from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_whole
 from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
 from gateway.openai.chunks import ChunkWriter
 from gateway.openai.identity import Identity
@@ -59,7 +59,7 @@ class _Choice:
         self._index = index
         self._form = form
         self._begun = False
-        self._named: set[int] = set()  # calls whose name has been told
+        self._calls: dict[int, list[str]] = {}  # the arguments of those whose name has been told
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[dict[str, Any]]:
@@ -85,9 +85,8 @@ class _Choice:
             for delta in self._deltas(event):
                 yield self._choice(delta, None)
             return
-        reason = finish_reason(
-            event.finish_reason, called=bool(self._named), legacy=self._form.legacy
-        )
+        called = any(is_whole("".join(texts)) for texts in self._calls.values())
+        reason = finish_reason(event.finish_reason, called=called, legacy=self._form.legacy)
         yield self._choice({}, reason)
 
     def _choice(self, delta: Delta, reason: str | None) -> dict[str, Any]:
@@ -113,9 +112,9 @@ class _Choice:
     def _call(self, part: ToolCallPiece) -> Delta:
         """A part of a call: index always, id, type and name with its first."""
         function = {"arguments": part.arguments}
-        first = part.index not in self._named
+        first = part.index not in self._calls
+        self._calls.setdefault(part.index, []).append(part.arguments)
         if first:
-            self._named.add(part.index)
             function = {"name": part.name, "arguments": part.arguments}
         if self._form.legacy:
             return {"function_call": function}

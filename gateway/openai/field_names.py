@@ -8,6 +8,7 @@ from typing import Any
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of
+from gateway.openai.thinking_fields import BUDGETS
 
 # Where there are several names, the first that was sent is the one to name.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +32,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "NDraft": ("num_draft_tokens",),
     "Logprobs": ("logprobs",),
     "ModelIdentity": ("model",),
+    "Metadata mlx.thinking_budget": BUDGETS,
     "Metadata mlx.presence_window": ("presence_context_size",),
     "Metadata mlx.frequency_window": ("frequency_context_size",),
 }

@@ -107,5 +107,20 @@ class ChatMessage(Strict):
         default=None, description="Assistant: what it thought before it answered."
     )
     reasoning: str | None = Field(default=None, description="Another name of reasoning_content.")
+    thinking_blocks: list[dict[str, Any]] | None = Field(
+        default=None, description="LiteLLM: reasoning in pieces; counts where there is no other."
+    )
+    reasoning_details: list[dict[str, Any]] | None = Field(
+        default=None, description="OpenRouter: the same."
+    )
     refusal: str | None = Field(default=None, description="Assistant: content, where it refused.")
     audio: dict[str, Any] | None = Field(default=None, description="Refused unless null.")
+
+    @property
+    def thought(self) -> str:
+        """What the assistant thought, by whatever name."""
+        if plain := self.reasoning_content or self.reasoning:
+            return plain
+        pieces = [piece.get("thinking") for piece in self.thinking_blocks or ()]
+        pieces = pieces or [piece.get("text") for piece in self.reasoning_details or ()]
+        return "".join(piece for piece in pieces if isinstance(piece, str))

@@ -59,7 +59,7 @@ async def wire_messages(
             content=content,
             name=message.name or names.get(message.tool_call_id or "", ""),
             tool_call_id=_answered_call(message, names),
-            reasoning_content=message.reasoning_content or message.reasoning or "",
+            reasoning_content=message.thought,
             tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
     return found
@@ -74,6 +74,8 @@ def _require_fitting(message: ChatMessage, place: str) -> None:
         "function_call": "assistant",
         "reasoning_content": "assistant",
         "reasoning": "assistant",
+        "thinking_blocks": "assistant",
+        "reasoning_details": "assistant",
         "refusal": "assistant",
         "tool_call_id": "tool",
     }

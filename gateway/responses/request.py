@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.openai.base import MODEL, Request, Strict
-from gateway.openai.chat_request import ReasoningEffort
 from gateway.openai.refused import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
+from gateway.openai.thinking_fields import Budget, ReasoningEffort
 from gateway.responses.items import Input
 from gateway.tagged import one_of, rather
 from gateway.tolerance import DROPPED, tolerable
@@ -186,6 +186,7 @@ class ReasoningConfig(Strict):
     """How much to think."""
 
     effort: ReasoningEffort | None = None
+    max_tokens: Budget = Field(None, description="Most tokens of reasoning; not OpenAI's.")
 
 
 def _known(wanted: str) -> str:
@@ -247,6 +248,9 @@ class ResponsesRequest(PromptRequest):
     top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS, description="Not OpenAI's.")
     min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's.")
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Not OpenAI's.")
+    thinking_budget: Budget = Field(
+        None, description="Another place of reasoning.max_tokens; not OpenAI's."
+    )
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)

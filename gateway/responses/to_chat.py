@@ -46,6 +46,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "reasoning_budget": "reasoning.max_tokens",
     "logprobs": "include",
     "messages": "input",
     "tool_choice.function.name": "tool_choice.name",
@@ -58,6 +59,7 @@ _SAMPLING = (
     "top_k",
     "min_p",
     "seed",
+    "thinking_budget",
     "presence_penalty",
     "frequency_penalty",
 )
@@ -90,6 +92,7 @@ def chat_request(
         fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
+        fields["reasoning_budget"] = request.reasoning.max_tokens
     if request.text is not None and request.text.format is not None:
         fields["response_format"] = _format(request.text.format)
     if isinstance(request, ResponsesRequest):

@@ -24,9 +24,12 @@ WAIT = 60.0
 
 
 class Backend:
-    """A running backend; `stub` speaks to it, `log` is what it wrote to stderr."""
+    """A running backend; `stub` speaks to it, `log` is what it wrote to stderr.
 
-    def __init__(self, **environ: str) -> None:
+    before: called in the new process, before it runs.
+    """
+
+    def __init__(self, before: Callable[[], None] | None = None, **environ: str) -> None:
         self.log: list[str] = []
         self._bound = threading.Event()
         self.child = subprocess.Popen(
@@ -36,6 +39,7 @@ class Backend:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=before,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

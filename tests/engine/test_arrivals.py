@@ -77,10 +77,10 @@ async def test_prompts_that_arrive_together_start_in_one_step(
         if len(self._announced) == len(PROMPTS):
             arrived.set()
 
-    monkeypatch.setattr(PromptBuilder, "build", waiting)
-    monkeypatch.setattr(Scheduler, "submit", watched)
-    monkeypatch.setattr(Worker, "announce", counted)
     async with loaded() as engine:
+        monkeypatch.setattr(PromptBuilder, "build", waiting)
+        monkeypatch.setattr(Scheduler, "submit", watched)
+        monkeypatch.setattr(Worker, "announce", counted)
         plans.clear()
         answers = await asyncio.gather(*(_answer(engine, prompt) for prompt in PROMPTS))
     assert all(isinstance(events[-1], Finished) for events in answers)

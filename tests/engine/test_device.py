@@ -16,14 +16,13 @@ from backend.engine.device import (
     dense_room,
     dequantizes,
     detect,
-    free_memory,
-    machine_memory,
     memory_limit,
     memory_plan,
     prefill_chunk,
     step_timeout,
     weight_type,
 )
+from backend.engine.machine_memory import free_memory, machine_memory
 from backend.engine.settings import Settings
 from backend.engine.units import GIB, MIB
 
@@ -140,17 +139,6 @@ def test_apply_hands_the_limits_to_mlx() -> None:
     finally:
         mx.set_memory_limit(before)
         mx.set_cache_limit(cache_before)
-
-
-def test_a_containers_limit_bounds_the_memory(tmp_path: Path) -> None:
-    whole = machine_memory(tmp_path)
-    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = tmp_path / "sys/fs/cgroup/memory.max"
-    limit.parent.mkdir(parents=True)
-    limit.write_text("max\n")
-    assert machine_memory(tmp_path) == whole
-    limit.write_text("104857600\n")
-    assert machine_memory(tmp_path) == 100 * MIB
 
 
 @pytest.mark.skipif(detect().kind != "cpu", reason="kernels are built by a compiler on a CPU only")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -14,7 +15,7 @@ import pytest
 
 from backend.engine import warm_up
 from backend.engine.engine import Engine
-from backend.engine.errors import Cancelled, ModelRejected
+from backend.engine.errors import Cancelled, ModelRejected, Overloaded
 from backend.engine.events import Event, Finished, TextDelta
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading import loader
@@ -114,6 +115,42 @@ async def test_a_load_that_nobody_waits_for_ends_at_the_next_stage(
         assert engine.require_model().name == "first"
         weights = sum(path.stat().st_size for path in VISION.glob("*.safetensors"))
         assert (await engine.status()).breakdown["mlx_active"] < before + weights // 2
+
+
+async def test_a_load_whose_files_never_answer_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with streaming() as (engine, events):
+        load, reading, answers = loader.load, threading.Event(), threading.Event()
+        closed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stuck(*_: Any) -> Stages[Any]:
+            try:
+                reading.set()
+                assert answers.wait(60)
+                yield "engine"
+            finally:
+                loop.call_soon_threadsafe(closed.set)
+
+        monkeypatch.setattr(loader, "load", stuck)
+        for _ in range(4):
+            reading.clear()
+            waiting = asyncio.ensure_future(engine.load(TEXT))
+            await asyncio.to_thread(reading.wait)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert engine.require_model().name == "first"
+        with pytest.raises(Overloaded, match="4 loads that were cancelled"):
+            await engine.load(TEXT)
+        assert not isinstance(await anext(events), Finished)
+        monkeypatch.setattr(loader, "load", load)
+        answers.set()
+        await closed.wait()
+        await engine.status()  # behind the end of those loads on the engine thread
+        await engine.load(LoadRequest("second", TEXT.model_file))
+        assert engine.require_model().name == "second"
 
 
 @pytest.mark.parametrize("stage", [3, 12, 20])

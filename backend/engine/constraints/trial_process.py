@@ -12,7 +12,9 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -38,6 +40,8 @@ def main() -> None:
     """Answer until the input ends. The argument is a file descriptor of a tokenizer's source."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(READING_DEPTH)
+    with suppress(OSError):  # where memory runs out, this process goes before the backend
+        Path("/proc/self/oom_score_adj").write_text("1000")
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
         file.seek(0)  # the child before may have read it too
         tokens = TokenizerSource(**json.load(file)).read()

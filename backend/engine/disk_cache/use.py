@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.engine.errors import InvalidRequest
-from common.options import shown
+from common.wording import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
+from backend.engine.errors import NotFinite
 from backend.engine.kv import RowCache
 from common.prefixes import common_prefix
 
@@ -40,13 +42,18 @@ def verify_step(
     tokens but the last, which the next step feeds, as after so many plain steps. step: tokens
     generated up to and including `token` (0: it is the prompt's last). sample(logits [1 + guesses,
     vocabulary], fed [1 + guesses], steps): the sequence's own sampler at successive steps, a
-    `BatchSampler` of as many copies of it. Raises what MLX raises; the cache is then undefined.
+    `BatchSampler` of as many copies of it. Raises NotFinite and what MLX raises; the cache is then
+    undefined.
     """
     fed = mx.array([token, *draft], dtype=mx.uint32)
     logits = model(fed[None], cache=cache)[0]
     sampled = sample(logits, fed, list(range(step, step + len(draft) + 1)))
+    peaks = mx.max(logits, axis=-1)
+    mx.async_eval(sampled, peaks)
     tokens: list[int] = sampled.tolist()  # type: ignore[assignment]
     accepted = accepted_count(draft, tokens, end_tokens)
+    if not all(map(math.isfinite, cast(list[float], peaks.tolist())[: accepted + 1])):
+        raise NotFinite
     cut_back(cache, len(draft) - accepted)
     return tokens[: accepted + 1]
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.shards import ShardError, read_header
-from common.options import shown
+from common.wording import shown
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapters.safetensors"
@@ -102,8 +103,8 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
         place = resolve(name, model_path=model_path)
         if not isinstance(place, HubModel):
             return place.path
-        from backend.engine.loading.download import hub_cache
         from backend.engine.loading.hub_process import fetch
+        from common.hub_cache import hub_cache
 
         return fetch(place, (CONFIG, WEIGHTS), hub_cache(), cancel)
     except EngineError as error:
@@ -123,6 +124,7 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
     try:
         files = frozenset(entry.name for entry in folder.iterdir())
         _require_files(name, files)
+        require_regular_files(folder)
         config = _read_config(name, folder / CONFIG)
         if WEIGHTS not in files:
             raise _rejected(name, f"its weights are missing: the folder has no {WEIGHTS}")
@@ -138,6 +140,8 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
             _require_pairs(name, kind, tensors, rank)
         with (folder / WEIGHTS).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except UnsafeFileError as error:
+        raise _rejected(name, str(error)) from None
     except OSError as error:
         raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
     return Adapter(name, kind, (folder / WEIGHTS).resolve(), scale * request.scale, tensors, digest)

@@ -7,6 +7,7 @@ none of the checks needs MLX: they run before a download, on the thread that doe
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,11 +20,12 @@ from backend.engine.loading.architectures import (
     is_multimodal,
     model_types,
 )
+from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_seen
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -36,6 +38,8 @@ _TOKENIZER_FILES = (
     "rwkv_vocab*.txt",
     "tokenizer*.jsonl",
 )
+_COUNTED = re.compile(r"(layers?|depth|experts)$")
+_FEW_PARTS = 4096  # are built in no time
 
 
 class IncompleteError(ModelRejected):
@@ -63,14 +67,18 @@ def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
     try:
         files = frozenset(entry.name for entry in path.iterdir())
         require_files(name, files)
+        require_regular_files(path)
         config = inspect_config(path, name, settings)
         shards = _weights(path, name)
+        _require_buildable(name, config, len(shards.tensors))
         kind = _kind(config, files, settings)
         media = kind is ModelKind.TEXT and _takes_media(name, config, shards.tensors, settings)
         if kind is ModelKind.TEXT and not media and not config.get("model_file"):
             _require_text_family(name, config["model_type"])
         _require_tokenizer(path, name)
         return Checkpoint(path, name, config, shards.bytes, kind, media)
+    except UnsafeFileError as error:
+        raise ModelRejected.because(name, str(error)) from None
     except OSError as error:
         raise ModelRejected.because(name, f"its files cannot be read: {error.strerror}") from None
 
@@ -112,6 +120,17 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
     if not _takes_media(name, config, tensors, settings):
         _require_text_family(name, model_type)
     return config
+
+
+def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
+    """Refuse counts of layers that the weights do not bear out: each layer takes time to build."""
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key, count in part.items():
+            parts = _COUNTED.search(key)
+            if parts and isinstance(count, int) and count > max(tensors, _FEW_PARTS):
+                raise ModelRejected.because(
+                    name, f"{key} is {count} in config.json, but its weights are {tensors} tensors"
+                )
 
 
 def _require_text_family(name: str, model_type: str) -> None:

@@ -15,16 +15,18 @@ from backend.engine.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft
 from backend.engine.embedding.kind import ModelKind, require_family, with_flags
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
 from backend.engine.load_request import LoadOrder, LoadRequest
 from backend.engine.loading.adapters import find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
 from backend.engine.media.limits import media_limits
+from backend.engine.mlx_lm_import import import_mlx_lm
+from backend.engine.prompts import CostlyPrompt
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.model import Built
@@ -39,6 +41,7 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
     """
     order = _find(request, epoch, cancelled)
     started = time.perf_counter()
+    import_mlx_lm()
     if order.checkpoint.kind is not ModelKind.TEXT:
         from backend.engine.embedding.embedding_builder import build
     elif order.checkpoint.media:
@@ -47,8 +50,10 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
         from backend.engine.loading.text_builder import build
     try:
         built = yield from build(order)
-    except Exception:
+    except Exception as fault:
         yield "engine"  # where the memory of what was read is released
+        if isinstance(fault, CostlyPrompt | NotFinite):
+            raise ModelRejected.because(order.checkpoint.name, str(fault)) from None
         raise
     served = built[-1]
     _log.info(
@@ -69,7 +74,7 @@ def _find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadO
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
     kind = cache_kind(settings, request.cache_type_key, request.cache_type_value)
-    limits = media_limits(settings, request.most_images, request.most_videos, request.most_audios)
+    limits = media_limits(settings, request.most_images, request.most_audios)
     place = resolve(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )

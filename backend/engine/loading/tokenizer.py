@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.settings import Settings
-from common.options import did_you_mean, shown
+from backend.engine.template_limits import limit_templates
+from common.wording import did_you_mean, shown
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -22,6 +23,7 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
     """
     from mlx_lm import utils
 
+    limit_templates()
     open_tokenizer: Callable[..., TokenizerWrapper] = utils.load_tokenizer
     extra: dict[str, Any] = {
         "trust_remote_code": settings.trust_remote_code,

@@ -1,0 +1,60 @@
+"""Which files of a model's folder are safe to open: regular ones, of bounded size.
+
+To open a pipe waits for a writer that may never come, and a device has no end. A folder that holds
+one of them, or a text file far larger than any model's, is refused before anything is read.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from backend.engine.units import MIB
+
+# A vocabulary may be large; its own limit keeps the time that parsing takes bounded.
+_MOST_BYTES = {
+    "tokenizer.json": 256 * MIB,
+    "tekken.json": 256 * MIB,
+    "model.safetensors.index.json": 64 * MIB,
+    "vocab.json": 64 * MIB,
+}
+_MOST_BYTES_BY_SUFFIX = {
+    ".json": 16 * MIB,
+    ".jinja": 1 * MIB,
+    ".jsonl": 64 * MIB,
+    ".model": 256 * MIB,
+    ".py": 16 * MIB,
+    ".tiktoken": 256 * MIB,
+    ".txt": 64 * MIB,
+}
+
+
+class UnsafeFileError(Exception):
+    """A file that must not be opened: a clause for the message to the user."""
+
+
+def require_regular_files(folder: Path) -> None:
+    """Look at a folder and the folders in it. Raises UnsafeFileError, OSError."""
+    for path in _files(folder):
+        try:
+            found = path.stat()
+        except FileNotFoundError:  # a link to nothing: as if it were not there
+            continue
+        if stat.S_ISDIR(found.st_mode):
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeFileError(f"{path.name} is not a regular file")
+        most = _MOST_BYTES.get(path.name) or _MOST_BYTES_BY_SUFFIX.get(path.suffix)
+        if most is not None and found.st_size > most:
+            raise UnsafeFileError(
+                f"{path.name} is {found.st_size // MIB} MiB large, and at most {most // MIB} MiB"
+                " are read of such a file"
+            )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        yield path
+        if path.is_dir():
+            yield from path.iterdir()

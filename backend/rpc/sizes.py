@@ -1,0 +1,100 @@
+"""Bounds on the fields of a request, checked on its bytes before anything is parsed.
+
+To parse, decode and look through a message keeps every other call waiting, and a few bytes can
+become a thousand times as much memory: each empty message in a list is an object. So a request of
+more than `_FREE` bytes is walked from field to field by its tags and lengths
+(https://protobuf.dev/programming-guides/encoding/), which costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.units import MIB
+
+_FREE = 1 << 16
+MOST_ENTRIES = 20_000
+_USUAL = 1 << 18
+_LARGER = {
+    "EmbeddingTokens": 8 * MIB,
+    "Grammar": MIB,
+    "LogitBias": MIB,
+    "Metadata": 8 * MIB,
+    "StopPrompts": MIB,
+    "Tools": 8 * MIB,
+}
+# As large as a message may be: what is too much of them depends on the model.
+_WHOLE = frozenset(
+    {
+        "Audios", "Embeddings", "Images", "Messages", "Prompt", "Videos",
+        "candidates", "documents", "prompt", "query", "text", "tokens",
+    }
+)  # fmt: skip
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def require_bounded(message: type[Any], raw: bytes) -> None:
+    """Raise InvalidRequest for a field that is too large, and for too many of them.
+
+    message: the generated class that `raw` is to be parsed as.
+    """
+    if len(raw) <= _FREE:
+        return
+    most = _most_bytes(message.DESCRIPTOR)
+    sizes: Counter[int] = Counter()
+    at = entries = 0
+    try:
+        while at < len(raw):
+            entries += 1
+            if entries > MOST_ENTRIES:
+                raise InvalidRequest(
+                    f"the request has more than {MOST_ENTRIES} fields and list entries: send fewer"
+                )
+            tag, at = _varint(raw, at)
+            number, form = tag >> 3, tag & 7
+            if form == _BYTES:
+                length, at = _varint(raw, at)
+                at += length
+                sizes[number] += length
+            elif form == _VARINT:
+                _, at = _varint(raw, at)
+            elif form in (_FIXED32, _FIXED64):
+                at += 4 if form == _FIXED32 else 8
+            else:
+                return  # no message at all, as the parser will say
+    except IndexError:
+        return
+    for number, size in sizes.items():
+        name, bound = most.get(number, ("an unknown field", _USUAL))
+        if bound is not None and size > bound:
+            raise InvalidRequest(f"{name} is {size} bytes long: send at most {bound}")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """The number at a place, and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise IndexError
+
+
+@cache
+def _most_bytes(message: Descriptor) -> dict[int, tuple[str, int | None]]:
+    return {
+        field.number: (
+            field.name,
+            None if field.name in _WHOLE else _LARGER.get(field.name, _USUAL),
+        )
+        for field in message.fields
+    }

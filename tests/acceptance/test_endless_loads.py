@@ -1,0 +1,108 @@
+"""Loads that could not end, or would take the machine, are refused, and the old model goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.acceptance.backend import TINY_TEXT, Backend, chat, said
+from tests.rpc.client import failure_of
+
+GREETING = chat("Hello!", Tokens=12)
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+LEAP = "{% set x = 'a' * 10 ** 10 %}{{ x }}"
+GROWTH = (
+    "{% set ns = namespace(x='abc') %}{% for a in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
+    "{% endfor %}{{ ns.x }}"
+)
+WIDTH = "{{ '%9999999999d' % 1 }}"
+OUTPUT = "{% for a in range(99999) %}" + "a" * 200_000 + "{% endfor %}"
+
+
+def replaced(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        (model / name).unlink()
+        make(model / name)
+
+    return change
+
+
+def configured(name: str, **values: Any) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        config = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(config | values))
+
+    return change
+
+
+def templated(text: str) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        (model / "chat_template.jinja").write_text(text)
+
+    return change
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+NOT_A_FILE = "is not a regular file"
+DAMAGES = {
+    "fifo-config": (replaced("config.json", os.mkfifo), NOT_A_FILE),
+    "fifo-tokenizer": (replaced("tokenizer.json", os.mkfifo), NOT_A_FILE),
+    "fifo-weights": (replaced("model.safetensors", os.mkfifo), NOT_A_FILE),
+    "zeros-config": (replaced("config.json", zeros), NOT_A_FILE),
+    "zeros-tokenizer": (replaced("tokenizer.json", zeros), NOT_A_FILE),
+    "zeros-weights": (replaced("model.safetensors", zeros), NOT_A_FILE),
+    "huge-config": (replaced("config.json", huge), "is 1048576 MiB large"),
+    "huge-tokenizer": (replaced("tokenizer.json", huge), "is 1048576 MiB large"),
+    "layers": (configured("config.json", num_hidden_layers=100_000), "100000"),
+    "more-layers": (configured("config.json", num_hidden_layers=10**9), "1000000000"),
+    "loop": (templated(LOOP), "chat template"),
+    "leap": (templated(LEAP), "chat template"),
+    "growth": (templated(GROWTH), "chat template"),
+    "width": (templated(WIDTH), "chat template"),
+    "output": (templated(OUTPUT), "chat template"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_load_that_cannot_end_is_refused(damage: str, served: Backend, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
+    before = said(served, GREETING)
+    change, words = DAMAGES[damage]
+    change(model)
+    failure = failure_of(lambda: served.load(model))
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in failure.sentence
+    assert str(tmp_path) not in failure.sentence
+    assert said(served, GREETING) == before
+
+
+def test_a_template_that_loops_for_one_request_fails_it_alone(
+    bare: Backend, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
+    template = (model / "chat_template.jinja").read_text()
+    condition = "{% if messages[0].content == 'loop' %}" + LOOP + "{% endif %}"
+    (model / "chat_template.jinja").write_text(condition + template)
+    bare.load(model)
+    before = said(bare, GREETING)
+    loops = [bare.stub.Predict.future(chat("loop"), timeout=60) for _ in range(2)]
+    assert said(bare, GREETING) == before
+    for loop in loops:
+        failure = failure_of(loop.result)
+        assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "takes more than 5 seconds" in failure.sentence

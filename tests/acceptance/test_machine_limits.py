@@ -1,0 +1,107 @@
+"""Limits that the system sets are kept to, not run into."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from tests.acceptance.backend import TINY_TEXT, Backend, chat, said
+from tests.rpc.client import failure_of
+from wire import backend_pb2 as pb
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prlimit and cgroups are Linux's")
+MIB = 1 << 20
+LONG = chat("word " * 500_000, Tokens=2)
+GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+DROP_FROM_BOUNDS, MAY_RAISE_LIMITS = 24, 24
+
+
+def unprivileged(soft: int, hard: int) -> None:
+    """Set the limit of open files, and lose the right to raise it again."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    ctypes.CDLL(None).prctl(DROP_FROM_BOUNDS, MAY_RAISE_LIMITS, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("soft", "hard"), [(1024, 1024), (512, 8192), (8192, 8192)])
+def test_a_load_leaves_the_limit_of_open_files(soft: int, hard: int) -> None:
+    with started(lambda: unprivileged(soft, hard)) as backend:
+        backend.load()
+        assert backend.process().rlimit(psutil.RLIMIT_NOFILE) == (soft, hard)
+        assert said(backend, chat("Hello!", Tokens=4))
+
+
+@contextmanager
+def started(before: Callable[[], None]) -> Iterator[Backend]:
+    backend = Backend(before)
+    try:
+        yield backend
+    finally:
+        assert backend.close() == 0
+
+
+@contextmanager
+def group(limit: int) -> Iterator[Path]:
+    """A control group of its own with that much memory."""
+    for top in GROUPS:
+        folder = top / f"faults-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            names = ("memory.limit_in_bytes", "memory.max")
+            for bound in (folder / name for name in names if (folder / name).exists()):
+                bound.write_text(str(limit))
+                yield folder
+                return
+        finally:
+            folder.rmdir()
+    pytest.skip("no control group can be made here")
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """A model with a context that memory cannot hold."""
+    model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**7}))
+    return model
+
+
+def test_a_full_control_group_is_an_answer_not_the_end(endless: Path) -> None:
+    with group(700 * MIB) as folder:
+
+        def enter() -> None:
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+        with started(enter) as backend:
+            backend.load(endless, ContextSize=10_000_000)
+            failure = failure_of(lambda: backend.stub.Predict(LONG, timeout=300))
+            assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "MiB" in failure.sentence
+            assert said(backend, chat("Hello!", Tokens=4))
+            backend.stub.Health(pb.HealthMessage())
+
+
+def test_few_addresses_are_an_answer_not_the_end(endless: Path) -> None:
+    most = 3 << 30
+
+    def bounded() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    with started(bounded) as backend:
+        backend.load(endless, ContextSize=10_000_000)
+        failure = failure_of(lambda: backend.stub.Predict(LONG, timeout=300))
+        assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert said(backend, chat("Hello!", Tokens=4))

@@ -1,0 +1,65 @@
+"""Slow work on a prompt keeps no short prompt waiting."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.engine.engine import Engine
+from backend.engine.events import Finished
+from backend.engine.load_request import LoadRequest
+from backend.engine.prompts import BuiltPrompt, PromptBuilder
+from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt
+
+TINY = Path(__file__).parents[1] / "models" / "tiny_text"
+MESSAGE = {"role": "user", "content": "Hello!"}
+LARGE = "x" * 100_000
+SHORT = RawPrompt("Hello!")
+SLOW: dict[str, Prompt] = {
+    "text": RawPrompt(LARGE),
+    "message": ChatPrompt(({"role": "user", "content": LARGE},)),
+    "many messages": ChatPrompt((MESSAGE,) * 5000),
+    "tools": ChatPrompt((MESSAGE,), ({"type": "function", "function": {"name": LARGE}},)),
+    "calls": ChatPrompt((MESSAGE, {"role": "assistant", "content": "", "tool_calls": [LARGE]})),
+    "arguments": ChatPrompt((MESSAGE,), None, {"x": LARGE}),
+}
+
+
+def request(prompt: Prompt) -> GenerationRequest:
+    return GenerationRequest("one", prompt, max_tokens=2, count_only=True)
+
+
+async def finished(engine: Engine, prompt: Prompt) -> Finished:
+    async with engine.submit(request(prompt)) as generation:
+        async for event in generation:
+            if isinstance(event, Finished):
+                return event
+    raise AssertionError("a generation ends with Finished")
+
+
+@pytest.mark.parametrize("case", SLOW)
+async def test_a_short_prompt_passes_slow_ones(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, go_on = PromptBuilder.build, threading.Event()
+
+    def slow(self: PromptBuilder, prompt: Prompt, *given: Any, **named: Any) -> BuiltPrompt:
+        if prompt is not SHORT:
+            assert go_on.wait(60)
+        return build(self, SHORT, *given, **named)
+
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("tiny", str(TINY)))
+        monkeypatch.setattr(PromptBuilder, "build", slow)
+        waiting = [engine.submit(request(SLOW[case])) for _ in range(4)]
+        assert (await finished(engine, SHORT)).usage.prompt_tokens
+        go_on.set()
+        for generation in waiting:
+            async with generation:
+                assert any([isinstance(event, Finished) async for event in generation])
+    finally:
+        go_on.set()
+        await engine.stop(10)
