@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field
 
 from gateway.errors import ApiError
 from gateway.openai.base import Request, Strict
-from gateway.openai.chat_request import ReasoningEffort
 from gateway.openai.sampling_fields import Options
+from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import AnyTool
 from gateway.translation import Translation, translate
 
