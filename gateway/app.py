@@ -28,6 +28,7 @@ from gateway.routes import (
     messages,
     metrics,
     models,
+    ollama,
     page,
     rerank,
     responses,
@@ -84,6 +85,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
+    app.include_router(ollama.router)
     for router in (page.router, status.router):
         app.include_router(router, include_in_schema=False)
     # The last one added is the outermost.
@@ -104,4 +106,5 @@ def _posts() -> frozenset[str]:
         for route in routes
         if isinstance(route, APIRoute) and "POST" in (route.methods or ())
     }
-    return frozenset(bare | {f"/v1{path}" for path in bare})
+    prefixed = {f"/v1{path}" for path in bare}
+    return frozenset(bare | prefixed | {"/api/chat", "/api/generate", "/api/show"})

@@ -34,7 +34,7 @@ def settings_from(
     arguments: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> GatewaySettings:
     """The settings of a command line and an environment. Raises BadArgument."""
-    given = _parser().parse_args(arguments)
+    given = _parser().parse_args([*_of_environment(environ or {}), *arguments])
     values = {row.name: getattr(given, row.name) for row in fields(GatewaySettings)}
     keys = (*values["api_keys"], *_keys_beside(given.api_key_file, environ or {}))
     values["api_keys"] = tuple(dict.fromkeys(_key(key) for key in keys))
@@ -42,6 +42,26 @@ def settings_from(
     settings = GatewaySettings(**values)
     _check(settings)
     return settings
+
+
+def _of_environment(environ: Mapping[str, str]) -> list[str]:
+    """The flags that variables stand for; what the command line says comes behind them and wins."""
+    flags = []
+    for row in fields(GatewaySettings):
+        name, kind = f"MLX_GATEWAY_{row.name.upper()}", row.metadata["rule"].kind
+        text = environ.get(name, "").strip()
+        if not text or kind == "keys":  # read by themselves: they must not be in a message
+            continue
+        if kind == "switch":
+            if text.lower() not in ("true", "false", "1", "0"):
+                raise BadArgument(f"{name} is {text!r}: give true or false")
+            flags += [flag_of(row)] if text.lower() in ("true", "1") else []
+        else:
+            parts = text.split(",") if kind == "texts" else [text]
+            flags += [f"{flag_of(row)}={part.strip()}" for part in parts]
+    if file := environ.get("MLX_GATEWAY_API_KEY_FILE"):
+        flags.append(f"--api-key-file={file}")
+    return flags
 
 
 def flag_of(row: Field[Any]) -> str:

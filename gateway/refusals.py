@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Match, Mount
 from gateway import exchange
 from gateway.anthropic import errors as anthropic_errors
 from gateway.errors import ApiError
+from gateway.ollama import answer as ollama_answer
 from gateway.problems import likeliest
 
 Form = Callable[[ApiError, str], dict[str, Any]]
@@ -29,6 +30,7 @@ def openai_form(error: ApiError, _request_id: str) -> dict[str, Any]:
 FORMS: dict[str, Form] = {
     "/messages": anthropic_errors.body,
     "/messages/count_tokens": anthropic_errors.body,
+    **dict.fromkeys(("/api/chat", "/api/generate", "/api/show"), ollama_answer.error_body),
 }
 
 

@@ -49,26 +49,26 @@ def event_stream(
     settings: GatewaySettings,
     beat: Callable[[], str],
     on_error: Callable[[ApiError], str] = openai_error,
+    media_type: str = "text/event-stream",
 ) -> Response:
     """The response that sends these events, each with the blank line at its end.
 
     beat: what is sent by the clock while nothing comes; it may be the first to be sent.
     on_error: the event for a failure after the stream has begun; one before is raised as it is.
     """
-    return _EventStream(events, settings, beat, on_error)
+    return _EventStream(events, settings, beat, on_error, media_type)
 
 
 class _EventStream(Response):
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         events: AsyncGenerator[str, None],
         settings: GatewaySettings,
         beat: Callable[[], str],
         on_error: Callable[[ApiError], str],
+        media_type: str,
     ) -> None:
-        super().__init__(headers=_HEADERS)
+        super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._interval = settings.keepalive_interval

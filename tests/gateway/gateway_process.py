@@ -20,7 +20,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
 WAIT = 60.0
-_MARK = "MLX_GATEWAY_TEST_RUN"  # what every process below this gateway inherits
+_MARK = "GATEWAY_TEST_RUN"  # what every process below this gateway inherits
 _LISTENING = re.compile(r"(?:listening on|running on) (http://\S+:\d+)")
 
 

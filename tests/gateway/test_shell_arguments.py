@@ -117,3 +117,34 @@ def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:
     assert documented("settings") == settings_table()
     for row in fields(GatewaySettings):
         assert f"`{flag_of(row)}`" in settings_table()
+
+
+def test_every_setting_may_be_in_the_environment(tmp_path: Path) -> None:
+    environ = {
+        "MLX_GATEWAY_MODELS_DIR": str(tmp_path),
+        "MLX_GATEWAY_MAX_BODY_BYTES": "10MiB",
+        "MLX_GATEWAY_STRICT": "true",
+        "MLX_GATEWAY_ALLOW_REMOTE_IMAGES": "0",
+        "MLX_GATEWAY_CORS_ORIGINS": "http://a:1, http://b:2",
+        "MLX_GATEWAY_PORT": "9000",
+        "MLX_GATEWAY_LOAD_TIMEOUT": "",
+    }
+    told = settings_from(["--port", "9001"], environ)
+    assert (told.max_body_bytes, told.strict, told.port) == (10 << 20, True, 9001)
+    assert told.cors_origins == ("http://a:1", "http://b:2")
+    assert not told.allow_remote_images
+    assert told.load_timeout == settings_from(["--models-dir", str(tmp_path)], {}).load_timeout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("STRICT", "perhaps", "MLX_GATEWAY_STRICT is 'perhaps'"),
+        ("PORT", "many", "--port is 'many'"),
+    ],
+)
+def test_a_variable_that_cannot_work_is_refused(
+    tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    with pytest.raises(BadArgument, match=re.escape(words)):
+        read(tmp_path, **{f"MLX_GATEWAY_{name}": text})

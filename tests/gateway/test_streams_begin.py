@@ -37,6 +37,9 @@ class AcceptingBackend(NumbersBackend):
         yield pb.Reply(logprobs=json.dumps(told).encode(), prompt_tokens=3)
         yield from super().PredictStream(request, context)
 
+    def _ended(self) -> None:
+        """Nothing: the news may come when the next request is held already."""
+
 
 @pytest.fixture(params=["3600", "0.05"], ids=["no clock", "clock"])
 def asked(request: pytest.FixtureRequest) -> Iterator[tuple[AcceptingBackend, GatewayProcess, str]]:
@@ -66,7 +69,9 @@ def test_the_first_event_comes_before_the_first_token_and_further_ones_by_the_cl
             told = [next(events)]
             if path == "/v1/messages":
                 assert told[0]["type"] == "message_start"
-                assert told[0]["message"]["usage"]["input_tokens"] == 3
+                counted = told[0]["message"]["usage"]["input_tokens"]
+                # The clock may have begun the stream while nobody had read the prompt yet.
+                assert counted == 3 or (interval != "3600" and counted == 0)
             elif path == "/v1/responses":
                 assert told[0]["type"] == "response.created"
             else:

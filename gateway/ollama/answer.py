@@ -1,0 +1,120 @@
+"""An answer in Ollama's form: JSON objects, one a line, or all of them as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway import exchange
+from gateway.errors import ApiError
+from gateway.generation import Done, Event, Progress, ToolCallPiece
+
+Json = dict[str, Any]
+_NS = 1_000_000  # of a millisecond
+
+
+def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
+    """What `/api/chat` says of a part of an answer."""
+    message: Json = {"role": "assistant", "content": content}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = calls
+    return {"message": message}
+
+
+def generate_part(content: str, thinking: str, _: list[Json]) -> Json:
+    """What `/api/generate` says of it."""
+    return {"response": content, **({"thinking": thinking} if thinking else {})}
+
+
+class Answer:
+    """The answer so far. `take` every event of the generation, in order.
+
+    streams: it is told in parts; otherwise the end tells all of it.
+    """
+
+    def __init__(
+        self, model: str, part: Callable[[str, str, list[Json]], Json], *, streams: bool
+    ) -> None:
+        self._model = model
+        self._part = part
+        self._streams = streams
+        self._calls: dict[int, tuple[str, list[str]]] = {}
+        self._content = self._thinking = ""
+
+    def take(self, event: Event) -> list[Json]:
+        """The lines that an event becomes; calls are told when they are whole."""
+        if isinstance(event, Progress):
+            return [] if event.processed else [self.beat()]
+        if isinstance(event, Done):
+            calls = self._whole_calls()
+            if not self._streams:
+                return [self._end(event, self._part(self._content, self._thinking, calls))]
+            told = [self._line(self._part("", "", calls), False)] if calls else []
+            return [*told, self._end(event, self._part("", "", []))]
+        for call in event.tool_calls:
+            self._add(call)
+        self._content += event.content
+        self._thinking += event.reasoning
+        if not (event.content or event.reasoning):
+            return []
+        return [self._line(self._part(event.content, event.reasoning, []), False)]
+
+    def beat(self) -> Json:
+        """A line that adds nothing."""
+        return self._line(self._part("", "", []), False)
+
+    def empty(self, reason: str) -> Json:
+        """The answer to a request that only loads or unloads."""
+        return self._line(self._part("", "", []), True) | {"done_reason": reason}
+
+    def _add(self, piece: ToolCallPiece) -> None:
+        _, parts = self._calls.setdefault(piece.index, (piece.name, []))
+        parts.append(piece.arguments)
+
+    def _whole_calls(self) -> list[Json]:
+        calls = []
+        for index, (name, parts) in sorted(self._calls.items()):
+            try:
+                arguments = json.loads("".join(parts) or "{}")
+            except ValueError:
+                continue  # cut by the length limit
+            calls.append({"function": {"index": index, "name": name, "arguments": arguments}})
+        return calls
+
+    def _end(self, done: Done, part: Json) -> Json:
+        used = done.usage
+        running = exchange.current()
+        total = int(1000 * running.seconds) if running else 0
+        return self._line(part, True) | {
+            "done_reason": done.finish_reason,
+            "total_duration": total * _NS,
+            "load_duration": 0,
+            "prompt_eval_count": used.prompt_tokens,
+            "prompt_eval_duration": int(used.prefill_ms * _NS),
+            "eval_count": used.completion_tokens,
+            "eval_duration": int(used.decode_ms * _NS),
+        }
+
+    def _line(self, part: Json, done: bool) -> Json:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": now, **part, "done": done}
+
+
+def written(line: Json) -> str:
+    """A line of a stream."""
+    return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+def error_line(error: ApiError) -> str:
+    """The last line of a stream that broke."""
+    return written(error_body(error, ""))
+
+
+def error_body(error: ApiError, _request_id: str) -> Json:
+    """A refusal; the field at fault is named at the beginning of the sentence."""
+    named = error.param is None or error.param in error.message
+    return {"error": error.message if named else f"{error.param}: {error.message}"}

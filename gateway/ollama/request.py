@@ -1,0 +1,133 @@
+"""The requests of `/api/chat` and `/api/generate`, and the chat requests that mean the same."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gateway.errors import ApiError
+from gateway.openai.base import Request, Strict
+from gateway.openai.sampling_fields import Options
+from gateway.openai.thinking_fields import ReasoningEffort
+from gateway.openai.tools import AnyTool
+from gateway.translation import Translation, translate
+
+Json = dict[str, Any]
+
+
+def _plain_name(name: Any) -> Any:
+    return name.removesuffix(":latest") if isinstance(name, str) else name
+
+
+ModelName = Annotated[str, BeforeValidator(_plain_name)]
+
+
+class Called(Strict):
+    """A function and its arguments."""
+
+    name: str
+    arguments: Json = Field(default_factory=dict)
+
+
+class Call(Strict):
+    """A call that the model made."""
+
+    function: Called
+
+
+class Turn(Strict):
+    """One turn; images are in base64."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    images: list[str] | None = None
+    thinking: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+
+
+class Asked(Request):
+    """What both endpoints take."""
+
+    model: ModelName = Field(min_length=1)
+    stream: bool | None = Field(default=None, description="true by default.")
+    format: Literal["json", ""] | Json | None = Field(
+        default=None, description="`json`, or a JSON schema."
+    )
+    options: Options | None = None
+    think: bool | ReasoningEffort | None = None
+    keep_alive: str | float | None = Field(
+        default=None, description="0 beside an empty prompt unloads the model."
+    )
+
+
+class ChatRequest(Asked):
+    """A conversation; without messages the model is only loaded."""
+
+    messages: list[Turn] = Field(default_factory=list)
+    tools: list[AnyTool] | None = None
+
+    def turns(self) -> list[Turn]:
+        """The conversation."""
+        return self.messages
+
+
+class GenerateRequest(Asked):
+    """One question; without a prompt the model is only loaded."""
+
+    prompt: str = ""
+    system: str = ""
+    images: list[str] | None = None
+    raw: bool | None = Field(default=None, description="The prompt as it is, without a template.")
+    suffix: str = Field(default="", description="Refused: filling in between is not there.")
+    template: str = Field(default="", description="Refused: the model's own is used.")
+
+    def turns(self) -> list[Turn]:
+        """The question as a conversation. Raises ApiError."""
+        for name in ("suffix", "template"):
+            if getattr(self, name):
+                sentence = f"{name} is not supported: leave it out"
+                raise ApiError(400, sentence, code="unsupported_parameter", param=name)
+        if not self.prompt:
+            return []
+        system = [Turn(role="system", content=self.system)] if self.system else []
+        return [*system, Turn(role="user", content=self.prompt, images=self.images)]
+
+
+def chat_request(asked: ChatRequest | GenerateRequest) -> Translation | None:
+    """The chat request; None where nothing is asked. Raises ApiError."""
+    turns = asked.turns()
+    if not turns:
+        return None
+    fields: Json = {"model": asked.model, "messages": [_message(turn) for turn in turns]}
+    if isinstance(asked, ChatRequest) and asked.tools:
+        fields["tools"] = [tool.model_dump(exclude_none=True) for tool in asked.tools]
+    if isinstance(asked.think, bool):
+        fields["enable_thinking"] = asked.think
+    else:
+        fields["reasoning_effort"] = asked.think
+    if isinstance(asked.format, dict):
+        form = {"name": "answer", "schema": asked.format}
+        fields["response_format"] = {"type": "json_schema", "json_schema": form}
+    elif asked.format:
+        fields["response_format"] = {"type": "json_object"}
+    if asked.options is not None:
+        fields["options"] = asked.options.model_dump(exclude_none=True, by_alias=True)
+    places = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
+    return translate(fields, places)
+
+
+def _message(turn: Turn) -> Json:
+    parts: list[Json] = [{"type": "text", "text": turn.content}] if turn.content else []
+    parts += [{"type": "image_url", "image_url": {"url": image}} for image in turn.images or ()]
+    message: Json = {"role": turn.role, "content": parts if turn.images else turn.content}
+    if turn.tool_name:
+        message["name"] = turn.tool_name
+    if turn.thinking:
+        message["reasoning_content"] = turn.thinking
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {"function": call.function.model_dump()} for call in turn.tool_calls
+        ]
+    return message

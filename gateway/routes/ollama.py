@@ -1,0 +1,151 @@
+"""Ollama's API under `/api`: `chat`, `generate`, `tags`, `show`, `version`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from gateway import sse
+from gateway.answering import Question, answer, question_of
+from gateway.context import Gateway, GatewayDep
+from gateway.limits import JsonRoute
+from gateway.models.config import ModelConfig
+from gateway.ollama.answer import Answer, Json, chat_part, error_line, generate_part, written
+from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
+from gateway.openai.base import Request
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.running import events_of
+from gateway.routes.models import context_size
+from gateway.supervisor.load_request import weight_bytes
+
+VERSION = "0.12.0"  # of the API that this follows
+router = APIRouter(tags=["ollama"], route_class=JsonRoute)
+
+
+class ShowRequest(Request):
+    """A model, by its newer or its older name."""
+
+    model: ModelName | None = None
+    name: ModelName | None = None
+
+
+@router.post("/api/chat", response_model=None)
+async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
+    """The next turn of a conversation."""
+    return await _answered(body, gateway, chat_part)
+
+
+@router.post("/api/generate", response_model=None)
+async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
+    """The answer to one prompt."""
+    return await _answered(body, gateway, generate_part)
+
+
+@router.get("/api/tags")
+async def tags(gateway: GatewayDep) -> dict[str, Any]:
+    """Every model of the folder."""
+    return {"models": [_tag(gateway, model) for model in gateway.supervisor.models]}
+
+
+@router.post("/api/show")
+async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
+    """What is known of a model without loading it."""
+    model = gateway.supervisor.resolve(body.model or body.name)
+    limit = context_size(model)
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _tag(gateway, model)["details"],
+        "model_info": {"general.architecture": "mlx", "mlx.context_length": limit},
+        "capabilities": ["embedding"] if model.embeddings else ["completion", "tools"],
+    }
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """The version of Ollama whose API this is."""
+    return {"version": VERSION}
+
+
+def _tag(gateway: Gateway, model: ModelConfig) -> Json:
+    modified = datetime.fromtimestamp(gateway.started, UTC).isoformat()
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": modified.replace("+00:00", "Z"),
+        "size": weight_bytes(model, gateway.settings.models_dir),
+        "digest": hashlib.sha256(model.model_dump_json().encode()).hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": "mlx",
+            "family": "mlx",
+            "families": ["mlx"],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+async def _answered(
+    body: ChatRequest | GenerateRequest,
+    gateway: Gateway,
+    part: Callable[[str, str, list[Json]], Json],
+) -> Response:
+    streams = body.stream is not False
+    reply = Answer(body.model, part, streams=streams)
+    translation = chat_request(body)
+    if translation is None:
+        if body.keep_alive in (0, "0", "0s", "0m"):
+            await gateway.supervisor.unload(body.model)
+            return JSONResponse(reply.empty("unload"))
+        await gateway.supervisor.load(body.model)
+        return JSONResponse(reply.empty("load"))
+    if isinstance(body, GenerateRequest) and body.raw:
+        lines = _raw(body, gateway, reply)
+    else:
+        lines = _lines(await question_of(translation, gateway), gateway, reply)
+    if streams:
+        return sse.event_stream(
+            _written(lines),
+            gateway.settings,
+            lambda: written(reply.beat()),
+            error_line,
+            "application/x-ndjson",
+        )
+    async with aclosing(lines):
+        told = [line async for line in lines]
+    return JSONResponse(told[-1])
+
+
+async def _lines(question: Question, gateway: Gateway, reply: Answer) -> AsyncGenerator[Json, None]:
+    async with aclosing(answer(question, gateway)) as events:
+        async for event in events:
+            for line in reply.take(event):
+                yield line
+
+
+async def _raw(
+    body: GenerateRequest, gateway: Gateway, reply: Answer
+) -> AsyncGenerator[Json, None]:
+    given = body.options.model_dump(exclude_none=True) if body.options else {}
+    asked = CompletionRequest.model_validate({"model": body.model, "prompt": body.prompt, **given})
+    config = gateway.supervisor.resolve(body.model)
+    wanted = completion_plan(asked, config).wanted
+    async with aclosing(events_of(asked, wanted, gateway)) as events:
+        async for _, event in events:
+            for line in reply.take(event):
+                yield line
+
+
+async def _written(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(lines):
+        async for line in lines:
+            yield written(line)

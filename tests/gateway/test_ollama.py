@@ -1,0 +1,122 @@
+"""Ollama's API, as the programs that speak it read it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.asking import ADDITION, WEATHER, said
+from tests.gateway.gateway_process import GatewayProcess
+
+Json = dict[str, Any]
+COLD = {"temperature": 0}
+
+
+def ask(gateway: GatewayProcess, path: str, **fields: Any) -> Json:
+    """A whole answer."""
+    body = {"model": "tiny:latest", "stream": False, "options": COLD, **fields}
+    answer = gateway.client.post(f"/api/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    told: Json = answer.json()
+    return told
+
+
+def lines(gateway: GatewayProcess, path: str, **fields: Any) -> list[Json]:
+    """The lines of a stream."""
+    body = {"model": "tiny", "options": COLD, **fields}
+    with gateway.client.stream("POST", f"/api/{path}", json=body) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        return [json.loads(line) for line in answer.iter_lines()]
+
+
+def test_a_chat_whole_and_in_lines(gateway: GatewayProcess) -> None:
+    whole = ask(gateway, "chat", messages=said(ADDITION))
+    assert whole["message"]["content"] == "7 + 5 = 12"
+    assert "find 7 plus 5" in whole["message"]["thinking"]
+    assert (whole["done"], whole["done_reason"]) == (True, "stop")
+    assert whole["prompt_eval_count"] > 0
+    assert whole["eval_count"] > 0
+    told = lines(gateway, "chat", messages=said(ADDITION))
+    assert "".join(line["message"]["content"] for line in told) == "7 + 5 = 12"
+    assert [line["done"] for line in told] == [False] * (len(told) - 1) + [True]
+
+
+def test_a_prompt_with_and_without_the_template(gateway: GatewayProcess) -> None:
+    asked = {"prompt": ADDITION, "think": False, "system": "Be brief."}
+    assert "12" in ask(gateway, "generate", **asked)["response"]
+    told = lines(gateway, "generate", **asked)
+    assert "12" in "".join(line["response"] for line in told)
+    raw = ask(gateway, "generate", prompt="1 2 3", raw=True, options={**COLD, "num_predict": 3})
+    assert (raw["done_reason"], raw["eval_count"]) == ("length", 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
+    messages: list[Json] = said("What is the weather in Paris?")
+    asked = {"messages": messages, "tools": [WEATHER]}
+    if stream:
+        told = [line["message"] for line in lines(gateway, "chat", **asked)]
+        (message,) = [each for each in told if "tool_calls" in each]
+    else:
+        message = ask(gateway, "chat", **asked)["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert call["function"]["arguments"] == {"city": "Paris"}
+    result = {"role": "tool", "tool_name": "get_weather", "content": "18 degrees, sunny"}
+    after = ask(gateway, "chat", messages=[*messages, message, result], tools=[WEATHER])
+    assert "Paris" in after["message"]["content"] or "18" in after["message"]["content"]
+
+
+def test_a_form_of_the_answer(gateway: GatewayProcess) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    told = ask(gateway, "chat", messages=said("Yes?"), format=schema, think=False)
+    assert isinstance(json.loads(told["message"]["content"])["a"], bool), told
+
+
+def test_what_is_there(gateway: GatewayProcess) -> None:
+    (model,) = gateway.client.get("/api/tags").json()["models"]
+    assert (model["name"], model["model"]) == ("tiny", "tiny")
+    shown = gateway.client.post("/api/show", json={"model": "tiny"}).json()
+    assert shown["capabilities"] == ["completion", "tools"]
+    assert shown["model_info"]["mlx.context_length"] == 1024
+    assert gateway.client.get("/api/version").json()["version"]
+
+
+def test_an_empty_request_loads_and_unloads(gateway: GatewayProcess) -> None:
+    assert ask(gateway, "generate")["done_reason"] == "load"
+    assert gateway.backends()
+    assert ask(gateway, "chat", messages=[], keep_alive=0)["done_reason"] == "unload"
+    assert not gateway.backends()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "status"),
+    [
+        ({"model": "absent", "prompt": "Hi"}, "absent", 404),
+        ({"prompt": "Hi", "suffix": "x"}, "suffix is not supported", 400),
+        ({"prompt": "Hi", "options": {"temperature": "hot"}}, "options.temperature", 400),
+        ({"prompt": "Hi", "format": {"type": "nothing"}}, "format", 400),
+    ],
+)
+def test_refusals_are_sentences(
+    gateway: GatewayProcess, fields: Json, words: str, status: int
+) -> None:
+    body = {"model": "tiny", "stream": False, **fields}
+    answer = gateway.client.post("/api/generate", json=body)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]
+
+
+def test_what_has_no_meaning_here_is_listed(gateway: GatewayProcess) -> None:
+    body = {"model": "tiny", "messages": said("Hi"), "options": {"num_ctx": 1, "num_predict": 2}}
+    answer = gateway.client.post("/api/chat", json={**body, "stream": False, "truncate": True})
+    assert answer.json()["done_reason"] == "length"
+    assert set(answer.headers["x-ignored-fields"].split(",")) == {"options.num_ctx", "truncate"}
