@@ -12,7 +12,7 @@ CHECKED := backend bench common demo gateway tests
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo chat serve test lint bench protogen package lock clean
+.PHONY: help install install-dev demo chat serve test test-models lint bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,12 @@ demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
 	@OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+test-models: install-dev ## try every architecture in a small size, and write docs/models-known.md
+	@mkdir -p build
+	@EVERY_ARCHITECTURE=1 OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n 2 --dist load \
+	  --junitxml=build/models.xml tests/architectures tests/engine/vision/test_families.py
+	@$(PYTHON_ENV) -m tests.architectures.known build/models.xml >docs/models-known.md
 
 lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff check .

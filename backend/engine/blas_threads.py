@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -47,9 +48,8 @@ class FreeCores:
         """Learn how long the cores were busy, and how long with this process, in seconds since any
         fixed moment."""
         before, self._latest = self._latest, (now, busy, own)
-        if before is None:
-            return
-        passed = now - before[0]
+        if before is None or (passed := now - before[0]) > _FORGOTTEN:
+            return  # The time between says nothing of now; what was known last is the best guess.
         latest = max(busy - before[1] - (own - before[2]), 0.0) / passed
         weight = min(passed / _FORGOTTEN, 1.0) if latest < self._neighbours else 1.0
         self._neighbours += weight * (latest - self._neighbours)
@@ -68,14 +68,36 @@ class BlasThreads:
         self._busy = busy
         self._apply = apply
         self._threads = self._free.threads
+        self._resting: threading.Event | None = None
         apply(self._threads)
 
-    def adjust(self) -> None:
-        """Follow the neighbours. Cheap; to be called before every step.
+    def follow(self) -> None:
+        """Follow the neighbours until `rest`, within long steps as well. Cheap once it does.
 
         The number may change while a product runs: OpenBLAS reads it when a product begins, and
         its threads were all started with the first one.
         """
+        if self._resting is None:
+            self._resting = threading.Event()
+            follower = threading.Thread(
+                target=self._follow, args=(self._resting,), name="blas-threads", daemon=True
+            )
+            follower.start()
+
+    def rest(self) -> None:
+        """Nothing is being computed."""
+        if self._resting is not None:
+            self._resting.set()
+            self._resting = None
+
+    def _follow(self, resting: threading.Event) -> None:
+        while True:
+            self.adjust()
+            if resting.wait(_INTERVAL):
+                return
+
+    def adjust(self) -> None:
+        """Take a reading if one is due, and set the number if it has changed."""
         now = time.monotonic()
         if not self._free.due(now):
             return

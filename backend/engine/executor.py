@@ -120,7 +120,8 @@ class _Pass:
     """A prefill pass that was launched and not waited for.
 
     tokens: that it computes, padding included; read: of prompts. behind: tokens before them, of
-    the longest prompt. at: when it was launched. marks: small arrays that are there when it is
+    the longest prompt. at: when it was launched; done: when it was computed, if the launch did
+    that. marks: small arrays that are there when it is
     done. chosen: the first tokens of those whose prompts it ends. saves: what goes to disk when it
     is done.
     """
@@ -130,6 +131,7 @@ class _Pass:
     behind: int
     sequences: tuple[ExecutorSequence, ...]
     at: float
+    done: float = math.inf
     marks: list[mx.array] = field(default_factory=list)
     chosen: Chosen | None = None
     logits: mx.array | None = None
@@ -208,7 +210,7 @@ class Executor:
     def launch(self, plan: StepPlan) -> list[PlannerEvent]:
         """Start everything in the plan; returns what is known at once."""
         if self._model.blas is not None:
-            self._model.blas.adjust()
+            self._model.blas.follow()
         self._launched_at = self._clock()
         for entry in plan.evict:
             self._entries.pop(entry, None)
@@ -476,6 +478,8 @@ class Executor:
         launched.marks.append(group.cache.marker(snapshots))
         if launched.logits is not None:
             mx.async_eval(launched.logits)
+        if self._in_order:
+            launched.done = self._clock()
         self._launched.append(launched)
 
     # Reading a step.
@@ -545,10 +549,9 @@ class Executor:
             )
             return
         self._early += self._read_first(launched)
-        ready = self._clock()
         began = max(self._ready_at, launched.at)
-        events.append(PrefillTimed(launched.tokens, ready - began, launched.behind))
-        self._ready_at = ready
+        self._ready_at = min(self._clock(), launched.done)
+        events.append(PrefillTimed(launched.tokens, self._ready_at - began, launched.behind))
         self.prompt_tokens += launched.read
         for one, tokens, row in launched.saves:
             self._save(one, tokens, row)
@@ -692,6 +695,8 @@ class Executor:
 
     def rest(self) -> None:
         """Nothing is left to run: let go of passes that nobody waits for."""
+        if self._model.blas is not None:
+            self._model.blas.rest()
         self._passes, self._launched = [], []
 
     def clear(self) -> None:

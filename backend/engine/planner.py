@@ -34,7 +34,7 @@ from backend.engine.plan import (
     StepPlan,
     Stored,
 )
-from backend.engine.prefill import SMALLEST_STEP, Pace
+from backend.engine.prefill import PASS_TOKENS, SMALLEST_STEP, Pace
 from backend.engine.prefix_index import Match, PrefixIndex
 from backend.engine.snapshot_places import LEAST_STORED, snapshot_places
 
@@ -571,14 +571,15 @@ class Planner:
             if other.filled >= length or other.width > 1:
                 continue
             own = source is not None and source.kind == "sequence" and source.number == other.number
-            if length < SMALLEST_STEP + (0 if source is None or own else source.length):
+            if length < PASS_TOKENS + (0 if source is None or own else source.length):
                 continue
             if not self.limits.trims:
                 other.places.add(length)
             return True
         known = source.length if source else 0
+        # What is being stored is there after one step, so few tokens are worth the wait.
         return any(
-            self._served_after(one, other, filled) >= known + SMALLEST_STEP
+            self._served_after(one, other, filled) >= known + LEAST_STORED
             for other, filled in self._storing.values()
         )
 
@@ -711,10 +712,11 @@ class Planner:
         pause = share = 1.0  # of what a step may take, what is left, and the first prompt's part
         if able and not running:
             # A small rest would be prefilled beside the others' decode steps, much later.
-            rest = sum(one.target - one.filled for one in able)
+            rests = [one.target - one.filled for one in able]
             whole = self.pace.tokens(running=False, behind=max(one.filled for one in able))
-            if whole < rest <= min(_REST * whole, self.limits.prefill_chunk):
-                pause = rest / whole
+            most = min(_REST * whole, self.limits.prefill_chunk)
+            if whole < sum(rests) <= most:
+                pause = min(len(rests) * max(rests), most) / whole
         shortest = min(order, key=lambda one: one.target - one.filled, default=None)
         if shortest is not None and shortest is not order[0]:
             # A long prompt that has waited for its turn leaves half to whoever needs least, or
@@ -723,7 +725,7 @@ class Planner:
             share = 0.5
             self._shortest_next = not self._shortest_next
             half = self.pace.tokens(running=running, behind=order[0].filled) // 2
-            first = half < SMALLEST_STEP and self._shortest_next
+            first = half < PASS_TOKENS and self._shortest_next
             order.insert(0 if first else 1, shortest)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
@@ -731,7 +733,7 @@ class Planner:
         while order:
             one = order.pop(0)
             whole = self.pace.tokens(running=running, behind=one.filled)
-            budget = int(pause * whole)
+            budget = round(pause * whole)
             if budget <= 0:
                 break
             if one.filled >= one.target:
@@ -742,14 +744,14 @@ class Planner:
                 break
             fitting = self._fitting(one, max(int(share * budget), SMALLEST_STEP), left)
             share = 1.0
-            if not fitting:
+            if fitting < (min(PASS_TOKENS, one.target - one.filled) if passes else 1):
                 continue
             first_chunk = self._chunk(one, fitting)
             group = self._together(first_chunk, order, budget, left)
             together = {part.sequence for part in group}
             order = [other for other in order if other.number not in together]
             passes.append(tuple(group))
-            pause -= max(_padded(group), SMALLEST_STEP) / whole
+            pause -= max(_padded(group), PASS_TOKENS) / whole
             left -= self._group(group)
             self._formed += len(group) > 1
             for part in group:

@@ -11,7 +11,8 @@ a straight line, fitted to the latest passes.
 
 from __future__ import annotations
 
-SMALLEST_STEP = 32
+SMALLEST_STEP = 8
+PASS_TOKENS = 32  # a pass of fewer takes about as long: the weights are read all the same
 _IDLE_PAUSE = 4.0  # times the allowed pause, while no stream is running
 _MEMORY = 0.7  # weight of earlier passes in the speed of the moment
 _SHAPE_MEMORY = 0.95  # and in the line, which only passes far apart can show
@@ -34,7 +35,7 @@ class Pace:
         behind: tokens of the prompt that are computed already.
         """
         if self._latest is None:
-            return min(2 * SMALLEST_STEP, self._most)
+            return min(2 * PASS_TOKENS, self._most)
         pause = self._stall if running else self._stall * _IDLE_PAUSE
         seconds = self._moment * self._line(behind)
         fitting = int(pause / seconds) // SMALLEST_STEP * SMALLEST_STEP
@@ -46,8 +47,8 @@ class Pace:
         return 1 / self._latest if self._latest else None
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Learn from a step. Steps of a few tokens cost mostly overhead and teach nothing."""
-        if tokens < SMALLEST_STEP:
+        """Learn from a step. A short prompt's few tokens say nothing of what longer steps take."""
+        if tokens < min(PASS_TOKENS, self.tokens(running=True, behind=behind)):
             return
         each = max(seconds / tokens, 1e-9)
         first = self._latest is None

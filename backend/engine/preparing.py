@@ -67,6 +67,7 @@ class Preparer:
 
     def start(self, work: Work, served: ServedModel, ticket: int) -> None:
         """Queue the work for a ticket. Its owner is sent a failure."""
+        self._worker.announce(ticket)
         self._go_on(work(served, ticket), "text", ticket)
 
     def stop(self) -> None:
@@ -167,10 +168,8 @@ class Preparer:
             self._threads[stage].submit(self._guarded, work, ticket)
 
     def _guarded(self, work: Iterator[Stage], ticket: int) -> None:
-        if ticket not in self._owners:
-            return
         try:
-            following = next(work, None)
+            following = next(work, None) if ticket in self._owners else None
         except EngineError as refusal:
             self._tell([(ticket, refusal)])
         except RecursionError:  # templates and JSON follow what was sent to any depth
@@ -184,6 +183,8 @@ class Preparer:
             elif ticket not in self._owners:
                 # Cancelled meanwhile: that command may have overtaken the row's.
                 self._worker.send(Cancel(ticket))
+        finally:
+            self._worker.withdraw(ticket)  # what goes on elsewhere takes longer
 
     def _find_on_disk(
         self, served: ServedModel, request: GenerationRequest, prompt: list[int]

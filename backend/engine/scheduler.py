@@ -105,6 +105,19 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._outputs or self._events or self.planner.busy)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a sequence waits for its first, or its next, token."""
+        return bool(self._outputs)
+
+    def prefill_seconds(self, command: Submit) -> float:
+        """About how long the tokens of a prompt take that are not in the prompt cache."""
+        speed = self.planner.pace.tokens_per_second
+        if speed is None:
+            return 0.0
+        key = command.key or PrefixKey(command.prompt)
+        return (len(command.prompt) - self.planner.index.find(key).length) / speed
+
     def submit(self, command: Submit) -> None:
         """Take a sequence in; the next step may start it."""
         request, plan, media = command.request, command.plan, command.media

@@ -148,6 +148,13 @@ class Settings:
         "Whether quantised weights become dense ones at load where memory allows, which takes more"
         " of it; auto means on a CPU, where dense weights are faster.",
     )
+    load_trial: bool = flag(
+        True,
+        "Whether a load ends with a few requests, alone and together, that are compared with the"
+        " model's plain forward passes; a model that fails in a batch is then served one request at"
+        " a time. It takes a quarter of the time of the load before it at most, or 3 seconds if"
+        " that is more.",
+    )
     trust_remote_code: bool = flag(
         False, "Whether Python files that come with the checkpoint may be run."
     )

@@ -8,11 +8,13 @@ Health before.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
     from backend.engine.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
+
+_GATHER_SECONDS = 0.025  # at most, that the first of several prompts waits for the others
+_LINGER_SECONDS = 0.01  # at most, that the latest waits for one that nobody has heard of yet
+_LINGER_SHARE = 0.1  # of the time that its prefill takes
+_GLANCE_SECONDS = 0.002  # between two looks whether a prompt is being prepared
 
 
 class Worker:
@@ -48,6 +55,8 @@ class Worker:
         self._scheduler: Scheduler | None = None
         self._encoder: EncodeQueue | None = None
         self.gauges = Gauges()
+        self._announced: set[int] = set()
+        self._gather_until = self._linger_until = 0.0
         self._suspect = False
         self._stopping = False
 
@@ -56,6 +65,14 @@ class Worker:
 
     def send(self, command: Command) -> None:
         self._inbox.put(command)
+
+    def announce(self, ticket: int) -> None:
+        """A short prompt is being prepared, so that its command comes within milliseconds."""
+        self._announced.add(ticket)
+
+    def withdraw(self, ticket: int) -> None:
+        """The command of a ticket that was announced has come, or does not come soon."""
+        self._announced.discard(ticket)
 
     def in_memory(self, prompt: Sequence[int]) -> int:
         """How many of the prompt's tokens have their KV in memory; a hint that may be outdated."""
@@ -97,11 +114,7 @@ class Worker:
         idle = not any(rows is not None and rows.busy for rows in (self._scheduler, self._encoder))
         if idle:
             self.gauges.heartbeat.rest()
-        while True:
-            try:
-                command = self._inbox.get(block=idle)
-            except queue.Empty:
-                return
+        while (command := self._next_command(block=idle)) is not None:
             idle = False
             loads = isinstance(command, Load)
             if loads:
@@ -110,6 +123,35 @@ class Worker:
             self._handle(command)
             if loads or self._stopping:
                 return  # a step comes between two stages of a load
+
+    def _next_command(self, *, block: bool) -> Command | None:
+        """None: there is nothing to wait for any more.
+
+        Before the first of several prompts starts, those that are about to come are waited for:
+        together they are prefilled in less time than one alone and the others beside its decode
+        steps.
+        """
+        try:
+            return self._inbox.get(block=block)
+        except queue.Empty:
+            pass
+        while self._only_waiting:
+            now = time.monotonic()
+            until = self._gather_until
+            if not self._announced:
+                until = min(until, self._linger_until)
+            if now >= until:
+                break
+            with contextlib.suppress(queue.Empty):
+                return self._inbox.get(timeout=min(until - now, _GLANCE_SECONDS))
+        return None
+
+    @property
+    def _only_waiting(self) -> bool:
+        """Whether there are requests, and none of them has begun."""
+        if self._scheduler is None or (self._encoder is not None and self._encoder.busy):
+            return False
+        return self._scheduler.waiting and not self._scheduler.planner.admitted
 
     def _handle(self, command: Command) -> None:
         match command:
@@ -138,11 +180,17 @@ class Worker:
                 self._stopping = True
 
     def _submit(self, command: Submit) -> None:
+        self.withdraw(command.ticket)
         if self._scheduler is None or command.epoch != self._epoch:
             self._outbox.publish(
                 command.ticket, NotLoaded("it was unloaded before the request began")
             )
             return
+        now = time.monotonic()
+        if not self._scheduler.waiting:
+            self._gather_until = now + _GATHER_SECONDS
+        linger = min(self._scheduler.prefill_seconds(command) * _LINGER_SHARE, _LINGER_SECONDS)
+        self._linger_until = now + linger
         self._scheduler.submit(command)
 
     def _encode(self, command: Encode) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import queue
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine import blas_threads as module
 from backend.engine.blas_threads import BlasThreads, FreeCores, blas_threads, busy_seconds
 
 STAT = """cpu  900 0 0 9000 0 0 0 0 50 0
@@ -50,6 +54,17 @@ def test_a_core_that_falls_idle_is_taken_a_little_later() -> None:
     threads = _after([2.0] * 4 + [0.0] * 12)
     assert threads[:6] == [1] * 6
     assert threads[-1] == 2
+
+
+def test_what_others_did_while_nothing_was_computed_here_says_nothing_of_now() -> None:
+    free = FreeCores(2)
+    free.read(0.0, 0.0, 0.0)
+    free.read(10.0, 20.0, 0.0)
+    assert free.threads == 2
+    free.read(10.25, 20.5, 0.0)
+    assert free.threads == 1
+    free.read(20.0, 20.5, 0.0)
+    assert free.threads == 1
 
 
 @given(st.lists(st.floats(0, 16)), st.integers(1, 64))
@@ -91,6 +106,26 @@ def test_the_number_is_set_only_when_it_changes(monkeypatch: pytest.MonkeyPatch)
             threads.adjust()
     assert applied == [2, 1, 2]
     assert all(one != other for one, other in pairwise(applied))
+
+
+def test_the_neighbours_are_followed_until_there_is_nothing_left_to_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_INTERVAL", 0.0)
+    applied: queue.Queue[int] = queue.Queue()
+    clock, busy = itertools.count(0.0, 0.1), itertools.count(0.0, 0.2)  # two cores, all the time
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
+    threads = BlasThreads(2, lambda: next(busy), applied.put)
+    assert applied.get(timeout=60) == 2
+    threads.follow()
+    assert applied.get(timeout=60) == 1
+    (follower,) = [one for one in threading.enumerate() if one.name == "blas-threads"]
+    threads.follow()
+    assert [one for one in threading.enumerate() if one.name == "blas-threads"] == [follower]
+    threads.rest()
+    follower.join(60)
+    assert not follower.is_alive()
 
 
 def test_a_number_that_the_user_set_stays() -> None:

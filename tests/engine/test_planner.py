@@ -321,6 +321,15 @@ def test_the_end_of_an_entry_is_no_snapshot() -> None:
     world.drain()
 
 
+def test_a_short_prompt_waits_the_one_step_until_what_serves_it_is_stored() -> None:
+    world = World(limits_of())
+    first = world.arrive(numbered(30))
+    run_until_over(world, first)
+    again = world.arrive(numbered(30))
+    run_until_over(world, again)
+    assert sources(world, again) == [Source("entry", 1, 29)]
+
+
 def test_an_image_that_is_being_prefilled_is_not_cut() -> None:
     world = World(limits_of(prefill_chunk=32))
     tokens = numbered(60)

@@ -15,8 +15,8 @@ def test_a_slow_model_gets_short_steps_while_streams_run() -> None:
     pace = Pace(512, stall_ms=250)
     for _ in range(20):
         pace.measured(64, 64 * 0.005)
-    assert pace.tokens(running=True) == 32
-    assert pace.tokens(running=False) == 192
+    assert pace.tokens(running=True) == 48
+    assert pace.tokens(running=False) == 200
 
 
 def test_a_fast_model_gets_the_configured_most() -> None:
@@ -24,6 +24,19 @@ def test_a_fast_model_gets_the_configured_most() -> None:
     for _ in range(20):
         pace.measured(64, 64 * 1e-5)
     assert pace.tokens(running=True) == 512
+
+
+def test_where_even_a_few_tokens_take_long_the_steps_are_as_small_and_still_teach() -> None:
+    """Far into a long prompt, on a CPU: 32 tokens would hold up a stream for 0.8 seconds."""
+    pace = Pace(512, stall_ms=250)
+    for _ in range(20):
+        tokens = pace.tokens(running=True, behind=3600)
+        pace.measured(tokens, tokens * 0.026, behind=3600)
+    assert pace.tokens(running=True, behind=3600) == 8
+    for _ in range(20):
+        tokens = pace.tokens(running=True, behind=3600)
+        pace.measured(tokens, tokens * 0.005, behind=3600)
+    assert pace.tokens(running=True, behind=3600) >= 32
 
 
 def test_a_handful_of_tokens_teaches_nothing() -> None:

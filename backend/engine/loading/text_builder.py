@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.engine import device, kv
@@ -19,6 +21,8 @@ from backend.engine.embedding.readers import Limits
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.context import served_context
+from backend.engine.loading.serving_trial import PlainPass, ServingTrial, plain_pass
+from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.logits_head import LogitsHead
@@ -34,12 +38,31 @@ from backend.engine.warm_up import warm_up
 from common.options import shown
 
 if TYPE_CHECKING:
+    from backend.engine.vision.media_plan import MediaItem
     from backend.engine.vision.media_prefill import MediaReader
     from backend.engine.vision.media_prompts import MediaPrompts
 
 _log = logging.getLogger(__name__)
 
-OpenSenses = Callable[[LoadedModel, PromptBuilder, int], Stages["tuple[MediaReader, MediaPrompts]"]]
+_TRIAL_SHARE, _TRIAL_SECONDS = 0.25, 3.0  # of the load before it, or this long if that is more
+_FEW_WORDS = 16  # a vocabulary without letters is tried with its first tokens
+_WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """What a model sees and hears with. tried: of each kind that it takes, an item. end_tokens:
+    those that its processor names beside the checkpoint's. plain: its own forward pass, by the
+    code of mlx-vlm."""
+
+    reader: MediaReader
+    prompts: MediaPrompts
+    tried: Sequence[MediaItem]
+    end_tokens: frozenset[int]
+    plain: PlainPass
+
+
+OpenSenses = Callable[[LoadedModel, PromptBuilder, int], Stages[Senses]]
 
 
 def build(
@@ -51,6 +74,7 @@ def build(
     with; it takes the model, its prompts and the width of its logits.
     """
     settings, request = order.settings, order.request
+    started = time.perf_counter()
     yield "engine"
     here = device.detect()
     device.prepare(here)
@@ -65,6 +89,9 @@ def build(
     )
     traits = yield from _traits(loaded, order.cache_kind)
     vocabulary, head, cost, passes, batches, trims, together = traits
+    if batches and (why := why_alone(loaded.model_type)):
+        batches = False
+        _log.warning("model %s: requests are served one at a time: %s", shown(loaded.name), why)
     slots = settings.parallel if batches else 1
     context_size = served_context(loaded.context_size, request.context_size)
     drafting = yield from load_drafting(
@@ -89,9 +116,13 @@ def build(
         settings.reasoning_parser,
     )
     calls = call_format(format_, settings.tool_parser, prompts)
-    end_tokens = frozenset(token for token in loaded.eos_token_ids if token < vocabulary)
+    ends = loaded.eos_token_ids | (senses.end_tokens if senses else frozenset())
+    end_tokens = frozenset(token for token in ends if token < vocabulary)
     constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
     rendered = prompts.sample()
+    words = {token for token in prompts.tokenize(_WORDS) if 0 <= token < vocabulary}
+    if len(words) < _FEW_WORDS:
+        words |= set(range(min(vocabulary, _FEW_WORDS)))
     new_encoder, reader = text_embedder(
         loaded, settings, here, Limits(context_size, vocabulary), plan.limit - taken
     )
@@ -122,10 +153,20 @@ def build(
         stall_ms=settings.stall_ms,
         stream_interval_ms=settings.stream_interval_ms,
         drafting=drafting,
-        media=senses[0] if senses else None,
+        media=senses.reader if senses else None,
         repetition_guard=settings.repetition_guard,
         blas=blas,
     )
+    if settings.load_trial:
+        plain = senses.plain if senses else plain_pass(loaded.model)
+        seconds = max(_TRIAL_SHARE * (time.perf_counter() - started), _TRIAL_SECONDS)
+        trial = ServingTrial(loaded, plain, sorted(words), senses.tried if senses else (), seconds)
+        if not (yield from trial.run(engine)) and senses:
+            raise ModelRejected.because(
+                loaded.name,
+                "its answers are not what mlx-vlm's forward pass gives, so this version does not"
+                " serve it",
+            )
     yield from warm_up(engine, min(device.warm_up_tokens(here, settings), context_size // 2))
     yield "engine"
     engine.disk = open_disk_cache(
@@ -149,13 +190,13 @@ def build(
         token_bytes=texts.bytes_of,
         new_text=texts.stream,
         defaults=settings.extras,
-        media=senses[1].kinds if senses else frozenset(),
-        media_marker=senses[1].place if senses else "",
+        media=senses.prompts.kinds if senses else frozenset(),
+        media_marker=senses.prompts.place if senses else "",
         epoch=order.epoch,
         prompts=prompts,
         constraints=constraints,
         disk=engine.disk,
-        capacity=slots + settings.max_queue,
+        capacity=engine.slots + settings.max_queue,
         default_max_tokens=settings.max_tokens,
         step_timeout=device.step_timeout(here, settings),
         weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),

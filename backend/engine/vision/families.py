@@ -15,6 +15,9 @@ from common.options import shown
 
 _ALL_SEEN = "its prompt is read in both directions, which a batch of text rows is not"
 _CROSSES = "its layers look at the image beside the text, which a batch of text rows has not"
+_CANVAS = (
+    "its images take positions on a canvas of the whole prompt, and are prepared one by one here"
+)
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
     "paligemma": _ALL_SEEN,
@@ -23,6 +26,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "falcon_ocr": _ALL_SEEN,
     "falcon_perception": _ALL_SEEN,
     "mllama": _CROSSES,
+    "minicpmv4_7": _CANVAS,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
     "diffusion_gemma": _OTHER,
@@ -47,9 +51,10 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 @cache
 def _modules() -> frozenset[str]:
-    """Those of mlx-vlm's packages that hold a model with a part that sees."""
+    """Those of mlx-vlm's packages that hold a model with a part that sees, be it another's."""
     return frozenset(
-        path.stem
+        path.parent.name
         for path in model_files("mlx_vlm", "*/*.py")
-        if path.stem == path.parent.name and "vision" in path.read_text(encoding="utf-8").lower()
+        if path.stem in (path.parent.name, "__init__")
+        and "vision" in path.read_text(encoding="utf-8").lower()
     )

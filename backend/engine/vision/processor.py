@@ -31,10 +31,14 @@ _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"
 
 
 def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
-    """The processor of a checkpoint, from local files alone. Raises what mlx-vlm raises."""
+    """The processor of a checkpoint, from the files in its folder. Raises what mlx-vlm raises.
+
+    Many of mlx-vlm's processors add `local_files_only` themselves, and fail where it is given: then
+    transformers' own processor would be taken without a word, which may not fit the model.
+    """
     from mlx_vlm import utils
 
-    extra = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    extra = {"trust_remote_code": trust_remote_code}
     open_processor: Any = utils.load_processor
     open_image_processor: Any = utils.load_image_processor
     images = open_image_processor(path, **extra)
@@ -113,6 +117,13 @@ class ItemProcessor:
         self._prepared_items[item.digest] = item
         while sum(kept.nbytes for kept in self._prepared_items.values()) > self._most_bytes:
             self._prepared_items.popitem(last=False)
+
+
+def end_tokens(processor: Any) -> frozenset[int]:
+    """The tokens that end an answer beside those that configuration and tokenizer name."""
+    found = getattr(processor, "additional_eos_token_ids", None) or ()
+    unknown = getattr(getattr(processor, "tokenizer", None), "unk_token_id", None)
+    return frozenset(token for token in found if isinstance(token, int) and token != unknown)
 
 
 def takes_audio(processor: Any) -> bool:

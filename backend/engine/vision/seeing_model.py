@@ -15,8 +15,10 @@ import mlx.nn as nn
 from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
-from backend.engine.errors import ModelRejected
 from backend.engine.row_shift import RowShift
+from backend.engine.vision.row_scale import scale_by_row
+
+_ONE_AXIS = ("minimax_m3_vl",)  # whose tokens have one position each, [rows, tokens]
 
 
 class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
@@ -29,7 +31,9 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
     def __init__(self, whole: Any) -> None:
         super().__init__()
         self.whole = whole
+        scale_by_row(whole.language_model)
         self.shifts = hasattr(whole.language_model, "get_rope_index")
+        self._one_axis = getattr(whole.config, "model_type", "") in _ONE_AXIS
 
     @property
     def language_model(self) -> Any:
@@ -46,7 +50,8 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
         return (lambda path: own(path.removeprefix("whole."))) if own else (lambda _: True)
 
     def make_cache(self) -> list[Any]:
-        """Caches of mlx-lm's for one row. Raises ModelRejected."""
+        """Caches for one row: mlx-lm's where it has the like of them. Rows with others are served
+        one at a time (`kv.can_batch`)."""
         language = self.language_model
         if hasattr(language, "make_cache"):
             row = [_of_mlx_lm(layer) for layer in language.make_cache()]
@@ -72,7 +77,7 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
             shift = layers.pop()
             if position_ids is None:
                 position_ids = _following(layers, shift.shifts, inputs.shape[1])
-            features["position_ids"] = position_ids
+            features["position_ids"] = position_ids[0] if self._one_axis else position_ids
         output = self.language_model(inputs, cache=layers, **features)
         cache[: len(layers)] = layers
         logits: mx.array = getattr(output, "logits", output)
@@ -95,19 +100,12 @@ def _of_mlx_lm(layer: Any) -> Any:
             made = lm.RotatingKVCache(max_size=layer.max_size, keep=layer.keep)
         case vlm.ChunkedKVCache():
             made = lm.ChunkedKVCache(layer.chunk_size)
-        case vlm.ArraysCache():  # it joins and leaves a batch as mlx-lm's does, and can do more
-            made = layer
         case vlm.CacheList():
             made = lm.CacheList(*map(_of_mlx_lm, layer.caches))
         case _ if type(layer) is vlm.KVCache:
             made = lm.KVCache()
-        case _ if type(layer).__module__ == lm.__name__:
-            made = layer
         case _:
-            raise ModelRejected(
-                "this vision-language model cannot be loaded: its layers have caches of a kind that"
-                f" is not batched here ({type(layer).__name__})"
-            )
+            made = layer
     return made
 
 

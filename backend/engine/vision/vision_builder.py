@@ -35,7 +35,15 @@ from backend.engine.vision.markers import TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
-from backend.engine.vision.processor import AUDIO, IMAGE, ItemProcessor, load_processor, takes_audio
+from backend.engine.vision.plain_pass import plain_pass
+from backend.engine.vision.processor import (
+    AUDIO,
+    IMAGE,
+    ItemProcessor,
+    end_tokens,
+    load_processor,
+    takes_audio,
+)
 from backend.engine.vision.seeing_model import SeeingModel
 from common.options import shown
 
@@ -48,7 +56,14 @@ def build(order: LoadOrder) -> Stages[Built]:
     """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     from mlx_vlm import utils  # noqa: F401, its import takes seconds, and belongs on this thread
 
-    return (yield from text_builder.build(order, _open_seeing_model, partial(_open_senses, order)))
+    try:
+        return (
+            yield from text_builder.build(order, _open_seeing_model, partial(_open_senses, order))
+        )
+    except ModelRejected as refusal:
+        if order.checkpoint.config["model_type"] not in model_types():
+            raise
+        raise ModelRejected(f"{refusal}{_HINT}") from None
 
 
 def _open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -62,7 +77,7 @@ def _open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
 
 def _open_senses(
     order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
-) -> Stages[tuple[MediaReader, MediaPrompts]]:
+) -> Stages[text_builder.Senses]:
     """What lets a loaded model see; `prompts` takes media from then on. Raises ModelRejected.
 
     Begins and ends on `files`.
@@ -103,7 +118,7 @@ def _open_senses(
             if item is not None:
                 tried[kind] = item
         if not tried:
-            raise _rejected(loaded, "its chat template has no place for images")
+            raise ModelRejected.because(loaded.name, "its chat template has no place for images")
         form = TemplateForm(form.lists, {kind: form.markers[kind] for kind in tried})
         half = settings.vision_cache_mib * MIB // 2
         media = MediaPrompts(
@@ -117,7 +132,13 @@ def _open_senses(
         reader = MediaReader(model, half)
         for item in tried.values():
             reader.encode(item)
-        return reader, media
+        return text_builder.Senses(
+            reader,
+            media,
+            tuple(tried.values()),
+            end_tokens(processor),
+            partial(plain_pass, model),
+        )
 
 
 @contextmanager
@@ -133,7 +154,7 @@ def _refusing(loaded: LoadedModel) -> Iterator[None]:
     except Exception as fault:
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
         reason = f"it failed on its first image ({type(fault).__name__})"
-    raise _rejected(loaded, reason)
+    raise ModelRejected.because(loaded.name, reason)
 
 
 def _tried(
@@ -190,8 +211,9 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> Stages[None]:
     yield "engine"
     if not bool(mx.isfinite(logits).all()):
         raise ValueError("logits that are no numbers")
-    batch = kv.BatchCache([cache, cache])
-    mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
+    if kv.can_batch(cache):
+        batch = kv.BatchCache([cache, cache])
+        mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
 
 
 def _sample(kind: str) -> Picture | Sound:
@@ -214,8 +236,8 @@ def _expanded(form: TemplateForm) -> dict[str, str]:
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:
-    """What mlx-vlm puts into a text for one item of this family."""
-    plain = ["<audio>"] if kind == AUDIO else []
+    """What mlx-vlm, or a processor of its, may take in a text for one item of this family."""
+    plain = ["<audio>"] if kind == AUDIO else ["<image>\n"]
     from mlx_vlm.prompt_utils import MessageFormatter
 
     counts = {"num_images": int(kind == IMAGE), "num_audios": int(kind == AUDIO)}
@@ -225,8 +247,3 @@ def _of_family(model_type: str, kind: str) -> list[str]:
         return plain
     content = message.get("content") if isinstance(message, dict) else message
     return [content, *plain] if isinstance(content, str) and content.strip() else plain
-
-
-def _rejected(loaded: LoadedModel, reason: str) -> ModelRejected:
-    hint = _HINT if loaded.model_type in model_types() else ""
-    return ModelRejected.because(loaded.name, f"{reason}{hint}")

@@ -74,6 +74,12 @@ def write_family(path: Path, family: str) -> Path:
         "minicpmv4_6": _minicpmv4_6,
         "gemma3": _gemma3,
         "idefics3": _idefics3,
+        "smolvlm": _smolvlm,
+        "ministral3": _ministral3,
+        "mistral4": _mistral4,
+        "minimax_m3_vl": _minimax_m3_vl,
+        "internvl_chat": _internvl_chat,
+        "paddleocr_vl": _paddleocr_vl,
         "minicpmo": _minicpmo,
     }[family](path)
     _write_weights(path)
@@ -226,6 +232,155 @@ def _idefics3(path: Path) -> None:
     }
     _write(path, "preprocessor_config.json", _PIXELS | own | kind)
     _write(path, "processor_config.json", own)
+
+
+def _smolvlm(path: Path) -> None:
+    """Idefics3's shape under another name, and with another processor."""
+    _idefics3(path)
+    for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
+        text = (path / name).read_text()
+        (path / name).write_text(text.replace("Idefics3", "SmolVLM").replace("idefics3", "smolvlm"))
+    config = _read(path, "config.json")
+    config["vision_config"]["model_type"] = "smolvlm_vision"
+    _write(path, "config.json", config)
+
+
+def _ministral3(path: Path) -> None:
+    """Queries scaled by their position, which changes after 48 tokens, and rows of an image."""
+    ids = _add_tokens(path, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
+    size = max(ids.values()) + 1
+    rope = {"type": "default", "rope_type": "default", "rope_theta": 10000.0}
+    rope |= {"llama_4_scaling_beta": 2.0, "original_max_position_embeddings": 48}
+    text = _TEXT | {"model_type": "ministral3", "vocab_size": size, "head_dim": 32}
+    _write(path, "config.json", {
+        "model_type": "mistral3",
+        "vocab_size": size,
+        "image_token_index": ids["[IMG]"],
+        "spatial_merge_size": 2,
+        "eos_token_id": 2,
+        "text_config": text | {"rope_theta": 10000.0, "rope_parameters": rope},
+        "vision_config": _SIGLIP | {"model_type": "pixtral", "head_dim": 16},
+    })  # fmt: skip
+    own = {"processor_class": "Mistral3Processor", "patch_size": 14, "spatial_merge_size": 2}
+    _write(path, "processor_config.json", own)
+    kind = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 56}}
+    _write(path, "preprocessor_config.json", _PIXELS | kind | {"patch_size": 14})
+
+
+def _mistral4(path: Path) -> None:
+    """The same with latent attention and experts."""
+    _ministral3(path)
+    config = _read(path, "config.json")
+    config["text_config"] |= {
+        "model_type": "mistral4",
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "qk_head_dim": 32,
+        "v_head_dim": 32,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+    }
+    _write(path, "config.json", config)
+
+
+def _minimax_m3_vl(path: Path) -> None:
+    """Attention to chosen blocks of keys, with caches of a kind of its own."""
+    marks = [f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
+    ids = _add_tokens(path, marks, marks[0])
+    size = max(ids.values()) + 1
+    text = _TEXT | {
+        "model_type": "minimax_m3",
+        "vocab_size": size,
+        "head_dim": 32,
+        "rope_theta": 10000.0,
+        "intermediate_size": 64,
+        "dense_intermediate_size": 256,
+        "shared_intermediate_size": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layer_freq": [0, 1, 1, 1],
+        "sparse_attention_config": {
+            "use_sparse_attention": True,
+            "sparse_index_dim": 32,
+            "sparse_num_index_heads": 2,
+            "sparse_topk_blocks": 3,
+            "sparse_block_size": 8,
+            "sparse_score_type": "max",
+            "sparse_init_block": 0,
+            "sparse_local_block": 1,
+            "sparse_attention_freq": [0, 1, 1, 1],
+        },
+    }
+    _write(path, "config.json", {
+        "model_type": "minimax_m3_vl",
+        "vocab_size": size,
+        "image_token_index": ids[marks[0]],
+        "video_token_index": ids[marks[1]],
+        "vision_start_token_id": ids[marks[2]],
+        "vision_end_token_id": ids[marks[3]],
+        "projector_hidden_size": 64,
+        "eos_token_id": 2,
+        "text_config": text,
+        "vision_config": _SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 128},
+    })  # fmt: skip
+    own = {"processor_class": "MiniMaxM3VLProcessor", "patch_size": 14, "merge_size": 2}
+    limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 2}
+    _write(path, "preprocessor_config.json", _PIXELS | own | limits)
+
+
+def _internvl_chat(path: Path) -> None:
+    """A marker that is plain text, which the template does not know, and tiles without text."""
+    ids = _add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
+    size = max(ids.values()) + 1
+    _write(path, "config.json", {
+        "model_type": "internvl_chat",
+        "vocab_size": size,
+        "image_token_index": ids["<IMG_CONTEXT>"],
+        "downsample_ratio": 0.5,
+        "force_image_size": 56,
+        "max_dynamic_patch": 2,
+        "eos_token_id": 2,
+        "text_config": _TEXT | {
+            "model_type": "qwen2",
+            "vocab_size": size,
+            "head_dim": 32,
+            "rope_theta": 10000.0,
+        },
+        "vision_config": _SIGLIP | {"model_type": "intern_vit_6b"},
+    })  # fmt: skip
+    _write(path, "preprocessor_config.json", {"processor_class": "InternVLChatProcessor"})
+
+
+def _paddleocr_vl(path: Path) -> None:
+    """Multimodal RoPE, the text's configuration on the top level, and a width that is fixed."""
+    marks = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
+    ids = _add_tokens(path, marks, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
+    _write(path, "config.json", _TEXT | {
+        "model_type": "paddleocr_vl",
+        "hidden_size": 1024,
+        "vocab_size": max(ids.values()) + 1,
+        "head_dim": 32,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [4, 6, 6]},
+        "use_bias": False,
+        "hidden_act": "silu",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "image_token_id": ids[marks[0]],
+        "vision_start_token_id": ids[marks[1]],
+        "vision_end_token_id": ids[marks[2]],
+        "vision_config": _SIGLIP | {"model_type": "paddleocr_vl", "spatial_merge_size": 2},
+    })  # fmt: skip
+    own = {"processor_class": "PaddleOCRVLProcessor", "patch_size": 14, "merge_size": 2}
+    limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 1}
+    _write(path, "preprocessor_config.json", _PIXELS | own | limits)
 
 
 def _minicpmo(path: Path) -> None:

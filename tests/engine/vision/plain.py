@@ -29,10 +29,14 @@ Message = Mapping[str, Any]
 
 
 class PlainPasses:
-    """A checkpoint as mlx-vlm loads it."""
+    """A checkpoint as mlx-vlm loads it.
 
-    def __init__(self, path: Path) -> None:
+    marker: the text that its processor takes for an image; "" where the template writes it.
+    """
+
+    def __init__(self, path: Path, marker: str = "") -> None:
         self._model, self._processor = load(path)
+        self._marker = marker
 
     def prompt_tokens(self, messages: Sequence[Message], images: Sequence[Any]) -> int:
         return int(self._inputs(messages, images)["input_ids"].shape[1])
@@ -77,7 +81,9 @@ class PlainPasses:
         from mlx_vlm.utils import prepare_inputs
 
         text = self._processor.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            [self._marked(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=True,
         )
         marker = getattr(self._model.config, "image_token_index", None)
         inputs = prepare_inputs(
@@ -85,6 +91,12 @@ class PlainPasses:
         )
         given = {name: value for name, value in inputs.items() if name != "attention_mask"}
         return given | {"input_ids": mx.array(given["input_ids"])}
+
+    def _marked(self, message: Message) -> Message:
+        if not self._marker or isinstance(message["content"], str):
+            return message
+        texts = [part.get("text", self._marker) for part in message["content"]]
+        return {**message, "content": "".join(texts)}
 
     def _pass(self, inputs: Mapping[str, Any], cache: list[Any] | None = None) -> mx.array:
         rest = dict(inputs)

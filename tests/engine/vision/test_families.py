@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
-from backend.engine.request import Attachments, ChatPrompt, GenerationRequest
+from backend.engine.request import Attachments, ChatPrompt, GenerationRequest, Sampling
 from tests.engine.vision.families import write_family
 from tests.engine.vision.plain import AMONG_SIGNS, Message, PlainPasses
 from tests.engine.vision.seeing import asking, picture, said, seeing, shown, tone, turns
@@ -30,7 +31,15 @@ FAMILIES = [
     "minicpmv4_6",
     "gemma3",
     "idefics3",
+    "smolvlm",
+    "ministral3",
+    "mistral4",
+    "minimax_m3_vl",
+    "internvl_chat",
+    "paddleocr_vl",
 ]
+_IN_TEXT = {"internvl_chat": "<image>\n"}
+_ONE_EACH = ["paddleocr_vl"]  # mlx-vlm's own processor fails on two images
 _QUESTION, _NEXT = "What colours are the images?", "And then?"
 
 
@@ -67,8 +76,8 @@ _TWO = _Dialogue([_QUESTION], ["blue", "green"])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_family_says_what_its_plain_passes_choose(tmp_path: Path, family: str) -> None:
     path = write_family(tmp_path / family, family)
-    plain = PlainPasses(path)
-    first = [_TEXT, _ONE, _TWO]
+    plain = PlainPasses(path, _IN_TEXT.get(family, ""))
+    first = [_TEXT, _ONE, *([_TWO] if family not in _ONE_EACH else [])]
     async with seeing(path, prefill_chunk=16) as engine:
         asked = [await said(engine, one.request()) for one in first]
         second = [one.then(answer.text) for one, answer in zip(first, asked, strict=True)]
@@ -127,6 +136,16 @@ async def test_the_text_part_alone_says_the_same(tmp_path: Path, family: str) ->
         assert not engine.require_model().media
         answer = await said(engine, _TEXT.request())
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
+
+
+async def test_what_the_processor_names_ends_an_answer_too(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "idefics3", "idefics3")
+    added = json.loads((path / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added}
+    turn_over = Sampling(temperature=0, logit_bias=((ids["<end_of_utterance>"], 100.0),))
+    async with seeing(path) as engine:
+        answer = await said(engine, _ONE.request(5, sampling=turn_over))
+    assert answer.text == ""
 
 
 async def test_sounds_are_heard_beside_images_and_texts(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""One forward pass of a vision-language model by mlx-vlm's own code, over a whole sequence.
+
+What the engine makes of the model is held to it (`loading/serving_trial`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from backend.engine import kv
+from backend.engine.row_shift import RowShift
+from backend.engine.vision.features import thawed
+from backend.engine.vision.media_plan import MediaItem
+from backend.engine.vision.seeing_model import SeeingModel, accepted
+
+
+def plain_pass(model: SeeingModel, tokens: Sequence[int], item: MediaItem | None) -> mx.array:
+    """Logits of [tokens, vocabulary]. item: what the tokens begin with; None: they are text."""
+    whole, language = model.whole, model.language_model
+    arrays = {} if item is None else thawed(item.arrays)
+    pixels = arrays.pop("pixel_values", None)
+    ids = mx.array([list(tokens)])
+    rest = {"mask": mx.ones(ids.shape, dtype=mx.int32), **arrays}
+    embed = whole.get_input_embeddings
+    output = embed(ids, pixels, **accepted(embed, rest)).to_dict()
+    given = {name: value for name, value in output.items() if value is not None}
+    cache = [layer for layer in kv.new_row(model) if not isinstance(layer, RowShift)]
+    answer = language(ids, cache=cache, **given)
+    logits: mx.array = getattr(answer, "logits", answer)
+    return logits[0]

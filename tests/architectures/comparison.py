@@ -1,0 +1,183 @@
+"""An architecture in the engine against its own plain passes: alone, in company, in later turns.
+
+Every answer is chosen among tokens of text, greedily, and held to what one forward pass over prompt
+and answer chooses at each place; where rounding tips a choice, both tokens are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+
+from backend.engine import kv
+from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+from backend.engine.loading.solitary import why_alone
+from backend.engine.model import EngineModel
+from backend.engine.request import Sampling
+from tests.engine.loads import at_once
+from tests.engine.rounds import Rounds, engine_model
+
+TOKENS = 48  # of an answer
+_WORDS = range(1, 100)
+_CLOSE = 1e-3  # of the logits' range, in another order of summation
+_OPENING = 4  # tokens of a prompt that open the answer
+_FEW = 8  # tokens of an answer whose length does not matter
+_FORGOTTEN = 5  # tokens behind the last one that must matter to the answer
+
+_AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was found of a model: whether its answers are right, and what is not computed again.
+
+    batched: whether it is served in batches; else `company` waits for each other. reused: a later
+    turn begins with the KV of the earlier one, though its template drops what opened the answer.
+    kept: so does a prompt whose first request was cancelled while it was read.
+    """
+
+    batched: bool
+    alone: bool
+    company: bool
+    turns: bool
+    reused: bool
+    kept: bool
+
+    @property
+    def right(self) -> bool:
+        return self.alone and self.company and self.turns and self.reused and self.kept
+
+
+def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
+    """The model as a load would serve it, and what it answers."""
+    served = engine_model(model, batches=kv.can_batch(kv.new_row(model)))
+    loaded: Any = SimpleNamespace(name=name)
+    words = list(_WORDS)
+    at_once(ServingTrial(loaded, plain_pass(model), words, (), 600).run(served))
+    if why_alone(name) or not served.batches:
+        served.slots, served.batches = 1, False
+    prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]
+    rounds = Rounds(served)
+    alone = [_said(rounds, at, prompt, tokens) for at, prompt in enumerate(prompts)]
+    later = [(*prompt, *said, *_text(9, 4)) for prompt, said in zip(prompts, alone, strict=True)]
+    answers = [_said(rounds, at, prompt, tokens) for at, prompt in enumerate(later, 10)]
+    return Compared(
+        batched=served.slots > 1,
+        alone=_all_right(model, prompts, alone),
+        company=_right_in_company(model, served, prompts, tokens),
+        turns=_all_right(model, later, answers)
+        and all(_cached(rounds, at) >= len(prompt) for at, prompt in enumerate(prompts, 10)),
+        reused=_reuses_a_turn(model, served),
+        kept=_keeps_a_cancelled_prompt(model, served),
+    )
+
+
+def _reuses_a_turn(model: Any, served: EngineModel) -> bool:
+    """A prompt whose last tokens opened the answer, and are gone in the next turn."""
+    rounds = Rounds(served)
+    prompt = _text(60, 6)
+    stays = len(prompt) - _OPENING
+    first = _said(rounds, 1, prompt, _FEW, places=(stays,))
+    following = (*prompt[:stays], *first, *_text(9, 7))
+    second = _said(rounds, 2, following, _FEW)
+    return _all_right(model, [prompt, following], [first, second]) and _cached(rounds, 2) == stays
+
+
+def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
+    rounds = Rounds(served)
+    prompt = _text(200, 8)
+    _submit(rounds, 1, prompt, _FEW)
+    rounds.step()
+    while rounds.scheduler.planner.sequences[1].filled < len(prompt) // 2:
+        rounds.step()
+    rounds.scheduler.cancel(1)
+    rounds.drain()
+    said = _said(rounds, 2, prompt, _FEW)
+    return _all_right(model, [prompt], [said]) and _cached(rounds, 2) >= len(prompt) // 4
+
+
+def _right_in_company(
+    model: Any, served: EngineModel, prompts: Sequence[Sequence[int]], tokens: int
+) -> bool:
+    """Three at once, of which one leaves early, and one that joins then."""
+    rounds = Rounds(served)
+    limits = [tokens, tokens // 3, tokens]
+    for ticket, (prompt, limit) in enumerate(zip(prompts, limits, strict=True), 1):
+        _submit(rounds, ticket, prompt, limit)
+    for _ in range(tokens // 2):
+        rounds.step()
+    fourth = _text(27, 5)
+    _submit(rounds, 4, fourth, tokens)
+    rounds.drain()
+    said = [rounds.heard[ticket].tokens for ticket in (1, 2, 3, 4)]
+    whole = [len(one) for one in said] == [*limits, tokens]
+    return whole and _all_right(model, [*prompts, fourth], said)
+
+
+def _said(
+    rounds: Rounds, ticket: int, prompt: Sequence[int], tokens: int, **fields: Any
+) -> list[int]:
+    _submit(rounds, ticket, prompt, tokens, **fields)
+    rounds.drain()
+    return rounds.heard[ticket].tokens
+
+
+def _cached(rounds: Rounds, ticket: int) -> int:
+    finished = rounds.heard[ticket].finished
+    return 0 if finished is None else finished.usage.cached_tokens
+
+
+def _submit(rounds: Rounds, ticket: int, prompt: Sequence[int], limit: int, **fields: Any) -> None:
+    rounds.submit(ticket, prompt, limit, sampling=_AMONG_WORDS, ignore_eos=True, **fields)
+
+
+def _all_right(
+    model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> bool:
+    return all(_right(model, *one) for one in zip(prompts, answers, strict=True))
+
+
+def _right(model: Any, prompt: Sequence[int], said: Sequence[int]) -> bool:
+    """By one pass, or where a model does not agree with that itself, by mlx-lm's own steps."""
+    if len(said) == 0:
+        return False
+    whole = _plain(model, [*prompt, *said[:-1]])[len(prompt) - 1 :]
+    return _chosen(whole, said) or _chosen(_steps(model, prompt, said), said)
+
+
+def _chosen(among: mx.array, said: Sequence[int]) -> bool:
+    best = among.max(axis=1)
+    chosen = mx.take_along_axis(among, mx.array(list(said))[:, None] - _WORDS[0], axis=1)[:, 0]
+    spread = best - among.min(axis=1)
+    return bool((best - chosen <= spread * _CLOSE).all().item())
+
+
+def _steps(model: Any, prompt: Sequence[int], said: Sequence[int]) -> mx.array:
+    row = kv.new_row(model)
+    parts = [list(prompt), *([token] for token in said[:-1])]
+    logits = [model(mx.array([part]), cache=row)[0, -1] for part in parts]
+    return mx.stack(logits)[:, _WORDS[0] : _WORDS[-1] + 1].astype(mx.float32)
+
+
+def sensitive(model: Any, prompt: Sequence[int]) -> bool:
+    """Whether what the model chooses depends on more than the last tokens."""
+    other = [*prompt[: -_FORGOTTEN - 1], prompt[-_FORGOTTEN - 1] % 90 + 1, *prompt[-_FORGOTTEN:]]
+    own = _plain(model, prompt)[-1]
+    change = mx.abs(own - _plain(model, other)[-1]).max()
+    return bool((change > 10 * _CLOSE * mx.abs(own).max()).item())
+
+
+def _plain(model: Any, tokens: Sequence[int]) -> mx.array:
+    """Logits of the words, [tokens, words], of one pass with an empty cache."""
+    logits: mx.array = model(mx.array([list(tokens)]), cache=kv.new_row(model))[0]
+    return logits[:, _WORDS[0] : _WORDS[-1] + 1].astype(mx.float32)
+
+
+def _text(count: int, start: int) -> tuple[int, ...]:
+    return tuple(
+        (start * 17 + 7 * at * at + 3 * at) % len(_WORDS) + _WORDS[0] for at in range(count)
+    )

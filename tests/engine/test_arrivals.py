@@ -1,0 +1,111 @@
+"""Short prompts that arrive together start together; nobody waits for one that does not come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.engine import worker
+from backend.engine.engine import Engine
+from backend.engine.events import Finished
+from backend.engine.load_request import LoadRequest
+from backend.engine.plan import StepPlan
+from backend.engine.planner import Planner
+from backend.engine.prompts import PromptBuilder
+from backend.engine.request import GenerationRequest, RawPrompt, Sampling
+from backend.engine.scheduler import Scheduler
+from backend.engine.worker import Worker
+
+MODEL = Path(__file__).parents[1] / "models" / "tiny_text"
+PROMPTS = [f"{word} is a word" for word in ("One", "Two", "Three", "Four", "Five")]
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """The plans of every step; the first prompt waits for the others as long as it takes."""
+    made: list[StepPlan] = []
+    plan = Planner.plan
+
+    def watched(self: Planner, now: float, events: Any) -> StepPlan:
+        made.append(plan(self, now, events))
+        return made[-1]
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    monkeypatch.setattr(worker, "_GATHER_SECONDS", 3600.0)
+    return made
+
+
+@asynccontextmanager
+async def loaded() -> AsyncIterator[Engine]:
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("tiny", str(MODEL)))
+        yield engine
+    finally:
+        await engine.stop(10)
+
+
+async def _answer(engine: Engine, prompt: str) -> list[Any]:
+    request = GenerationRequest(prompt, RawPrompt(prompt), Sampling(), max_tokens=4)
+    async with engine.submit(request) as generation:
+        return [event async for event in generation]
+
+
+async def test_prompts_that_arrive_together_start_in_one_step(
+    plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, announce, submit = PromptBuilder.build, Worker.announce, Scheduler.submit
+    arrived, first_taken = threading.Event(), threading.Event()
+
+    def waiting(self: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
+        assert (arrived if prompt.text == PROMPTS[0] else first_taken).wait(60)
+        return build(self, prompt, *rest, **named)
+
+    def watched(self: Any, command: Any) -> None:
+        submit(self, command)
+        first_taken.set()
+
+    def counted(self: Worker, ticket: int) -> None:
+        announce(self, ticket)
+        if len(self._announced) == len(PROMPTS):
+            arrived.set()
+
+    async with loaded() as engine:
+        monkeypatch.setattr(PromptBuilder, "build", waiting)
+        monkeypatch.setattr(Scheduler, "submit", watched)
+        monkeypatch.setattr(Worker, "announce", counted)
+        plans.clear()
+        answers = await asyncio.gather(*(_answer(engine, prompt) for prompt in PROMPTS))
+    assert all(isinstance(events[-1], Finished) for events in answers)
+    starts = [len(plan.start) for plan in plans if plan.start]
+    assert starts == [len(PROMPTS)]
+
+
+async def test_nobody_waits_for_a_prompt_that_is_refused_or_cancelled(
+    plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are not held up by one that fails, nor by one that nobody wants any more."""
+    build = PromptBuilder.build
+    leaver: list[asyncio.Task[Any]] = []
+
+    def failing(self: Any, prompt: Any, *rest: Any, **named: Any) -> Any:
+        if "Three" in prompt.text:
+            raise RuntimeError("injected")
+        if "Four" in prompt.text:
+            leaver[0].get_loop().call_soon_threadsafe(leaver[0].cancel)
+        return build(self, prompt, *rest, **named)
+
+    monkeypatch.setattr(PromptBuilder, "build", failing)
+    async with loaded() as engine:
+        tasks = [asyncio.ensure_future(_answer(engine, prompt)) for prompt in PROMPTS]
+        leaver.append(tasks[3])
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+    ended = [isinstance(answer, list) for answer in answers]
+    assert ended == [True, True, False, ended[3], True]

@@ -1,0 +1,134 @@
+"""The trial at load: who fails in company or from the store is served in another way, and rightly.
+
+The references are plain forward passes of mlx-lm's models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine import kv
+from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+from backend.engine.model import EngineModel
+from tests.architectures.comparison import TOKENS, compare
+from tests.architectures.shapes import configuration, tiny_model
+from tests.engine.kv_models import kv_model
+from tests.engine.loading_models import write_model
+from tests.engine.loads import at_once
+from tests.engine.rounds import engine_model
+from tests.engine.vision.seeing import asking, said, seeing
+
+FAIL_IN_COMPANY = ["afm7", "gemma2", "gpt_bigcode", "phi3small"]
+WORDS = range(1, 60)
+
+
+def tried(model: Any, seconds: float = 300.0, **changes: Any) -> tuple[EngineModel, bool]:
+    """A model after its trial, and whether a row alone was right."""
+    loaded: Any = SimpleNamespace(name="it")
+    served = engine_model(model, batches=kv.can_batch(kv.new_row(model)), **changes)
+    trial = ServingTrial(loaded, plain_pass(model), WORDS, (), seconds)
+    return served, at_once(trial.run(served))
+
+
+@pytest.mark.parametrize("model_type", FAIL_IN_COMPANY)
+def test_who_fails_in_a_batch_is_served_one_at_a_time(
+    model_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = compare(tiny_model(model_type), model_type)
+    assert found.right
+    assert not found.batched
+    assert f"model '{model_type}': in one batch requests do not get" in caplog.text
+
+
+def test_who_fails_only_where_no_trial_gets_is_known_by_name() -> None:
+    found = compare(tiny_model("minimax_m3_vl"), "minimax_m3_vl")
+    assert found.right
+    assert not found.batched
+
+
+@pytest.mark.parametrize("kind", ["attention", "window", "gated delta", "state space", "latent"])
+def test_who_is_right_in_company_keeps_all_it_can(kind: str) -> None:
+    before = engine_model(kv_model(kind))
+    served, right = tried(kv_model(kind))
+    assert right
+    for what in ("slots", "batches", "together", "prompt_cache_bytes"):
+        assert getattr(served, what) == getattr(before, what)
+
+
+class _ForgetsOnReturn:
+    """A model that leaves out what a cache holds when more than one token comes after it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
+        if tokens.shape[1] > 1 and isinstance(offset := cache[0].offset, int) and offset:
+            return self._model(tokens, cache=kv.new_row(self._model))
+        return self._model(tokens, cache=cache)
+
+
+def test_who_does_not_go_on_from_the_store_reads_prompts_whole() -> None:
+    served, right = tried(_ForgetsOnReturn(kv_model("attention")), together=False)
+    assert right
+    assert served.prompt_cache_bytes == 0
+
+
+class _Repeats:
+    """A model that sees no token but the last once it decodes."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
+        if tokens.shape[1] == 1:
+            return self._model(tokens, cache=kv.new_row(self._model))
+        return self._model(tokens, cache=cache)
+
+
+def test_a_row_that_alone_is_wrong_is_told() -> None:
+    served, right = tried(_Repeats(kv_model("attention")), slots=1)
+    assert not right
+    assert served.slots == 1
+
+
+def test_a_trial_without_time_changes_nothing() -> None:
+    model = tiny_model("gpt_bigcode")
+    before = engine_model(model)
+    served, right = tried(model, seconds=0.0)
+    assert right
+    assert served.slots == before.slots
+
+
+async def test_a_checkpoint_that_cannot_be_batched_answers_many_at_once(tmp_path: Path) -> None:
+    config = configuration("gpt_bigcode") | {"vocab_size": 259}
+    path = write_model(tmp_path / "bigcode", dtype="float32", **config)
+    requests = [asking("word " * count, max_tokens=TOKENS) for count in (2, 9, 4)]
+    async with seeing(path) as engine:
+        alone = [await said(engine, request) for request in requests]
+        together = await asyncio.gather(*(said(engine, request) for request in requests))
+    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
+
+
+async def test_the_trial_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = configuration("gpt_bigcode") | {"vocab_size": 259}
+    path = write_model(tmp_path / "bigcode", dtype="float32", **config)
+    with caplog.at_level(logging.WARNING):
+        async with seeing(path, load_trial=False):
+            assert "in one batch" not in caplog.text
+        async with seeing(path):
+            assert "in one batch" in caplog.text
