@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from google.protobuf.message import DecodeError
 
@@ -30,6 +30,7 @@ from common.formats.reading import FinishReason
 from common.gbnf import GbnfError, gbnf_to_lark
 from common.tools import parse_tool_choice, parse_tools
 from gateway.models import reading
+from tests.fuzz.messages import fill
 from tests.rpc.fake_engine import FACTS
 from wire import backend_pb2 as pb
 
@@ -106,15 +107,19 @@ def sound(given: bytes) -> None:
 
 
 def predict(given: bytes) -> None:
-    with contextlib.suppress(EngineError, DecodeError):
-        require_bounded(pb.PredictOptions, given)
-        generation_request(pb.PredictOptions.FromString(given), FACTS)
+    with contextlib.suppress(EngineError):
+        generation_request(_filled(pb.PredictOptions(), given), FACTS)
 
 
 def load(given: bytes) -> None:
+    with contextlib.suppress(EngineError):
+        load_request(_filled(pb.ModelOptions(), given))
+
+
+def wire(given: bytes) -> None:
     with contextlib.suppress(EngineError, DecodeError):
-        require_bounded(pb.ModelOptions, given)
-        load_request(pb.ModelOptions.FromString(given))
+        require_bounded(pb.PredictOptions, given)
+        generation_request(pb.PredictOptions.FromString(given), FACTS)
 
 
 def weights(given: bytes) -> None:
@@ -125,9 +130,14 @@ def weights(given: bytes) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        gbnf, schema, chat, tools, options, yaml, picture, sound, predict, load, weights,
+        gbnf, schema, chat, tools, options, yaml, picture, sound, predict, load, wire, weights,
     )
 }  # fmt: skip
+
+
+def _filled(message: Any, given: bytes) -> Any:
+    fill(message, given)
+    return message
 
 
 def _text(given: bytes) -> str:
