@@ -8,7 +8,7 @@ FUZZ ?=
 SERVE ?=
 CHAT ?=
 MODELS ?=
-CHECKED := backend bench common demo gateway tests
+CHECKED := backend bench common demo gateway terminal tests
 
 export PROMPT MODEL MODELS
 
@@ -30,7 +30,7 @@ serve: ## start the HTTP gateway (MODELS=folder, MODEL=path or hub id, SERVE="--
 
 chat: ## talk to a model in the terminal (MODELS=folder starts a gateway, CHAT="…" passes arguments)
 	@./install.sh --gateway
-	@$(PYTHON_ENV) -m gateway.terminal $(if $(MODELS),--models-dir "$(MODELS)") $(CHAT)
+	@$(PYTHON_ENV) -m terminal $(if $(MODELS),--models-dir "$(MODELS)") $(CHAT)
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat

@@ -1,4 +1,4 @@
-"""mlx-lm's own `stream_generate` with nothing around it: prompts in, tokens/s out."""
+"""mlx-lm with nothing around it: `stream_generate` for one prompt, and a loop for several."""
 
 from __future__ import annotations
 
@@ -36,6 +36,25 @@ def loop(model: Path) -> Iterator[Callable[[str, int], float]]:
     finally:
         child.terminate()
         child.wait()
+
+
+def steps(model_path: Path, width: int, count: int) -> float:
+    """Tokens per second of greedy decode steps alone, in this process: what no host can exceed."""
+    import mlx.core as mx
+    from mlx_lm import load
+
+    from backend.engine.kv import BatchCache, new_row
+
+    model, *_ = load(str(model_path))
+    cache = BatchCache([new_row(model) for _ in range(width)])
+    tokens = mx.arange(width)
+    started = time.perf_counter()
+    for _ in range(count):
+        following = mx.argmax(model(tokens[:, None], cache=cache.layers)[:, -1], axis=-1)
+        mx.async_eval(following)
+        mx.eval(tokens)
+        tokens = following
+    return width * count / (time.perf_counter() - started)
 
 
 def main(model_path: str) -> None:

@@ -26,7 +26,7 @@ from backend.engine.settings import Settings
 from bench import bare, peer
 from bench.checkpoint import comparable
 from bench.process import Run, backend, stream, together
-from bench.report import Figure, at_least, at_most
+from bench.report import Figure, at_least, at_most, fact
 
 STREAMS = 8
 TOKENS = 64
@@ -71,7 +71,8 @@ def measure(model: Path) -> Figures:
 
 
 def overhead(model: Path) -> Figures:
-    """With a model of next to no compute, what is left is the work of the hosts."""
+    """With a model of next to no compute, what is left is the work of the hosts, and what MLX takes
+    to launch and run its many small operations, which the decode steps by themselves show."""
     folder = comparable(model)
     with backend(folder) as stub, peer.server(folder) as port:
         sides = _beside_peer(partial(stream, stub), port)
@@ -87,6 +88,12 @@ def overhead(model: Path) -> Figures:
             )
             name = f"tokens/s of the tiny model at {width} streams / {PEER}"
             yield at_least(name, *_ratio(values, least))
+            bound = bare.steps(folder, width, OVERHEAD_TOKENS)
+            yield fact(
+                f"the same of decode steps without any host / {PEER}",
+                bound / statistics.median(values[1]),
+                f"{bound:.3g} tokens/s",
+            )
 
 
 def blas(model: Path) -> Figures:

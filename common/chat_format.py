@@ -16,7 +16,7 @@ from common.formats.cursor import Wait
 from common.formats.harmony import Harmony
 from common.formats.reading import Reading, Tags
 from common.formats.tagged_text import TaggedText
-from common.options import did_you_mean, folded
+from common.wording import did_you_mean, folded
 
 
 class Grammar(Protocol):

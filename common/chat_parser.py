@@ -26,7 +26,7 @@ from common.chat_events import (
 from common.chat_format import ChatFormat
 from common.formats.answer import Answer
 from common.formats.cursor import Cursor
-from common.formats.reading import FinishReason, Reading
+from common.formats.reading import FinishReason, Reading, Tags
 from common.prefixes import common_prefix
 from common.tool_schema import ToolSchemas
 
@@ -74,6 +74,36 @@ class ChatParser:
             self.feed(begun)
             self._known = self._answer.pending + self._cursor.pending
         self._reading.partial = partial_calls
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether what comes next belongs to reasoning, as far as can be told by now."""
+        return self._answer.reasoning
+
+    @property
+    def reasoning_end(self) -> str:
+        """What must be written next to end the reasoning; '' where there is nothing to write.
+
+        That is so where none is open, where its end is written and only what follows can show that
+        it is meant, and in the middle of a call. A code block is closed first: in it, the end of
+        reasoning would be a quotation.
+        """
+        reading, written = self._reading, self._cursor.pending
+        closing = reading.closing
+        if not self.reasoning or reading.begun or reading.pending_calls or closing in written:
+            return ""
+        for length in range(min(len(closing), len(written)), 0, -1):
+            if written.endswith(closing[:length]):
+                return closing[length:]
+        if self._answer.markdown.fenced:
+            return f"\n{self._answer.markdown.fence}\n{closing}"
+        return f"\n{closing}" if self._answer.quotes else closing
+
+    def may_open(self, tags: Tags) -> bool:
+        """Whether these tags would open reasoning here."""
+        if self.reasoning:
+            return self._reading.closing in self._cursor.pending
+        return tags.anywhere or self._answer.fresh
 
     def feed(self, text: str) -> list[ChatEvent]:
         """Take the next piece of text; return what is certain by now."""

@@ -9,8 +9,13 @@ instead of a conversation with a hole in it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+# Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
+# every request, so no prompt would begin like the one before it.
+_BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 
 
 class WireMessage(Protocol):
@@ -38,12 +43,20 @@ def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], 
 def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
     if not message.role:
         raise ValueError(f"Messages[{index}] has no role: set user, assistant, system or tool")
-    entry: dict[str, Any] = {"role": message.role, "content": message.content}
-    for key in ("name", "tool_call_id", "reasoning_content"):
+    content = message.content
+    if message.role == "system":
+        content = _BILLING.sub("", content)
+    entry: dict[str, Any] = {"role": message.role, "content": content}
+    for key in ("name", "tool_call_id"):
         if value := getattr(message, key):
             entry[key] = value
     if calls := _tool_calls(index, message.tool_calls):
         entry["tool_calls"] = calls
+    if message.reasoning_content:
+        entry |= dict.fromkeys(("reasoning_content", "reasoning"), message.reasoning_content)
+        # gpt-oss has one place for both before a call, and its template refuses the two together.
+        if not (calls and message.content):
+            entry["thinking"] = message.reasoning_content
     return entry
 
 

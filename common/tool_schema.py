@@ -17,6 +17,9 @@ Undeclared = Literal["text", "guess"]
 """What an argument is that no schema declares: its text, or what the text looks like."""
 
 _LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
+_NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
+_NESTED = ("object",)
+_LITERALS = ("null", "boolean", "number", "object")
 _UNTYPED = frozenset({"untyped"})
 _ALIASES = {
     "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
@@ -86,7 +89,8 @@ class ToolSchemas:
         types = _types(schema, root)
         bare = begun.strip()
         if not types or types == _UNTYPED:
-            return undeclared == "text" and bool(bare) and bare[0] not in "{["
+            kinds = _NESTED if undeclared == "text" else _LITERALS
+            return bool(bare) and bare[0] != '"' and all(_excludes(bare, kind) for kind in kinds)
         others = types - {"string"}
         return "string" in types and all(_excludes(bare, kind) for kind in others)
 
@@ -101,7 +105,7 @@ def _excludes(begun: str, kind: str) -> bool:
         case "boolean":
             return not any(word.startswith(begun.lower()) for word in ("true", "false"))
         case "integer" | "number":
-            return begun[0] not in "+-.0123456789eE"
+            return not _NUMBER_BEGUN.fullmatch(begun)
         case "object" | "array":
             return begun[0] not in "{["
     return False

@@ -14,6 +14,8 @@ from typing import Any, Literal
 Tool = dict[str, Any]
 Mode = Literal["auto", "none", "required"]
 
+_TOOL_KEYS = ("type", "function")
+_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _MODES: dict[str, Mode] = {
     "": "auto",
     "auto": "auto",
@@ -51,6 +53,24 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
+def in_order(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools by their names, with their keys in OpenAI's order; a schema's own mean something.
+
+    Programs that collect tools from several servers send them in the order of arrival. The same
+    tools must make the same prompt, or nothing behind them is found in the prefix cache.
+    """
+    return tuple(sorted(map(_with_keys_in_order, tools), key=lambda tool: tool["function"]["name"]))
+
+
+def _with_keys_in_order(tool: Tool) -> Tool:
+    return _keyed(tool, _TOOL_KEYS) | {"function": _keyed(tool["function"], _FUNCTION_KEYS)}
+
+
+def _keyed(given: dict[str, Any], first: Sequence[str]) -> dict[str, Any]:
+    keys = [*(key for key in first if key in given), *sorted(given.keys() - set(first))]
+    return {key: given[key] for key in keys}
+
+
 def parse_tool_choice(text: str) -> ToolChoice:
     """The choice. Raises ValueError for one that cannot be understood."""
     value: Any = text.strip()
@@ -74,16 +94,27 @@ def parse_tool_choice(text: str) -> ToolChoice:
 
 
 def _of_object(choice: dict[str, Any]) -> ToolChoice:
-    kind = choice.get("type")
+    kind = choice.get("type", choice.get("mode"))
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
     if kind in ("function", "tool"):
         if isinstance(name, str) and name:
             return ToolChoice("required", name)
         raise ValueError("ToolChoice asks for a function, but gives no name")
-    if isinstance(kind, str) and kind in _MODES:
-        return ToolChoice(_MODES[kind])
+    if isinstance(kind, str) and kind.lower() in _MODES:
+        return ToolChoice(_MODES[kind.lower()])
     raise ValueError(f"ToolChoice has the type {kind!r}: send auto, none, required or function")
+
+
+def meant(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
+    """The choice among these tools.
+
+    LocalAI takes the word `required` for the name of a function, where a tool is strict.
+    """
+    mode = _MODES.get(choice.name.lower()) if choice.name else None
+    if mode is None or choice.name in {tool["function"]["name"] for tool in tools}:
+        return choice
+    return ToolChoice(mode)
 
 
 def offered(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:

@@ -11,7 +11,7 @@ from gateway.app import create_app
 from gateway.arguments import BadArgument, settings_from
 from gateway.models.config import ModelConfig
 from gateway.models.reading import read_folder
-from gateway.server import CannotListen, Server, bind, url_of
+from gateway.server import CannotListen, Server, allow_connections, bind, url_of
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
@@ -24,6 +24,7 @@ def main() -> int:
     logs.configure(os.environ.get(LEVEL, ""))
     try:
         settings = settings_from(sys.argv[1:], os.environ)
+        allow_connections()
         listener = bind(settings.host, settings.port)
     except (BadArgument, CannotListen) as error:
         print(f"gateway: {error}", file=sys.stderr)

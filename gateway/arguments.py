@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
@@ -42,16 +42,6 @@ def settings_from(
     settings = GatewaySettings(**values)
     _check(settings)
     return settings
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody on another machine can reach this address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def flag_of(row: Field[Any]) -> str:
@@ -179,7 +169,7 @@ def _key(key: str) -> str:
 
 def _origin(text: str) -> str:
     """An origin as browsers write it: scheme, host and a port that is not the scheme's own."""
-    if text == "*":
+    if text in ("*", "null"):  # pages without an origin: of files, and in sandboxes
         return text
     parts = urlsplit(text.strip().rstrip("/").lower())
     # Extensions and desktop programs have schemes of their own: app://, chrome-extension://.
@@ -194,7 +184,7 @@ def _check(settings: GatewaySettings) -> None:
     if not settings.host:
         raise BadArgument("--host is empty: give an address, 127.0.0.1 for this machine alone")
     if not settings.api_keys:
-        if not is_loopback(settings.host):
+        if settings.host != "localhost" and not is_loopback(settings.host):
             raise BadArgument(
                 f"--host {settings.host} can be reached by others, and there is no API key: set"
                 f" {KEYS_VARIABLE} or --api-key-file, or listen on 127.0.0.1"

@@ -4,18 +4,25 @@ Between the death of a process and the news of it lie milliseconds in which a re
 sent there; and a backend at an address may have been restarted, or freed, by its owner. The
 request has done nothing yet, so it is sent again; the backend is doubted then, and the supervisor
 looks at it before it lends it a second time.
+
+A prompt may also be what kills a backend, and with it the answers of everybody else. So whoever was
+there when one died is remembered for a while, and is not tried again after the second time.
 """
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TypeVar
 
-from gateway.errors import BACKEND_GONE, NOT_LOADED, ApiError
+from gateway.errors import BACKEND_GONE, NOT_LOADED, SERVER, ApiError
 from gateway.supervisor.supervisor import Lease
 
 _LOST = (BACKEND_GONE, NOT_LOADED)
+_DEATHS = 2
+_REMEMBERED = 600.0  # seconds
 Said = TypeVar("Said")
 Reply = TypeVar("Reply")
 
@@ -23,25 +30,65 @@ Reply = TypeVar("Reply")
 async def ask(
     lend: Callable[[], AbstractAsyncContextManager[Lease]],
     send: Callable[[Lease], AsyncGenerator[Said, None]],
+    what: Callable[[], bytes] = bytes,
 ) -> AsyncGenerator[Said, None]:
     """What `send` says to a lease of `lend`, which is held until the last of it.
 
-    Raises ApiError.
+    what: the request itself, to know it again. Raises ApiError.
     """
     silent = True
-    try:
-        async with aclosing(_once(lend, send)) as first:
-            async for event in first:
-                silent = False
-                yield event
-    except ApiError as error:
-        if not silent or error.code not in _LOST:
-            raise
-    else:
-        return
-    async with aclosing(_once(lend, send)) as second:
-        async for event in second:
-            yield event
+    for again in (False, True):
+        SUSPECTS.check(what)
+        try:
+            async with aclosing(_once(lend, send)) as sayings:
+                async for event in sayings:
+                    silent = False
+                    yield event
+        except ApiError as error:
+            if error.code == BACKEND_GONE:
+                SUSPECTS.note(what())
+                SUSPECTS.check(what)
+            if again or not silent or error.code not in _LOST:
+                raise
+        else:
+            return
+
+
+class Suspects:
+    """The requests that were running when a backend died: a digest, how often, until when."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[bytes, tuple[int, float]] = {}
+
+    def note(self, request: bytes) -> None:
+        """A backend died with it."""
+        now = self._clock()
+        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
+        key = _digest(request)
+        count, _ = self._seen.pop(key, (0, 0.0))
+        self._seen[key] = (count + 1, now + _REMEMBERED)
+
+    def check(self, request: Callable[[], bytes]) -> None:
+        """Raise ApiError for one with which two died."""
+        if not self._seen:
+            return
+        count, until = self._seen.get(_digest(request()), (0, 0.0))
+        if count >= _DEATHS and until > self._clock():
+            raise ApiError(
+                500,
+                f"the backend died {count} times while it worked on this very request, so it is"
+                " not tried again for now: change it, or look into the gateway's log",
+                SERVER,
+                "backend_killed",
+            )
+
+
+SUSPECTS = Suspects()
+
+
+def _digest(request: bytes) -> bytes:
+    return hashlib.blake2b(request, digest_size=16).digest()
 
 
 async def ask_once(

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from gateway.errors import AS_ON_THE_WIRE, Names
 from gateway.rpc_failures import as_refusals
-from gateway.wire_names import CHAT, Names
 
 Reply = TypeVar("Reply")
 _AT_ONCE = 32  # of one request; the backend's queue is for everybody
 
 
 async def ask(
-    method: Callable[..., Awaitable[Reply]], request: Any, seconds: float, names: Names = CHAT
+    method: Callable[..., Awaitable[Reply]],
+    request: Any,
+    seconds: float,
+    names: Names = AS_ON_THE_WIRE,
 ) -> Reply:
     """The reply of one call (`seconds` 0: no limit); cancelled with its task.
 
@@ -28,7 +31,7 @@ async def ask_all(
     method: Callable[..., Awaitable[Reply]],
     requests: Sequence[Any],
     seconds: float,
-    names: Callable[[int], Names] = lambda _: CHAT,
+    names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
 ) -> list[Reply]:
     """The replies in the order of the requests. The first failure cancels the rest.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -75,7 +75,8 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.INVALID_ARGUMENT: Row(400),
     grpc.StatusCode.OUT_OF_RANGE: Row(400),
     grpc.StatusCode.UNIMPLEMENTED: Row(400, code="unsupported"),
-    grpc.StatusCode.NOT_FOUND: Row(404, code="model_not_found"),
+    # The backend has another model by now, as one at an address may: loading says more.
+    grpc.StatusCode.NOT_FOUND: Row(503, SERVER, NOT_LOADED, retry=True),
     grpc.StatusCode.UNAUTHENTICATED: Row(502, SERVER, "backend_refused", says=_REFUSED),
     grpc.StatusCode.PERMISSION_DENIED: Row(502, SERVER, "backend_refused", says=_REFUSED),
     grpc.StatusCode.DEADLINE_EXCEEDED: Row(
@@ -94,8 +95,14 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
         500, SERVER, "backend_failed", says="the backend failed without saying why"
     ),
 }
-_READS = re.compile(r"^.{1,80} is \d+ (tokens|characters) long(, but|:) the model reads ")
-TOO_LONG = Row(400, code="context_length_exceeded")
+# By the code that a backend sends beside its status.
+CODES: Mapping[str, Row] = {
+    "context_length_exceeded": Row(400, code="context_length_exceeded"),
+}
+_CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
+_STEP = re.compile(r"[.\[]|$")
+Names = Mapping[str, str]  # path of a field → what the client calls it
+AS_ON_THE_WIRE: Names = {}
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 
@@ -119,18 +126,39 @@ def gone() -> ApiError:
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER)
 
 
-def of_rpc(error: grpc.aio.AioRpcError) -> ApiError:
-    """The refusal that a backend's status stands for."""
-    row = TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
+def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
+    """The refusal that a backend's status stands for, with the client's names of its fields."""
+    trailers = [(key, str(value)) for key, value in error.trailing_metadata() or ()]
+    row = CODES.get(dict(trailers).get(_CODE, "")) or TABLE.get(
+        error.code(), TABLE[grpc.StatusCode.UNKNOWN]
+    )
     details = error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         row = TOO_LARGE  # gRPC itself: the message never came to be read
-    elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _READS.match(details):
-        row = TOO_LONG  # contract 5.3: embeddings have this status for a text beyond the context
-    return ApiError(
+    refusal = ApiError(
         row.status,
         row.says or without_folders(details) or "the backend failed without saying why",
         row.type,
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,
     )
+    for _, place in reversed([each for each in trailers if each[0] == _FIELD]):
+        known, rest = found_in(names, place)
+        # Settings that the wire has no field for are called as in requests, unless `names` differ.
+        known = known.removeprefix("Metadata ").removeprefix("mlx.")
+        refusal = renamed(refusal, place, known + rest)
+    return refusal
+
+
+def found_in(names: Names, place: str) -> tuple[str, str]:
+    """The name of the longest beginning of a path that has one, and the rest of the path."""
+    for end in reversed([match.start() for match in _STEP.finditer(place)]):
+        if place[:end] in names:
+            return names[place[:end]], place[end:]
+    return place, ""
+
+
+def renamed(error: ApiError, old: str, new: str) -> ApiError:
+    """The error about a field by another name, in `param` and in the sentence."""
+    sentence = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, error.message)
+    return replace(error, param=new, message=sentence)

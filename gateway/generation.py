@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway import exchange
+from gateway.errors import AS_ON_THE_WIRE, Names
 from gateway.rpc_failures import as_refusals
-from gateway.wire_names import CHAT, Names
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -75,7 +75,31 @@ class Done:
     prompt_logprobs: tuple[dict[str, Any], ...] | None = None
 
 
-Event = Piece | Done
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is, in tokens; the first one says that the request is accepted."""
+
+    total: int
+    cached: int
+    processed: int
+    ms: float  # since the prompt is being read
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the whole prompt, as in `Piece`."""
+        return self.total
+
+
+Event = Progress | Piece | Done
+
+
+def is_whole(arguments: str) -> bool:
+    """Whether the arguments of a call are all there: what was cut, or broken off, is no JSON."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True
 
 
 async def generate(
@@ -83,7 +107,7 @@ async def generate(
     options: pb.PredictOptions,
     *,
     seconds: float | None = None,
-    names: Names = CHAT,
+    names: Names = AS_ON_THE_WIRE,
 ) -> AsyncGenerator[Event, None]:
     """The events of one answer. Raises ApiError for any status but OK.
 
@@ -93,6 +117,7 @@ async def generate(
     """
     if (running := exchange.current()) is not None:
         options.CorrelationId = running.request_id
+    options.Metadata["mlx.stream_progress"] = "true"
     single = _has(options, "mlx.parallel_tool_calls", "false")
     last = pb.Reply()
     thought = 0
@@ -103,6 +128,9 @@ async def generate(
         try:
             async for reply in call:
                 found: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
+                if "progress" in found:
+                    yield Progress(**found["progress"], ms=reply.timing_prompt_processing)
+                    continue
                 if "prompt" in found:
                     prompt_logprobs = tuple(found["prompt"])
                 piece = _piece(reply, tuple(found.get("content", ())))
@@ -130,7 +158,7 @@ async def generate_all(
     wanted: Sequence[pb.PredictOptions],
     *,
     seconds: float | None = None,
-    names: Callable[[int], Names] = lambda _: CHAT,
+    names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Several answers at once, as one batch of the backend: each event with its answer's index.
 

@@ -29,7 +29,13 @@ _SOUNDS: Sequence[Signature] = (
     ("audio/mpeg", lambda head: head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1] >= 0xE0)),
 )
 _FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
+MOST_REMOTE = 16  # of one request: as many as backends take by default
 _HEAD = 16  # bytes that are enough to know a format by
+
+
+def is_remote(url: str) -> bool:
+    """Whether an image has to be fetched."""
+    return url[:8].lower().startswith(("http://", "https://"))
 
 
 async def media(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) -> str:
@@ -37,8 +43,7 @@ async def media(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) 
 
     Raises ApiError 400 or 413 without `param`: only the caller knows where the part is.
     """
-    scheme = url[:8].lower()
-    if scheme.startswith(("http://", "https://")):
+    if is_remote(url):
         if not settings.allow_remote_images:
             _refuse(
                 "images are not fetched from URLs here: send a data URI, or start the gateway with"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import grpc
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,19 +19,15 @@ from wire import backend_pb2 as pb
 _LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not hold the scrape up
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNow:
-    """One model and, where its backend answers, what that counts since its start."""
-
-    status: ModelStatus
-    counts: pb.MetricsResponse | None
+# One model and, where its backend answers, what that counts since its start.
+ModelNow = tuple[ModelStatus, pb.MetricsResponse | None]
 
 
 async def look(supervisor: Supervisor) -> list[ModelNow]:
     """Every model now. It loads none, and keeps none loaded."""
     statuses = supervisor.status()
     counts = await asyncio.gather(*(_counts(supervisor.peek(each.name)) for each in statuses))
-    return [ModelNow(*pair) for pair in zip(statuses, counts, strict=True)]
+    return list(zip(statuses, counts, strict=True))
 
 
 async def _counts(stub: Stub | None) -> pb.MetricsResponse | None:
@@ -65,17 +60,17 @@ class _Models(Collector):
         )
         written = _counter("generated_tokens", "Tokens that its backend wrote since its start.")
         read = _counter("prompt_tokens", "Prompt tokens that its backend computed since its start.")
-        for model in self._models:
-            name = [model.status.name]
+        for status, counts in self._models:
+            name = [status.name]
             for each in State:
-                state.add_metric([*name, str(each)], float(model.status.state is each))
-            memory.add_metric(name, model.status.memory_bytes)
-            leases.add_metric(name, model.status.leases)
-            restarts.add_metric(name, model.status.restarts)
-            if model.counts is not None:
-                speed.add_metric(name, model.counts.tokens_per_second)
-                written.add_metric(name, model.counts.tokens_generated)
-                read.add_metric(name, model.counts.prompt_tokens_processed)
+                state.add_metric([*name, str(each)], float(status.state is each))
+            memory.add_metric(name, status.memory_bytes)
+            leases.add_metric(name, status.leases)
+            restarts.add_metric(name, status.restarts)
+            if counts is not None:
+                speed.add_metric(name, counts.tokens_per_second)
+                written.add_metric(name, counts.tokens_generated)
+                read.add_metric(name, counts.prompt_tokens_processed)
         return (state, memory, leases, restarts, speed, written, read)
 
 

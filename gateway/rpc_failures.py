@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import grpc
 
 from gateway import errors
-from gateway.wire_names import Names, translated
+from gateway.errors import Names
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def as_refusals(names: Names) -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise translated(errors.of_rpc(error), names) from None
+        raise errors.of_rpc(error, names) from None
     except grpc.aio.UsageError:  # the channel was closed before the call began
         raise errors.gone() from None
     except asyncio.CancelledError:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ import psutil
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.http_protocol import BoundedProtocol
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
@@ -27,6 +29,7 @@ from gateway.traffic import Traffic
 _LAST_SECONDS = 1
 _ECHO = 0.2  # seconds
 _BACKLOG = 2048
+_MOST_FILES = 65_536
 
 
 class Server(uvicorn.Server):
@@ -43,6 +46,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 ws="none",
+                http=BoundedProtocol,
                 timeout_graceful_shutdown=_LAST_SECONDS,
                 timeout_keep_alive=75,
             )
@@ -90,6 +94,15 @@ def _leave_at_once() -> None:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
     os._exit(1)
+
+
+def allow_connections() -> None:
+    """Raise the soft limit of open files, which is made for programs of few connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a bound of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class CannotListen(Exception):

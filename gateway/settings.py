@@ -58,7 +58,7 @@ class GatewaySettings:
     request_timeout: float = setting(600.0, "seconds", "Time that one request may take; 0: no end.")
     load_timeout: float = setting(600.0, "seconds", "Time that a model may take to load.", 1)
     keepalive_interval: float = setting(
-        5.0, "seconds", "Silence in a stream after which a comment is sent.", 0.05, 3600
+        3.0, "seconds", "Silence in a stream after which it says that it goes on.", 0.05, 3600
     )
     max_loaded_models: int = setting(0, "count", "Most models loaded at a time; 0: no limit.")
     max_memory_bytes: int = setting(

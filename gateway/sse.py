@@ -1,9 +1,10 @@
 """Server-sent events: the one way in which answers stream to clients.
 
-The status line waits for the first event, so that a refusal keeps its own HTTP status. Where
-nothing has come for a while (a long prompt is being read, a model loaded) the stream begins all
-the same, with comments by the clock that keep proxies and clients from giving up. From then on a
-failure is an event of its own: never a stream that merely ends.
+The status line waits for the first event, which comes when the backend has accepted the request,
+so that a refusal keeps its own HTTP status. Where nothing has come for a while (a model is loaded,
+a long prompt is read) the stream says so by the clock, with an event that the API's clients know:
+many of them give up on a stream whose only sign of life are comments. From then on a failure is an
+event of its own: never a stream that merely ends.
 
 A client that leaves ends the task that runs the response (`gateway.leaving`); the events are
 closed there and then, and the work behind them is cancelled.
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -24,7 +26,6 @@ from gateway import exchange, logs
 from gateway.errors import SERVER, ApiError, too_slow
 from gateway.settings import GatewaySettings
 
-KEEPALIVE = b": keepalive\n\n"
 DONE = "data: [DONE]\n\n"
 _HEADERS = {
     "cache-control": "no-cache",
@@ -38,18 +39,23 @@ def openai_error(error: ApiError) -> str:
     return f"data: {json.dumps(error.body())}\n\n"
 
 
+def written(events: Iterable[dict[str, Any]]) -> str:
+    """Events that have their names in their `type`, as Anthropic's and those of Responses."""
+    return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
+
+
 def event_stream(
     events: AsyncGenerator[str, None],
     settings: GatewaySettings,
+    beat: Callable[[], str],
     on_error: Callable[[ApiError], str] = openai_error,
-    keepalive: bytes = KEEPALIVE,
 ) -> Response:
     """The response that sends these events, each with the blank line at its end.
 
+    beat: what is sent by the clock while nothing comes; it may be the first to be sent.
     on_error: the event for a failure after the stream has begun; one before is raised as it is.
-    keepalive: what is sent by the clock while nothing comes.
     """
-    return _EventStream(events, settings, on_error, keepalive)
+    return _EventStream(events, settings, beat, on_error)
 
 
 class _EventStream(Response):
@@ -59,8 +65,8 @@ class _EventStream(Response):
         self,
         events: AsyncGenerator[str, None],
         settings: GatewaySettings,
+        beat: Callable[[], str],
         on_error: Callable[[ApiError], str],
-        keepalive: bytes,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -68,12 +74,12 @@ class _EventStream(Response):
         self._interval = settings.keepalive_interval
         self._limit = settings.request_timeout
         self._on_error = on_error
-        self._keepalive = keepalive
+        self._beat = beat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """ASGI. Raises the failure of the events if nothing has been sent."""
         writer = _Writer(send, self.status_code, self.raw_headers)
-        keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._keepalive))
+        keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._beat))
         try:
             await self._tell(writer)
         except ApiError as error:
@@ -124,20 +130,24 @@ class _Writer:
     async def write(self, body: bytes, *, more: bool = True) -> None:
         """Send some bytes, the head of the response before the first."""
         async with self._lock:
-            if not self.begun:
-                self.begun = True
-                await self._send(self._start)
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-            self._last = self._clock()
+            await self._write(body, more=more)
 
-    async def keep_alive(self, interval: float, message: bytes) -> None:
-        """`told` after every `interval` seconds of silence, for ever; 0: never."""
+    async def _write(self, body: bytes, *, more: bool = True) -> None:
+        if not self.begun:
+            self.begun = True
+            await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._last = self._clock()
+
+    async def keep_alive(self, interval: float, beat: Callable[[], str]) -> None:
+        """A beat after every `interval` seconds of silence, for ever; 0: never."""
         while interval > 0:
-            silence = self._clock() - self._last
-            if silence >= interval:
-                await self.write(message)
-            else:
-                await asyncio.sleep(interval - silence)
+            async with self._lock:  # a client that reads slowly does not sit in silence
+                silence = self._clock() - self._last
+                if silence >= interval:
+                    await self._write(beat().encode())
+                    silence = 0
+            await asyncio.sleep(interval - silence)
 
     async def end(self) -> None:
         """No more is to come."""

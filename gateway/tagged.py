@@ -8,7 +8,10 @@ member in turn. Here the kind is looked up first, so that an error's place is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from functools import reduce
+from operator import or_
+from types import MappingProxyType
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,22 +27,27 @@ from gateway.tolerance import DROPPED, tolerable
 
 def one_of(
     kinds: Mapping[str, type[BaseModel]],
+    what: str,
     *,
-    schema: Any,
-    unknown: Callable[[str], str],
     tag: str = "type",
     default: str | None = None,
     words: Collection[str] = (),
+    instead: Mapping[str, str] = MappingProxyType({}),
     otherwise: Callable[[Any], Any] | None = None,
     lossless: bool = False,
 ) -> PlainValidator:
-    """Checks an object as the kind that its `tag` names.
+    """Checks an object as the kind that its `tag` names; `what` it is, as "a part".
 
-    `unknown` words the refusal of any other kind, `default` is the kind where none, or null, is
-    named, `words` are texts that may stand instead of an object, and `schema` is the union that
-    the OpenAPI document shows. `otherwise` gives what takes the place of any other kind without
-    `--strict`: DROPPED, or None where it must be refused. `lossless`: it says the same.
+    `default` is the kind where none, or null, is named, `words` are texts that may stand instead
+    of an object, `instead` says what to send for a kind that is often tried. `otherwise` gives what
+    takes the place of any other kind without `--strict`: DROPPED, or None where it must be refused.
+    `lossless`: it says the same.
     """
+    *most, last = (*words, *kinds)
+    known = f"{', '.join(most)} or {last}" if most else last
+
+    def unknown(kind: str) -> str:
+        return f"{what} of type {kind} is not served: {instead.get(kind, f'send {known}')}"
 
     def refusal(sentence: str, value: Any, up: int) -> PydanticCustomError:
         instead = otherwise(value) if otherwise is not None else None
@@ -68,7 +76,10 @@ def one_of(
             raise ValidationError.from_exception_data(tag, [details])
         return kinds[named].model_validate(value)
 
-    return PlainValidator(check, json_schema_input_type=schema)
+    schema = reduce(or_, dict.fromkeys(kinds.values()))
+    return PlainValidator(
+        check, json_schema_input_type=schema | Literal[*words] if words else schema
+    )
 
 
 def text_as(block: Callable[[str], dict[str, Any]], schema: Any) -> BeforeValidator:

@@ -36,7 +36,7 @@ NEUTRAL = frozenset(
     " prompt_cache_retention cache_prompt id_slot verbosity penalize_nl n_keep n_discard min_keep"
     " speculative.n_max speculative.n_min speculative.p_min guided_decoding_backend speed"
     " user_profile_id client_metadata stream_options summary generate_summary cache_control"
-    " citations caller allowed_callers eager_input_streaming budget_tokens detail"
+    " citations caller allowed_callers eager_input_streaming detail"
     " annotations".split()
 )
 

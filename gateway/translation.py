@@ -6,19 +6,16 @@ the client's own body. The longest path that begins an error's `param` names the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from gateway import refusals
-from gateway.errors import ApiError
+from gateway.errors import ApiError, found_in, renamed
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.problems import likeliest
-
-_STEP = re.compile(r"[.\[]|$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +57,7 @@ def _require_own_names(tools: Sequence[str]) -> None:
 
 
 def named(error: ApiError, places: Mapping[str, str]) -> ApiError:
-    """The error with the client's own name of the field, in `param` and in the sentence."""
-    param = error.param or ""
-    for end in reversed([match.start() for match in _STEP.finditer(param)]):
-        if param[:end] in places:
-            return _renamed(error, param, places[param[:end]])
-    return error
-
-
-def _renamed(error: ApiError, old: str, new: str) -> ApiError:
-    sentence = re.sub(rf"(?<![\w.]){re.escape(old)}", lambda _: new, error.message)
-    return replace(error, param=new, message=sentence)
+    """The error with the client's own name of the field."""
+    if error.param is None:
+        return error
+    return renamed(error, error.param, found_in(places, error.param)[0])

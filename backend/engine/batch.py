@@ -128,10 +128,13 @@ class Chooser:
         mx.async_eval(chosen.arrays)
         return chosen
 
-    def _advance(self, tokens: Sequence[int] | None, faults: dict[int, Exception]) -> np.ndarray:
+    def _advance(
+        self, tokens: Sequence[int] | None, faults: dict[int, Exception]
+    ) -> np.ndarray | None:
         """Let the grammars see their latest tokens, and fill the masks of what may follow.
 
-        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go.
+        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go. None
+        where every token may follow in every sequence, as within a thinking budget.
         """
         shape = (len(self._constrained), words(self._vocabulary))
         allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
@@ -146,7 +149,7 @@ class Chooser:
             except Exception as fault:
                 faults[id(one)] = fault
                 mask[:] = 0xFFFFFFFF
-        return allowed
+        return allowed if (allowed != 0xFFFFFFFF).any() else None
 
 
 def first_tokens(

@@ -17,6 +17,7 @@ from pathlib import Path
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
 _FORGOTTEN = 1.0  # seconds after which an earlier reading says nothing any more
 _SPARE = 0.5  # of a core: what neighbours may use of it while a thread of ours still gains there
+_SMALL_BYTES = 1 << 20  # a product with less of weights is over before another thread has woken up
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4)  # of a line of /proc/stat behind the name: idle, waiting for a disk
 _COUNTED_FIELDS = 8  # the further ones, time of guests, are in the first ones too
@@ -31,14 +32,14 @@ class FreeCores:
     """
 
     def __init__(self, cores: int) -> None:
-        self._cores = cores
+        self.cores = cores
         self._latest: tuple[float, float, float] | None = None
         self._neighbours = 0.0  # cores that they use
 
     @property
     def threads(self) -> int:
         """From one to all cores."""
-        return max(int(self._cores - self._neighbours + 1 - _SPARE), 1)
+        return max(int(self.cores - self._neighbours + 1 - _SPARE), 1)
 
     def due(self, now: float) -> bool:
         """Whether another reading would say something new."""
@@ -77,7 +78,7 @@ class BlasThreads:
         The number may change while a product runs: OpenBLAS reads it when a product begins, and
         its threads were all started with the first one.
         """
-        if self._resting is None:
+        if self._resting is None and self._free.cores > 1:
             self._resting = threading.Event()
             follower = threading.Thread(
                 target=self._follow, args=(self._resting,), name="blas-threads", daemon=True
@@ -122,11 +123,13 @@ def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
     return total / ticks
 
 
-def blas_threads(environ: Mapping[str, str] = os.environ) -> BlasThreads | None:
-    """The choice for this process; None without OpenBLAS, or where the user chose the number."""
+def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> BlasThreads | None:
+    """The choice for a model with weight matrices of this size, and for all that is computed from
+    now on; None without OpenBLAS, or where the user chose the number."""
     apply = getattr(ctypes.CDLL(None), "openblas_set_num_threads", None)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     if apply is None or len(cores) < 2 or environ.get(USER_SETTING) or not _STAT.is_file():
         return None
     ticks = os.sysconf("SC_CLK_TCK")
-    return BlasThreads(len(cores), lambda: busy_seconds(_STAT.read_text(), cores, ticks), apply)
+    most = 1 if matrix_bytes < _SMALL_BYTES else len(cores)
+    return BlasThreads(most, lambda: busy_seconds(_STAT.read_text(), cores, ticks), apply)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
-from common.options import shown
+from common.wording import shown
 
 _BITS = (2, 3, 4, 5, 6, 8)  # of mx.quantize
 _GROUPS = (32, 64, 128)

@@ -11,7 +11,7 @@ from backend.engine.embedding.encoding import Piece
 from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from backend.engine.constraints.constraint import Constraint
+    from backend.engine.constraints.constraint import AnswerRule
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.loading.stages import Place, Stages
     from backend.engine.model import Built
@@ -36,7 +36,7 @@ class Submit:
     request: GenerationRequest
     prompt: list[int]
     limit: int
-    constraint: Constraint | None = None
+    constraint: AnswerRule | None = None
     stored: StoredPrefix | None = None
     plan: ScorePlan | None = None
     media: MediaPlan | None = None

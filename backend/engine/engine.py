@@ -38,7 +38,7 @@ from backend.engine.score_plan import ScoreRequest
 from backend.engine.served_model import ServedModel
 from backend.engine.text_calls import TextCalls
 from backend.engine.worker import Worker
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.loading.stages import Place, Stages

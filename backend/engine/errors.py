@@ -4,17 +4,37 @@ Every message is written for the person who reads it at the far end of the wire:
 with which value, what to do. None carries a path of the server or a secret.
 """
 
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Self
 
-from common.options import shown
+from common.wording import shown
+
+CONTEXT_LENGTH = "context_length_exceeded"
 
 
 class EngineError(Exception):
-    """Base of all errors that the engine reports to a caller; `str()` is the client's sentence."""
+    """Base of all errors that the engine reports to a caller; `str()` is the client's sentence.
+
+    fields: the fields of the request that the sentence names, the one at fault first.
+    code: a word for programs, where the kind of error and its status do not say enough.
+    """
+
+    code: ClassVar[str] = ""
+
+    def __init__(self, sentence: str = "", *fields: str) -> None:
+        super().__init__(sentence)
+        self.fields = fields
 
 
 class InvalidRequest(EngineError):
     """The request cannot be served as it is, now or later."""
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room for an answer in the context; `str()` names both lengths."""
+
+    code = CONTEXT_LENGTH
 
 
 class NotLoaded(EngineError):
@@ -30,6 +50,8 @@ class Overloaded(EngineError):
 
 class TooLong(EngineError):
     """A text is longer than the model reads at once; `str()` names both lengths."""
+
+    code = CONTEXT_LENGTH
 
 
 class WrongKind(EngineError):
@@ -72,3 +94,13 @@ class NotFinite(EngineFailed):
             "the model's logits are not finite numbers: its weights are damaged, or it overflows in"
             " its data type (the option dtype:float32 may help)"
         )
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Blame this field of the request for an error raised inside, unless it names its own."""
+    try:
+        yield
+    except EngineError as error:
+        error.fields = error.fields or (field,)
+        raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 FinishReason = Literal["stop", "length"]
 
@@ -80,4 +80,17 @@ class Finished:
     repeated: bool = False
 
 
-Event = TextDelta | Finished
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt is: told before the first text, to those who ask for it.
+
+    The first comes when the prompt is known to be served, before it has a slot. processed: prompt
+    tokens with KV, the cached part included.
+    """
+
+    usage: Usage
+    processed: int = 0
+    text: ClassVar[str] = ""
+
+
+Event = Progress | TextDelta | Finished

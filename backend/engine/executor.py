@@ -26,7 +26,7 @@ from backend.engine.batch import (
     ids,
     sampled_of,
 )
-from backend.engine.constraints.constraint import Constraint
+from backend.engine.constraints.constraint import AnswerRule
 from backend.engine.device import may_wait_within_a_step
 from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
@@ -70,7 +70,7 @@ class ExecutorSequence:
     request: GenerationRequest
     prompt: Sequence[int]
     limit: int
-    constraint: Constraint | None = None
+    constraint: AnswerRule | None = None
     scoring: Scoring | None = None
     media: MediaPlan | None = None
     stored: StoredPrefix | None = None

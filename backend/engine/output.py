@@ -10,6 +10,7 @@ from backend.engine.events import (
     Event,
     Finished,
     FinishReason,
+    Progress,
     PromptLogprobs,
     TextDelta,
     TokenLogprob,
@@ -39,6 +40,7 @@ class Output:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: FinishReason | None = None
     _delivered_logprobs: int = 0
+    _processed: int = 0
     _started_at: float = 0.0
     _first_token_at: float = 0.0
     _last_token_at: float = 0.0
@@ -58,6 +60,14 @@ class Output:
             prefill_ms=(first - self._started_at) * 1e3,
             decode_ms=(self._last_token_at - first) * 1e3 if self._first_token_at else 0.0,
         )
+
+    def progress(self) -> Progress | None:
+        """How far the prompt is, where that is news to an owner who wants to know."""
+        processed = min(len(self.sequence.history), len(self.sequence.prompt))
+        if self.generated or processed <= self._processed:
+            return None
+        self._processed = processed
+        return Progress(self.usage(), processed)
 
     def finish_unstarted(self) -> Sequence[Event]:
         """The end of a sequence that generates nothing: only its prompt was wanted, or its

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 from backend.engine import score_plan
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
-from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
-from backend.engine.events import Finished, TokenLogprob, Usage
+from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, about
+from backend.engine.events import Finished, Progress, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
 from backend.engine.prompts import require_tellable
@@ -27,7 +27,7 @@ from backend.engine.score_plan import ScoreRequest
 from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
-    from backend.engine.constraints.constraint import Constraint
+    from backend.engine.constraints.constraint import AnswerRule, Constraint
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.served_model import ServedModel
 
@@ -83,9 +83,10 @@ class Preparer:
                 yield "media"
             elif _characters(request.prompt) > _LONG:
                 yield "long"
-            prompt = served.prompts.build(
-                request.prompt, request.attachments, counted=request.count_only
-            )
+            with about(_field(request.prompt)):
+                prompt = served.prompts.build(
+                    request.prompt, request.attachments, counted=request.count_only
+                )
             if request.count_only:
                 self._tell([(ticket, Finished("length", Usage(len(prompt.tokens))))])
                 return
@@ -95,10 +96,11 @@ class Preparer:
             from backend.engine.prefix_index import PrefixKey  # NumPy waits for the first prompt
 
             key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
-            constraint = None
+            rule: AnswerRule | None = None
             if bare.constraint is not None:
                 yield "grammar"
-                constraint = _constraint(served, bare, prompt.tail)
+                rule = _constraint(served, bare, prompt.tail)
+            rule = _within_budget(served, bare, prompt.tail, rule)
             stored = None
             disk = served.disk if prompt.media is None else None
             if disk is not None and disk.has_files(bare.disk.path):
@@ -107,6 +109,8 @@ class Preparer:
             if not isinstance(generation := self._owners.get(ticket), Generation):
                 return
             generation.prompt_tail = prompt.tail
+            if bare.stream_progress:
+                self._tell([(ticket, Progress(Usage(len(prompt.tokens))))])
             room = served.context_size - len(prompt.tokens)
             limit = min(bare.max_tokens or served.default_max_tokens or room, room)
             self._worker.send(
@@ -116,7 +120,7 @@ class Preparer:
                     bare,
                     prompt.tokens,
                     limit,
-                    constraint,
+                    rule,
                     stored,
                     media=prompt.media,
                     key=key,
@@ -131,12 +135,13 @@ class Preparer:
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
-            scored = score_plan.plan(
-                request,
-                served.prompts.encode_open,
-                served.context_size,
-                wanted=lambda: ticket in self._owners,
-            )
+            with about("prompt"):
+                scored = score_plan.plan(
+                    request,
+                    served.prompts.encode_open,
+                    served.context_size,
+                    wanted=lambda: ticket in self._owners,
+                )
             if ticket not in self._owners:
                 return
             if not scored.longest:
@@ -202,11 +207,46 @@ def _constraint(served: ServedModel, request: GenerationRequest, tail: str) -> C
         return None
     assert served.constraints is not None, "only a model that generates gets this far"
     arguments = getattr(request.prompt, "template_arguments", {})
-    return served.constraints.compile(
-        request.constraint,
-        prompt_tail=tail,
-        answers_messages=isinstance(request.prompt, ChatPrompt),
-        thinking=arguments.get("enable_thinking"),
+    with about("Tools" if request.constraint.kind == "calls" else "Grammar"):
+        return served.constraints.compile(
+            request.constraint,
+            prompt_tail=tail,
+            answers_messages=isinstance(request.prompt, ChatPrompt),
+            thinking=arguments.get("enable_thinking"),
+        )
+
+
+def _field(prompt: Prompt) -> str:
+    """The field of PredictOptions that a prompt came in."""
+    match prompt:
+        case RawPrompt():
+            return "Prompt"
+        case TokenPrompt():
+            return "Metadata mlx.prompt_token_ids"
+        case ChatPrompt():
+            return "Messages"
+
+
+def _within_budget(
+    served: ServedModel, request: GenerationRequest, tail: str, rule: AnswerRule | None
+) -> AnswerRule | None:
+    """The rule, and the end of reasoning where the request bounds that."""
+    prompt, most = request.prompt, request.thinking_budget
+    if most is None or not isinstance(prompt, ChatPrompt):
+        return rule
+    chat_format = served.format_of(tools=bool(prompt.tools))
+    if not chat_format.thinks:
+        return rule
+    from backend.engine.constraints.thinking_budget import ThinkingBudget, openings
+
+    encode = served.prompts.tokenize
+    return ThinkingBudget(
+        most,
+        lambda: served.parser(prompt, tail),
+        lambda: served.new_text(prompt.continues),
+        encode,
+        openings(chat_format, encode, served.prompts.control.ids.values()),
+        rule,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from backend.engine.control_tokens import ControlTokens
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
 from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+REASONING_WORDS: Mapping[str, Sequence[Any]] = {
+    "reasoning_effort": ("low", "high"),
+    "thinking_budget": (512, 4096),
+}
+"""Variables by which templates tell a model how much to think, with values that differ."""
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_LOGPROBS = (
     1 << 18
@@ -72,7 +77,8 @@ def require_tellable(tokens: int, alternatives: int) -> None:
         raise InvalidRequest(
             f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
             f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
-            " send a smaller TopLogprobs"
+            " send a smaller TopLogprobs",
+            "TopLogprobs",
         )
 
 
@@ -224,7 +230,8 @@ class PromptBuilder:
         """The chat template's text for these messages. Raises InvalidRequest."""
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
-                "Messages cannot be used with this model: it has no chat template; send Prompt"
+                "Messages cannot be used with this model: it has no chat template; send Prompt",
+                "Messages",
             )
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
@@ -301,6 +308,22 @@ class PromptBuilder:
         except (InvalidRequest, RecursionError):
             return ""
 
+    def known_words(self) -> frozenset[str]:
+        """Which of `REASONING_WORDS` change what the template renders."""
+        return frozenset(
+            word for word, values in REASONING_WORDS.items() if self._tells_apart(word, values)
+        )
+
+    def _tells_apart(self, word: str, values: Sequence[Any]) -> bool:
+        texts = set()
+        for value in values:
+            arguments = {"enable_thinking": True, word: value}
+            try:
+                texts.add(self.render(ChatPrompt(_SAMPLE, template_arguments=arguments)))
+            except InvalidRequest:
+                return False
+        return len(texts) > 1
+
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special-token text is parsed, and nothing is added."""
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
@@ -311,7 +334,8 @@ class PromptBuilder:
             if not 0 <= token < self._vocabulary_size:
                 raise InvalidRequest(
                     f"tokens[{place}] is {token}, but the vocabulary ends at"
-                    f" {self._vocabulary_size - 1}"
+                    f" {self._vocabulary_size - 1}",
+                    f"tokens[{place}]",
                 )
         return str(self._tokenizer.decode(tokens))
 
@@ -342,8 +366,8 @@ class PromptBuilder:
         if at_least >= most:
             raise self._too_long(f"at least {at_least} tokens")
 
-    def _too_long(self, length: str) -> InvalidRequest:
-        return InvalidRequest(
+    def _too_long(self, length: str) -> PromptTooLong:
+        return PromptTooLong(
             f"the prompt has {length}, but the context holds {self._context_size} with at least"
-            " one of output: shorten the prompt or load the model with a larger ContextSize"
+            " one of output: shorten the prompt or load the model with a larger context_size"
         )

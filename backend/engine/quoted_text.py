@@ -86,7 +86,8 @@ class QuotedText:
         if self._backend is None:
             raise InvalidRequest(
                 "Messages hold the text of a control token, which this model's tokenizer cannot"
-                " read as plain text: remove it from the content of users and tools"
+                " read as plain text: remove it from the content of users and tools",
+                "Messages",
             )
         with self._lock:
             if self._literal is None:

@@ -108,11 +108,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What the wire has no field for. A model has defaults of the first five.
+    """What the wire has no field for. A model has defaults of the first six.
 
     grammar_type: how the text of a grammar is to be read; auto tells JSON schemas from GBNF.
+    thinking_budget: most tokens of reasoning; -1: as many as the model likes.
     grammar_or_calls: the grammar holds what is said, and offered tools may be called instead.
     stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
+    stream_progress: a stream tells how far the prompt is.
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
@@ -127,10 +129,12 @@ class Extras:
     xtc_threshold: float = 0.1
     grammar_type: str = "auto"
     parallel_tool_calls: bool = True
+    thinking_budget: int = -1
     presence_window: int = 0
     frequency_window: int = 0
     grammar_or_calls: bool = False
     stream_logprobs: bool = False
+    stream_progress: bool = False
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: bool = False
     prompt_only: bool = False
@@ -149,10 +153,12 @@ class GenerationRequest:
     ignore_eos: it cannot be chosen at all.
     logprobs: how many alternatives to tell with each token's log-probability; None: tell nothing.
     stream_logprobs: whether they are wanted piece by piece.
+    stream_progress: whether `Progress` is wanted before the first text.
     prompt_logprobs: the same as `logprobs` for the tokens of the prompt.
     prompt_only: the prompt is read, and nothing is generated.
     count_only: nothing is computed; the prompt's tokens are counted, and may be more than fit.
     constraint: a grammar that the output must match.
+    thinking_budget: most tokens of reasoning; None: as many as the model likes.
     n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
     disk: how the prompt cache on disk is used.
     attachments: media of the prompt; None where there are none, and once they are in it.
@@ -167,10 +173,12 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int | None = None
     stream_logprobs: bool = False
+    stream_progress: bool = False
     prompt_logprobs: int | None = None
     prompt_only: bool = False
     count_only: bool = False
     constraint: ConstraintSpec | None = None
+    thinking_budget: int | None = None
     n_draft: int = 0
     disk: DiskUse = UNSET
     attachments: Attachments | None = None

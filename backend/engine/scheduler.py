@@ -85,6 +85,7 @@ class Scheduler:
         self._events: list[PlannerEvent] = []
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that generate nothing
+        self._watched: set[int] = set()  # sequences whose owners want to know how far they are
         self.executor = Executor(model)
         self.planner = Planner(
             Limits(
@@ -137,6 +138,8 @@ class Scheduler:
         limit = self._model.repetition_guard
         guard = RepetitionGuard(limit) if limit else None
         self._outputs[command.ticket] = Output(sequence, text, StopMatcher(request.stop), guard)
+        if request.stream_progress:
+            self._watched.add(command.ticket)
         self.executor.add(sequence)
         generates = not (request.prompt_only or (constraint is not None and constraint.ended))
         joins = generates and scoring is None
@@ -157,7 +160,7 @@ class Scheduler:
                 joins=joins,
                 scores=scoring is not None,
                 encodes=0 if media is None else self._encoding_bytes(media),
-                beside=0 if constraint is None else _MATCHER_BYTES,
+                beside=0 if request.constraint is None else _MATCHER_BYTES,
             )
         )
 
@@ -181,6 +184,7 @@ class Scheduler:
         self._events.clear()
         self._retried.clear()
         self._unstarted.clear()
+        self._watched.clear()
         self.executor.clear()
         self.planner = Planner(self.planner.limits)
         self._settle()
@@ -207,6 +211,7 @@ class Scheduler:
         self._flush()
         self._fail_broken()
         self._finish_unstarted()
+        self._tell_progress()
         self._steps += 1
         if sampled:
             self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - started)
@@ -268,6 +273,16 @@ class Scheduler:
             if over:
                 self._end_if_over(number, output.finish_unstarted())
         self._unstarted &= self._outputs.keys()
+
+    def _tell_progress(self) -> None:
+        """Tell who waits for a first token what this step read of the prompt."""
+        self._watched &= self._outputs.keys()
+        for number in [*self._watched]:
+            output = self._outputs[number]
+            if output.generated:
+                self._watched.discard(number)
+            elif news := output.progress():
+                self._publish(number, news)
 
     def _fail_broken(self) -> None:
         """End the sequences whose step failed; after a failed allocation they are retried once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, PromptTooLong
 from common.prefixes import common_prefix
 
 MOST_CANDIDATES = 1024
@@ -58,20 +58,24 @@ def require_bounded(request: ScoreRequest) -> None:
     """Raise InvalidRequest for what would take too long even to tokenise, or makes no sense."""
     count = len(request.candidates)
     if not count:
-        raise InvalidRequest("candidates is empty: send at least one text to score")
+        raise InvalidRequest("candidates is empty: send at least one text to score", "candidates")
     if count > MOST_CANDIDATES:
-        raise InvalidRequest(f"candidates has {count} entries: send at most {MOST_CANDIDATES}")
+        raise InvalidRequest(
+            f"candidates has {count} entries: send at most {MOST_CANDIDATES}", "candidates"
+        )
     characters = count * len(request.prompt) + sum(map(len, request.candidates))
     if characters > MOST_CHARACTERS:
         raise InvalidRequest(
             f"prompt and candidates are {characters} characters, the prompt counted with each"
-            f" candidate: send at most {MOST_CHARACTERS}, or fewer candidates at a time"
+            f" candidate: send at most {MOST_CHARACTERS}, or fewer candidates at a time",
+            "prompt",
         )
     size = len(request.prompt.encode())
     if not 0 <= request.stable_bytes <= size:
         raise InvalidRequest(
             f"stable_prefix_len is {request.stable_bytes}, but prompt has {size} bytes: send how"
-            " many of them stay the same, or 0"
+            " many of them stay the same, or 0",
+            "stable_prefix_len",
         )
 
 
@@ -103,7 +107,8 @@ def plan(
     total = sum(len(one.tokens) for one in continuations)
     if total > MOST_TOKENS:
         raise InvalidRequest(
-            f"candidates have {total} tokens together: send at most {MOST_TOKENS} at a time"
+            f"candidates have {total} tokens together: send at most {MOST_TOKENS} at a time",
+            "candidates",
         )
     prefix = prompt[:start]
     return ScorePlan(prefix, tuple(continuations), _stable(request, prefix, encode))
@@ -121,9 +126,10 @@ def _encoded(
             return
         tokens = encode(request.prompt + candidate) if candidate else prompt
         if len(tokens) > context_size:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"prompt and candidates[{place}] have {len(tokens)} tokens, but the context holds"
-                f" {context_size}: shorten them, or load the model with a larger ContextSize"
+                f" {context_size}: shorten them, or load the model with a larger context_size",
+                "prompt",
             )
         yield tokens
 

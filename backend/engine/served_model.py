@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backend.engine.embedding.kind import ModelKind
-from backend.engine.request import Extras
+from backend.engine.request import ChatPrompt, Extras
 from backend.engine.token_text import TextStream
 from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser
 
 if TYPE_CHECKING:
     from backend.engine.constraints.compiler import ConstraintCompiler
@@ -29,6 +30,7 @@ class ServedModel:
     media_marker: where they go in a raw prompt.
     epoch: the number of the load. capacity: requests that may be running or waiting.
     default_max_tokens: for requests that set no limit; 0 means up to the end of the context.
+    template_words: which of `REASONING_WORDS` the chat template knows.
     step_timeout: seconds. constraints: for models that generate text. reader: what the model
     answers besides generating.
     """
@@ -52,10 +54,23 @@ class ServedModel:
     media: frozenset[str] = frozenset()
     media_marker: str = ""
     call_format: ChatFormat | None = None
+    template_words: frozenset[str] = frozenset()
     default_max_tokens: int = 0
     constraints: ConstraintCompiler | None = None
     disk: DiskCache | None = None
     reader: Reader | None = None
+
+    def parser(
+        self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False
+    ) -> ChatParser:
+        """What reads an answer to the prompt, whose text ends in `prompt_tail`."""
+        return ChatParser(
+            self.format_of(tools=bool(prompt.tools)),
+            tools=prompt.tools or (),
+            prompt_tail=prompt_tail,
+            begun=prompt.messages[-1]["content"] if prompt.continues else "",
+            partial_calls=partial_calls,
+        )
 
     def format_of(self, *, tools: bool) -> ChatFormat:
         """How an answer is read, with tools offered or without."""

@@ -13,7 +13,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
 from backend.engine.setting_rule import Rule, flag, number, text
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte count
 
@@ -126,6 +126,13 @@ class Settings:
         "Whether an answer that must call a tool may make several calls; a request may set its own"
         " (`mlx.parallel_tool_calls`).",
     )
+    thinking_budget: int = number(
+        -1,
+        -1,
+        100_000_000,
+        "Most tokens of reasoning in an answer, after which its end is forced; -1 means no bound; a"
+        " request may set its own (`mlx.thinking_budget`, or a reasoning effort).",
+    )
     n_draft: int = number(
         8,
         1,
@@ -223,6 +230,7 @@ class Settings:
             xtc_threshold=self.xtc_threshold,
             grammar_type=self.grammar_type,
             parallel_tool_calls=self.parallel_tool_calls,
+            thinking_budget=self.thinking_budget,
         )
 
     @property

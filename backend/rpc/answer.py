@@ -99,11 +99,7 @@ class Answer:
         if not isinstance(prompt, ChatPrompt):
             return None
         if self._parser is None:
-            self._parser = ChatParser(
-                self._facts.format_of(tools=bool(prompt.tools)),
-                tools=prompt.tools or (),
-                prompt_tail=self._generation.prompt_tail,
-                begun=prompt.messages[-1]["content"] if prompt.continues else "",
-                partial_calls=self._partial_calls,
+            self._parser = self._facts.parser(
+                prompt, self._generation.prompt_tail, partial_calls=self._partial_calls
             )
         return self._parser

@@ -49,13 +49,15 @@ async def answer(engine: Engine, options: pb.PredictOptions) -> pb.EmbeddingResu
 def _require_one_input(options: pb.PredictOptions) -> None:
     for name, instead in _NOT_READ.items():
         if getattr(options, name):
-            raise InvalidRequest(f"{name} is set, but Embedding does not read it: {instead}")
+            raise InvalidRequest(f"{name} is set, but Embedding does not read it: {instead}", name)
     if options.Embeddings and options.EmbeddingTokens:
         raise InvalidRequest(
             f"Embeddings ({len(options.Embeddings)} characters) and EmbeddingTokens"
-            f" ({len(options.EmbeddingTokens)} ids) are both set: send one of them"
+            f" ({len(options.EmbeddingTokens)} ids) are both set: send one of them",
+            "Embeddings",
         )
     if not options.Embeddings and not options.EmbeddingTokens:
         raise InvalidRequest(
-            "Embeddings and EmbeddingTokens are both empty: send a text, or its tokens"
+            "Embeddings and EmbeddingTokens are both empty: send a text, or its tokens",
+            "Embeddings",
         )

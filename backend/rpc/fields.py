@@ -54,7 +54,7 @@ class Fields:
             value = getattr(message, name)
             if not row.neutral.holds(value):
                 given = f"is {value:g}" if isinstance(value, (int, float)) and value else "is set"
-                raise InvalidRequest(f"{name} {given}, but {row.why}: {row.instead}")
+                raise InvalidRequest(f"{name} {given}, but {row.why}: {row.instead}", name)
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Each field, in the order of the message, and what becomes of it in Markdown."""
@@ -100,7 +100,9 @@ PREDICT_OPTIONS = Fields(
     honoured={
         "Prompt": "goes to the model as it is, unless Messages are rendered; a BOS token is added"
         " only where the text has none",
-        "Messages": "rendered by the model's chat template when UseTokenizerTemplate is set",
+        "Messages": "rendered by the model's chat template when UseTokenizerTemplate is set; the"
+        " line `x-anthropic-billing-header: …` of a system message, which clients change with every"
+        " request, is left out",
         "UseTokenizerTemplate": "renders Messages, if there are any, whatever Prompt holds",
         "Metadata": "`enable_thinking`, `reasoning_effort` and `chat_template_kwargs` reach the"
         " chat template; keys that begin with `mlx.` are the settings below; other keys are labels"
@@ -108,9 +110,9 @@ PREDICT_OPTIONS = Fields(
         "Images": "shown to a model that takes images, before the text of the last user's message"
         " or where `mlx.image_messages` says (docs/vision.md); refused for other models",
         "Audios": "the same for sounds and `mlx.audio_messages`",
-        "Tools": "shown by the chat template, or described in text where it shows none"
-        " (docs/formats.md); answers that call one become tool-call deltas; with a tool that is"
-        " `strict`, a grammar holds calls to the schemas",
+        "Tools": "shown by the chat template in the order of their names, or described in text"
+        " where it shows none (docs/formats.md); answers that call one become tool-call deltas;"
+        " with a tool that is `strict`, a grammar holds calls to the schemas",
         "ToolChoice": "`none` hides the tools; a grammar enforces `required` and a named function,"
         " in the model's own call format",
         "Tokens": "most tokens to generate; 0, -1 and -2 mean up to the end of the context",
@@ -129,7 +131,8 @@ PREDICT_OPTIONS = Fields(
         "LogitBias": "JSON object, token id → what is added to its logit; an id that the model"
         " does not have is an error",
         "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; reasoning"
-        " may come before it where the model thinks",
+        " may come before it where the model thinks. GBNF beside Tools with one that is `strict` is"
+        " the host's form of calls, and left out: calls are enforced in the model's own",
         "PromptCachePath": "an absolute path: the file that keeps a conversation's KV over a"
         " restart; empty leaves it to the folder of `prompt_cache_dir`, if there is one",
         "PromptCacheAll": "keeps the answer's KV on disk as well, not the prompt's alone",
@@ -197,7 +200,6 @@ MODEL_OPTIONS = Fields(
         " runs",
         "LimitImagePerPrompt": "most Images of a request; 0 means 16",
         "LimitAudioPerPrompt": "most Audios of a request; 0 means 16",
-        "LimitVideoPerPrompt": "a count like the two before; any Videos are refused",
         "EngineArgs": "the same settings as a JSON object; an unknown key fails",
     },
     refused={
@@ -227,6 +229,7 @@ MODEL_OPTIONS = Fields(
         "TensorParallelSize": Refused(_one_of(0, 1), "one process serves the model", "send 0 or 1"),
     },
     unused={
+        "LimitVideoPerPrompt": "any Videos are refused",
         "Seed": "every request brings its own",
         "NBatch": "prefill is cut by the prefill_chunk setting",
         "Threads": _DEVICE,

@@ -106,7 +106,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 status = status_of(error)
                 call_log.failed(method, notes, started, status, error)
-                await context.abort(status.code, status.sentence)
+                await context.abort(status.code, status.sentence, status.trailers)
             call_log.succeeded(method, notes, started)
             return reply
 

@@ -21,9 +21,9 @@ def json_object(name: str, text: str, what: str = "a JSON object") -> dict[str, 
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
+        raise InvalidRequest(f"{name} is not valid JSON: {error}", name) from None
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{name} must be {what}, but it is {_KINDS[type(value)]}")
+        raise InvalidRequest(f"{name} must be {what}, but it is {_KINDS[type(value)]}", name)
     return value

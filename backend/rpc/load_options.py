@@ -16,7 +16,7 @@ from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.settings import RULES, checked, unknown_setting
 from backend.rpc.fields import MODEL_OPTIONS
 from backend.rpc.json_field import json_object
-from common.options import shown
+from common.wording import shown
 from wire import backend_pb2 as pb
 
 _PER_REQUEST = "has no effect here: the host sends this value with every request"
@@ -60,7 +60,6 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         reranking=options.Reranking,
         most_images=options.LimitImagePerPrompt,
         most_audios=options.LimitAudioPerPrompt,
-        most_videos=options.LimitVideoPerPrompt,
         settings=settings,
     )
     if not request.model and not request.model_file:

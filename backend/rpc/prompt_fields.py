@@ -6,7 +6,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.request_metadata import template_arguments
 from common.messages import template_messages
-from common.tools import Tool, ToolChoice, offered, parse_tool_choice, parse_tools
+from common.tools import Tool, ToolChoice, in_order, meant, offered, parse_tool_choice, parse_tools
 from wire import backend_pb2 as pb
 
 MOST_MESSAGES = 10_000
@@ -22,21 +22,23 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     if extras.continue_final_message and not chats:
         raise InvalidRequest(
             "Metadata mlx.continue_final_message is true, but there are no Messages to continue:"
-            " send them with UseTokenizerTemplate, or leave it out"
+            " send them with UseTokenizerTemplate, or leave it out",
+            "Metadata mlx.continue_final_message",
         )
     if extras.prompt_token_ids is not None:
         return _token_prompt(options, extras.prompt_token_ids, vocabulary_size, chats=chats)
     if chats and extras.prompt_logprobs:
         raise InvalidRequest(
             "Metadata mlx.prompt_logprobs is true, but Messages are given: only a raw prompt has"
-            " log-probabilities; send Prompt, or leave it out"
+            " log-probabilities; send Prompt, or leave it out",
+            "Metadata mlx.prompt_logprobs",
         )
     if chats:
         _require_bounded(options)
         try:
             messages = template_messages(options.Messages)
         except ValueError as error:
-            raise InvalidRequest(str(error)) from None
+            raise InvalidRequest(str(error), "Messages") from None
         if extras.continue_final_message:
             _require_begun(options)
         arguments = template_arguments(options.Metadata)
@@ -47,7 +49,8 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     if options.Messages:
         raise InvalidRequest(
             "Messages are given without UseTokenizerTemplate, and Prompt is empty:"
-            " set UseTokenizerTemplate, or send the text as Prompt"
+            " set UseTokenizerTemplate, or send the text as Prompt",
+            "Messages",
         )
     raise InvalidRequest(
         "the prompt is empty: send text as Prompt, or Messages with UseTokenizerTemplate"
@@ -60,7 +63,8 @@ def _require_begun(options: pb.PredictOptions) -> None:
     if last.role != "assistant" or not last.content or last.tool_calls:
         raise InvalidRequest(
             f"{place} cannot be continued: Metadata mlx.continue_final_message needs an assistant's"
-            " text there, without tool calls"
+            " text there, without tool calls",
+            place,
         )
 
 
@@ -68,12 +72,14 @@ def _require_bounded(options: pb.PredictOptions) -> None:
     """What is parsed here delays every other call, so there is a bound to it."""
     if len(options.Messages) > MOST_MESSAGES:
         raise InvalidRequest(
-            f"Messages has {len(options.Messages)} entries: send at most {MOST_MESSAGES}"
+            f"Messages has {len(options.Messages)} entries: send at most {MOST_MESSAGES}",
+            "Messages",
         )
     parsed = len(options.Tools) + sum(len(message.tool_calls) for message in options.Messages)
     if parsed > LARGEST_JSON:
         raise InvalidRequest(
-            f"Tools and tool_calls are {parsed} characters together: send at most {LARGEST_JSON}"
+            f"Tools and tool_calls are {parsed} characters together: send at most {LARGEST_JSON}",
+            "Tools",
         )
 
 
@@ -83,13 +89,15 @@ def _token_prompt(
     for name, given in (("Prompt", bool(options.Prompt)), ("Messages", chats)):
         if given:
             raise InvalidRequest(
-                f"Metadata mlx.prompt_token_ids and {name} are both given: send one of them"
+                f"Metadata mlx.prompt_token_ids and {name} are both given: send one of them",
+                "Metadata mlx.prompt_token_ids",
             )
     for place, token in enumerate(ids):
         if not 0 <= token < vocabulary_size:
             raise InvalidRequest(
                 f"Metadata mlx.prompt_token_ids[{place}] is {token}, but the vocabulary ends at"
-                f" {vocabulary_size - 1}"
+                f" {vocabulary_size - 1}",
+                f"Metadata mlx.prompt_token_ids[{place}]",
             )
     return TokenPrompt(ids)
 
@@ -97,13 +105,21 @@ def _token_prompt(
 def tool_choice(options: pb.PredictOptions) -> ToolChoice:
     """Whether the model may, must or must not call a tool (contract 3.6). Raises InvalidRequest."""
     try:
-        return parse_tool_choice(options.ToolChoice)
+        choice = parse_tool_choice(options.ToolChoice)
     except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+        raise InvalidRequest(str(error), "ToolChoice") from None
+    return meant(choice, _tools(options)) if choice.name else choice
 
 
 def _offered_tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
     try:
-        return offered(parse_tools(options.Tools), tool_choice(options))
+        return in_order(offered(_tools(options), tool_choice(options)))
     except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+        raise InvalidRequest(str(error), "ToolChoice", "Tools") from None
+
+
+def _tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
+    try:
+        return parse_tools(options.Tools)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "Tools") from None

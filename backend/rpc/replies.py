@@ -8,7 +8,9 @@ last one says nothing but the totals.
 
 from __future__ import annotations
 
-from backend.engine.events import Usage
+import json
+
+from backend.engine.events import Progress, Usage
 from common.chat_events import (
     ChatEvent,
     ChatMessage,
@@ -46,6 +48,16 @@ def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
         timing_prompt_processing=usage.prefill_ms,
         timing_token_generation=usage.decode_ms,
     )
+
+
+def progress(event: Progress) -> pb.Reply:
+    """How far the prompt is; nothing of an answer."""
+    counts = {
+        "total": event.usage.prompt_tokens,
+        "cached": event.usage.cached_tokens,
+        "processed": event.processed,
+    }
+    return last(event.usage, json.dumps({"progress": counts}).encode())
 
 
 def whole(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply:

@@ -17,7 +17,7 @@ from backend.engine.request import Extras
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
 from backend.rpc.json_field import json_object
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 PREFIX = "mlx."
 _LONGEST_LIST = 2 << 20
@@ -68,11 +68,13 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
         name = key.removeprefix(PREFIX)
         if name not in KEYS:
             hint = did_you_mean(name, KEYS) or f"; known are {', '.join(sorted(KEYS))}"
-            raise InvalidRequest(f"unknown Metadata key {shown(key)}{hint}")
+            raise InvalidRequest(f"unknown Metadata key {shown(key)}{hint}", "Metadata")
         try:
             given[name] = KEYS[name].read(text.strip())
         except ValueError as wanted:
-            raise InvalidRequest(f"Metadata {key} is {shown(text)}: send {wanted}") from None
+            raise InvalidRequest(
+                f"Metadata {key} is {shown(text)}: send {wanted}", f"Metadata {key}"
+            ) from None
     return replace(defaults, **given)
 
 
@@ -95,7 +97,9 @@ def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
 def _blob(text: str) -> dict[str, Any]:
     name = "Metadata chat_template_kwargs"
     if len(text) > _LARGEST_BLOB:
-        raise InvalidRequest(f"{name} is {len(text)} characters long: send at most {_LARGEST_BLOB}")
+        raise InvalidRequest(
+            f"{name} is {len(text)} characters long: send at most {_LARGEST_BLOB}", name
+        )
     return json_object(name, text)
 
 
@@ -109,7 +113,8 @@ def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
     if name in metadata:
         return False
     raise InvalidRequest(
-        f"Metadata chat_template_kwargs sets {name}, which the backend sets itself: remove it"
+        f"Metadata chat_template_kwargs sets {name}, which the backend sets itself: remove it",
+        "Metadata chat_template_kwargs",
     )
 
 
@@ -118,7 +123,7 @@ def _flag(name: str, value: Any) -> bool:
         value = {"true": True, "false": False}.get(value.strip().lower())
     if isinstance(value, bool):
         return value
-    raise InvalidRequest(f"Metadata {name} must be true or false")
+    raise InvalidRequest(f"Metadata {name} must be true or false", f"Metadata {name}")
 
 
 def _integers(what: str) -> Callable[[str], tuple[int, ...]]:
@@ -162,6 +167,12 @@ KEYS: Mapping[str, Key] = {
     "parallel_tool_calls": Key(
         RULES["parallel_tool_calls"].read, "`false`: an answer that must call a tool makes one call"
     ),
+    "thinking_budget": Key(
+        RULES["thinking_budget"].read,
+        "most tokens of reasoning, of an answer to Messages; then its end is forced. 0: none; -1:"
+        " no bound. Where it is not sent, `reasoning_effort` bounds it unless the chat template"
+        " knows that variable: minimal and low 1024, medium 8192, high 24576",
+    ),
     "grammar_or_calls": Key(
         _FLAG.read,
         "`true`: the answer matches Grammar, or calls the offered tools as ToolChoice allows;"
@@ -171,6 +182,12 @@ KEYS: Mapping[str, Key] = {
         _FLAG.read,
         "`true`: where log-probabilities are asked for, each Reply of a stream carries those of its"
         " own tokens, and the last Reply only the rest",
+    ),
+    "stream_progress": Key(
+        _FLAG.read,
+        "`true`: until the first text, Replies of a stream tell how far the prompt is: `logprobs`"
+        ' is `{"progress": {"total", "cached", "processed"}}` in tokens; the first comes as soon as'
+        " the request is accepted",
     ),
     "prompt_token_ids": Key(
         _integers("a JSON list of token ids"),

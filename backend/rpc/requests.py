@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from dataclasses import replace
 
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
@@ -17,15 +18,26 @@ from backend.engine.request import Attachments, ChatPrompt, Extras, GenerationRe
 from backend.engine.served_model import ServedModel
 from backend.rpc.fields import PREDICT_OPTIONS
 from backend.rpc.prompt_fields import prompt_of, tool_choice
-from backend.rpc.request_metadata import extras_of
+from backend.rpc.request_metadata import PREFIX, extras_of
 from backend.rpc.sampling_fields import sampling
-from common.options import shown
+from common.wording import shown
 from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
 LONGEST_STOP = 4096
 MOST_GUESSES = 64
 MOST_ALTERNATIVES = 20  # OpenAI's bound of top_logprobs
+# What Gemini's API makes of an effort, https://ai.google.dev/gemini-api/docs/openai#thinking
+EFFORT_BUDGETS = {
+    "none": 0,
+    "minimal": 1024,
+    "low": 1024,
+    "medium": 8192,
+    "high": 24576,
+    "xhigh": -1,
+    "max": -1,
+}
+_BUDGET = f"{PREFIX}thinking_budget"
 _UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -38,6 +50,9 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
     constraint = _constraint(options, prompt, extras)
     if constraint is not None and extras.continue_final_message:
         raise _cannot_constrain_continuation(constraint)
+    budget = _thinking_budget(options, prompt, extras, facts)
+    if budget is not None and isinstance(prompt, ChatPrompt):
+        prompt = _told_of_budget(prompt, budget, facts)
     max_tokens = _max_tokens(options.Tokens)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
@@ -49,10 +64,12 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
         ignore_eos=options.IgnoreEOS,
         logprobs=_logprobs(options),
         stream_logprobs=extras.stream_logprobs,
+        stream_progress=extras.stream_progress,
         prompt_logprobs=options.TopLogprobs if extras.prompt_logprobs else None,
         prompt_only=extras.prompt_only,
         count_only=extras.count_only,
         constraint=constraint,
+        thinking_budget=budget,
         n_draft=_n_draft(options.NDraft),
         disk=disk_use(
             options.PromptCachePath,
@@ -66,12 +83,13 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
 def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest:
     begun = "an answer that was begun: send none, or"
     if constraint.kind != "calls":
-        return InvalidRequest(f"the grammar cannot constrain {begun} leave out Grammar")
+        return InvalidRequest(f"the grammar cannot constrain {begun} leave out Grammar", "Grammar")
     if constraint.optional:
         return InvalidRequest(
-            f"strict tools cannot be enforced in {begun} offer tools that are not strict"
+            f"strict tools cannot be enforced in {begun} offer tools that are not strict",
+            "Tools",
         )
-    return InvalidRequest(f"tool calls cannot be enforced in {begun} require no call")
+    return InvalidRequest(f"tool calls cannot be enforced in {begun} require no call", "ToolChoice")
 
 
 def _attachments(
@@ -90,17 +108,20 @@ def _attachments(
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
                 f"{name} has {len(getattr(options, name))} items, but the loaded model"
-                f" {shown(facts.name)} takes only text: send none, or load a vision-language model"
+                f" {shown(facts.name)} takes only text: send none, or load a vision-language model",
+                name,
             )
     if not facts.media:
         raise InvalidRequest(
             f"Metadata mlx.image_messages and mlx.audio_messages place media, but the loaded model"
-            f" {shown(facts.name)} takes only text: leave them out"
+            f" {shown(facts.name)} takes only text: leave them out",
+            "Metadata mlx.image_messages",
         )
     if extras.prompt_token_ids is not None or extras.prompt_logprobs:
         key = "prompt_logprobs" if extras.prompt_token_ids is None else "prompt_token_ids"
         raise InvalidRequest(
-            f"Metadata mlx.{key} and media are both given: send the one or the other"
+            f"Metadata mlx.{key} and media are both given: send the one or the other",
+            f"Metadata mlx.{key}",
         )
     return given
 
@@ -115,7 +136,9 @@ def _max_tokens(value: int) -> int | None:
     if value in _UNLIMITED:
         return None
     if value < 0:
-        raise InvalidRequest(f"Tokens is {value}: send a positive count, or 0 for no limit")
+        raise InvalidRequest(
+            f"Tokens is {value}: send a positive count, or 0 for no limit", "Tokens"
+        )
     return value
 
 
@@ -123,12 +146,15 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
     """The stop strings, each once; empty ones are how hosts write "none" in a list."""
     stops = tuple(dict.fromkeys(stop for stop in given if stop))
     if len(stops) > MOST_STOPS:
-        raise InvalidRequest(f"StopPrompts has {len(stops)} entries: send at most {MOST_STOPS}")
+        raise InvalidRequest(
+            f"StopPrompts has {len(stops)} entries: send at most {MOST_STOPS}", "StopPrompts"
+        )
     for index, stop in enumerate(given):
         if len(stop.encode()) > LONGEST_STOP:
             raise InvalidRequest(
                 f"StopPrompts[{index}] is {len(stop.encode())} bytes long:"
-                f" send at most {LONGEST_STOP}"
+                f" send at most {LONGEST_STOP}",
+                f"StopPrompts[{index}]",
             )
     return stops
 
@@ -139,40 +165,87 @@ def _constraint(
     """What the answer must match: the grammar, else a tool call where one is required.
 
     Where the model may choose, a strict tool constrains the calls that it makes: of all tools,
-    since they share the call format. A host that makes a grammar of its tools sends both; then the
-    grammar is all there is, unless the host says that it holds only for an answer without calls.
+    since they share the call format. LocalAI makes a GBNF of its own form for calls where a tool is
+    strict; the tools say the same in the model's form, so that GBNF is left out. Any other grammar
+    beside tools is all there is, unless the host says that it holds only for an answer without
+    calls.
     """
     answer = None
+    tools = prompt.tools or () if isinstance(prompt, ChatPrompt) else ()
+    strict = any(tool["function"].get("strict") is True for tool in tools)
     if options.Grammar.strip():
         answer = spec_of_grammar(options.Grammar, extras.grammar_type)
         if not extras.grammar_or_calls:
-            return answer
+            if not (strict and answer.kind == "gbnf"):
+                return answer
+            answer = None
     if not isinstance(prompt, ChatPrompt):
         return answer
-    tools, choice = prompt.tools or (), tool_choice(options)
+    choice = tool_choice(options)
     parallel = extras.parallel_tool_calls
     if choice.mode == "required":
         if choice.name:
             named = tuple(tool for tool in tools if tool["function"]["name"] == choice.name)
             return ConstraintSpec("calls", tools=named, parallel=False)
         return ConstraintSpec("calls", tools=tools, parallel=parallel)
-    strict = any(tool["function"].get("strict") is True for tool in tools)
     if strict or (tools and answer is not None):
         return ConstraintSpec("calls", tools=tools, parallel=parallel, optional=True, answer=answer)
     return answer
 
 
+def _thinking_budget(
+    options: pb.PredictOptions, prompt: Prompt, extras: Extras, facts: ServedModel
+) -> int | None:
+    """Most tokens of reasoning: the request's word, else its effort, else the model's default.
+
+    An effort is the template's to tell the model, where the template has a word for it.
+    """
+    asked = _BUDGET in options.Metadata
+    if not isinstance(prompt, ChatPrompt):
+        if asked and extras.thinking_budget >= 0:
+            raise InvalidRequest(
+                f"Metadata {_BUDGET} is {extras.thinking_budget}, but only in an answer to Messages"
+                " is it known what is reasoning: send Messages, or leave it out",
+                f"Metadata {_BUDGET}",
+            )
+        return None
+    given = extras.thinking_budget
+    if not asked:
+        arguments = prompt.template_arguments
+        variable, effort = arguments.get("thinking_budget"), arguments.get("reasoning_effort")
+        if type(variable) is int:
+            given = variable
+        elif isinstance(effort, str) and "reasoning_effort" not in facts.template_words:
+            given = EFFORT_BUDGETS.get(effort, given)
+    return given if given >= 0 else None
+
+
+def _told_of_budget(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:
+    """The prompt with what its template can make of the budget.
+
+    Templates open no reasoning, or close it at once, where none is wanted.
+    """
+    arguments = dict(prompt.template_arguments)
+    if "thinking_budget" in facts.template_words:
+        arguments.setdefault("thinking_budget", budget)
+    if budget == 0:
+        arguments.setdefault("enable_thinking", False)
+    return replace(prompt, template_arguments=arguments)
+
+
 def _min_tokens(extras: Extras, most: int | None) -> int:
     if most is not None and extras.min_tokens > most:
         raise InvalidRequest(
-            f"Metadata mlx.min_tokens is {extras.min_tokens}, but Tokens is {most}: send less"
+            f"Metadata mlx.min_tokens is {extras.min_tokens}, but Tokens is {most}: send less",
+            "Metadata mlx.min_tokens",
+            "Tokens",
         )
     return extras.min_tokens
 
 
 def _n_draft(value: int) -> int:
     if value < 0:
-        raise InvalidRequest(f"NDraft is {value}: send a count, or 0 for the model's own")
+        raise InvalidRequest(f"NDraft is {value}: send a count, or 0 for the model's own", "NDraft")
     return min(value, MOST_GUESSES)
 
 
@@ -180,10 +253,10 @@ def _logprobs(options: pb.PredictOptions) -> int | None:
     """How many alternatives to return per token; None: no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
         if (value := getattr(options, name)) < 0:
-            raise InvalidRequest(f"{name} is {value}: send a count, or 0 for none")
+            raise InvalidRequest(f"{name} is {value}: send a count, or 0 for none", name)
     if options.TopLogprobs > MOST_ALTERNATIVES:
         raise InvalidRequest(
-            f"TopLogprobs is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}"
+            f"TopLogprobs is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}", "TopLogprobs"
         )
     if not options.Logprobs and not options.TopLogprobs:
         return None

@@ -37,15 +37,20 @@ async def answer(engine: Engine, request: pb.RerankRequest) -> pb.RerankResult:
 
 def _require_sound(request: pb.RerankRequest) -> None:
     if not request.query:
-        raise InvalidRequest("query is empty: send what the documents are to be compared with")
+        raise InvalidRequest(
+            "query is empty: send what the documents are to be compared with", "query"
+        )
     if not request.documents:
-        raise InvalidRequest("documents is empty: send at least one")
+        raise InvalidRequest("documents is empty: send at least one", "documents")
     if len(request.documents) > MOST_DOCUMENTS:
         raise InvalidRequest(
-            f"documents has {len(request.documents)} entries: send at most {MOST_DOCUMENTS}"
+            f"documents has {len(request.documents)} entries: send at most {MOST_DOCUMENTS}",
+            "documents",
         )
     for index, document in enumerate(request.documents):
         if not document:
-            raise InvalidRequest(f"documents[{index}] is empty: leave it out")
+            raise InvalidRequest(
+                f"documents[{index}] is empty: leave it out", f"documents[{index}]"
+            )
     if request.top_n < 0:
-        raise InvalidRequest(f"top_n is {request.top_n}: send a count, or 0 for all")
+        raise InvalidRequest(f"top_n is {request.top_n}: send a count, or 0 for all", "top_n")

@@ -9,7 +9,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import WHOLE, Extras, Sampling
 from backend.rpc.json_field import json_object
-from common.options import shown
+from common.wording import shown
 from wire import backend_pb2 as pb
 
 HOTTEST = 100.0
@@ -46,7 +46,7 @@ def _within(name: str, value: float, low: float, high: float) -> float:
     if math.isfinite(value) and low <= value <= high:
         return value
     limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
-    raise InvalidRequest(f"{name} is {value:g}: send a finite number {limits}")
+    raise InvalidRequest(f"{name} is {value:g}: send a finite number {limits}", name)
 
 
 def _temperature(value: float) -> float:
@@ -70,7 +70,9 @@ def _additive(name: str, value: float) -> float:
 
 def _top_k(value: int) -> int:
     if value < -1:
-        raise InvalidRequest(f"TopK is {value}: send a positive count, or 0 or -1 to turn it off")
+        raise InvalidRequest(
+            f"TopK is {value}: send a positive count, or 0 or -1 to turn it off", "TopK"
+        )
     return max(value, 0)
 
 
@@ -78,7 +80,9 @@ def _window(value: int) -> int:
     if value < -1:
         raise InvalidRequest(
             f"Repeat is {value}: send how many tokens Penalty looks back, 0 for"
-            f" {_DEFAULT_WINDOW}, or -1 for all of them"
+            f" {_DEFAULT_WINDOW}, or -1 for all of them",
+            "Repeat",
+            "Penalty",
         )
     return WHOLE if value == -1 else value or _DEFAULT_WINDOW
 
@@ -92,18 +96,21 @@ def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...
     """Contract 3.1: a JSON object, token id → what is added to its logit."""
     given = json_object("LogitBias", text, 'a JSON object such as {"42": -100}')
     if len(given) > MOST_BIASES:
-        raise InvalidRequest(f"LogitBias has {len(given)} tokens: send at most {MOST_BIASES}")
+        raise InvalidRequest(
+            f"LogitBias has {len(given)} tokens: send at most {MOST_BIASES}", "LogitBias"
+        )
     return tuple((_token(key, vocabulary_size), _bias(key, value)) for key, value in given.items())
 
 
 def _token(key: str, vocabulary_size: int) -> int:
     text = key.strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        raise InvalidRequest(f"LogitBias has the key {shown(key)}: send token ids")
+        raise InvalidRequest(f"LogitBias has the key {shown(key)}: send token ids", "LogitBias")
     if int(text) >= vocabulary_size:
         raise InvalidRequest(
             f"LogitBias names the token {text}, but the model's vocabulary ends at"
-            f" {vocabulary_size - 1}"
+            f" {vocabulary_size - 1}",
+            "LogitBias",
         )
     return int(text)
 
@@ -114,5 +121,6 @@ def _bias(key: str, value: Any) -> float:
         return float(value)
     raise InvalidRequest(
         f"LogitBias[{shown(key)}] is {shown(value)}: send a number from {-LARGEST_BIAS:g} to"
-        f" {LARGEST_BIAS:g}"
+        f" {LARGEST_BIAS:g}",
+        "LogitBias",
     )

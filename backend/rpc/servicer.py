@@ -16,7 +16,7 @@ import grpc
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
 from backend.engine.errors import InvalidRequest
-from backend.engine.events import Event, Finished, Usage
+from backend.engine.events import Finished, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
@@ -97,6 +97,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         generation, answer = self._submit(request, partial_calls=False)
         async with generation:
             async for event in generation:
+                if isinstance(event, Progress):
+                    continue
                 usage = event.usage
                 events += _read(answer, event)
                 if isinstance(event, Finished):
@@ -108,6 +110,9 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         generation, answer = self._submit(request, partial_calls=True)
         async with generation:
             async for event in generation:
+                if isinstance(event, Progress):
+                    await context.write(replies.progress(event))
+                    continue
                 for part in _read(answer, event):
                     logprobs = answer.piece_logprobs()
                     await context.write(replies.piece(part, event.usage, logprobs))
@@ -131,7 +136,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self._engine.require_model()
         if len(request.Prompt) > LARGEST_TEXT:
             raise InvalidRequest(
-                f"Prompt is {len(request.Prompt)} characters long: send at most {LARGEST_TEXT}"
+                f"Prompt is {len(request.Prompt)} characters long: send at most {LARGEST_TEXT}",
+                "Prompt",
             )
         tokens = await self._engine.tokenize(request.Prompt)
         return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
@@ -141,7 +147,9 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     ) -> pb.DetokenizeResponse:
         self._engine.require_model()
         if len(request.tokens) > MOST_IDS:
-            raise InvalidRequest(f"tokens has {len(request.tokens)} ids: send at most {MOST_IDS}")
+            raise InvalidRequest(
+                f"tokens has {len(request.tokens)} ids: send at most {MOST_IDS}", "tokens"
+            )
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 
     async def Status(self, _: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
@@ -179,7 +187,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return await token_classify.answer(self._engine, request)
 
 
-def _read(answer: Answer, event: Event) -> Sequence[ChatEvent]:
+def _read(answer: Answer, event: TextDelta | Finished) -> Sequence[ChatEvent]:
     """What an event adds to the answer, and a note of it for the log line of the call."""
     note_usage(event.usage)
     if isinstance(event, Finished):

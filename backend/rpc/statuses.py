@@ -15,6 +15,8 @@ from grpc import StatusCode
 from backend.engine import errors
 
 IDENTITY_MISMATCH = "model identity mismatch"
+ERROR_CODE = "mlx-error-code"
+ERROR_FIELD = "mlx-error-field"  # once for each field, the one at fault first
 _LONGEST_SENTENCE = 1000  # details travel in a trailer, and those are capped at some KiB
 
 
@@ -31,11 +33,16 @@ class IdentityMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the caller gets to see. `expected` is False for a fault of ours."""
+    """What the caller gets to see. `expected` is False for a fault of ours.
+
+    trailers: the error's code and the request's fields that the sentence names, for programs, so
+    that nobody has to read them out of the sentence.
+    """
 
     code: StatusCode
     sentence: str
     expected: bool = True
+    trailers: tuple[tuple[str, str], ...] = ()
 
 
 _CODES: dict[type[Exception], StatusCode] = {
@@ -70,10 +77,21 @@ def status_of(error: Exception) -> Status:
     """The status for an exception that a call ended with."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
-            return Status(code, _defused(error))
+            return Status(code, _defused(error), trailers=_trailers(error))
     if isinstance(error, errors.EngineFailed):
         return Status(StatusCode.INTERNAL, _defused(error), expected=False)
     return Status(StatusCode.INTERNAL, "internal error; see the backend log", expected=False)
+
+
+def _trailers(error: Exception) -> tuple[tuple[str, str], ...]:
+    """Metadata holds ASCII only, and a field may name a key that a client made up."""
+    if not isinstance(error, errors.EngineError):
+        return ()
+    told = (
+        (ERROR_CODE, error.code),
+        *((ERROR_FIELD, field.encode("ascii", "replace").decode()) for field in error.fields),
+    )
+    return tuple((key, value) for key, value in told if value)
 
 
 def _defused(error: Exception) -> str:

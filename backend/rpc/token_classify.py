@@ -15,7 +15,7 @@ async def answer(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenCl
     reader = engine.reader(LabelReader)
     if not 0 <= request.threshold <= 1:
         raise InvalidRequest(
-            f"threshold is {request.threshold:g}: send a number from 0, for all, to 1"
+            f"threshold is {request.threshold:g}: send a number from 0, for all, to 1", "threshold"
         )
     read_texts: list[LabelledText] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -36,10 +37,34 @@ def shape_of(option: Mapping[str, Any]) -> str:
     if "minLength" in option or "maxLength" in option:
         parts.append(f"/(?s:.{{{option.get('minLength', 0)},{option.get('maxLength', '')}}})/")
     if "pattern" in option:
-        pattern = str(option["pattern"]).replace("/", "\\/")
-        before = "" if pattern.startswith("^") else "(?s:.*)"
-        after = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
-        core = pattern.removeprefix("^")
-        core = core[:-1] if not after else core
-        parts.append(f"/{before}({core}){after}/")
+        parts.append(f"/{'|'.join(map(_whole, _branches(str(option['pattern']))))}/")
     return f"({' & '.join(parts)})" if parts else ANY_TEXT
+
+
+_TOKEN = re.compile(r"\\.|.", re.DOTALL)
+
+
+def _branches(pattern: str) -> list[list[str]]:
+    """The alternatives of a regular expression, each in tokens that are safe between slashes."""
+    branches: list[list[str]] = [[]]
+    depth, listed = 0, False  # within how many groups, and whether within a class
+    for token in _TOKEN.findall(pattern):
+        if listed:
+            listed = token != "]"
+        elif token == "[":
+            listed = True
+        elif token in "()":
+            depth += 1 if token == "(" else -1
+        elif token == "|" and not depth:
+            branches.append([])
+            continue
+        branches[-1].append("\\/" if token == "/" else token)
+    return branches
+
+
+def _whole(branch: list[str]) -> str:
+    """What a text looks like in which this alternative is found; JSON schemas search."""
+    before = branch[:1] != ["^"]
+    after = branch[-1:] != ["$"]
+    core = "".join(branch[0 if before else 1 : None if after else -1])
+    return f"{'(?s:.*)' if before else ''}({core}){'(?s:.*)' if after else ''}"

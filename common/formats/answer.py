@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from common.chat_events import ChatEvent, Content, Reasoning, ToolCallArguments, ToolCallStart
 from common.formats.markdown import Markdown
 
-_OPENING_QUOTE = re.compile(r"(?:^|[\s(\[{])[`'\"“‘«]$")
+_OPENING_QUOTE = re.compile(r"(?:^|[\s(\[{])[`'\"“‘«]\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import read_arguments
 from common.formats.reading import Reading, Tags, is_quoted
+from common.formats.values import read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
@@ -136,32 +137,43 @@ class Harmony:
     def _body(self, reading: Reading, header: _Header) -> Wait[None]:
         """The text of a message that is no call."""
         cursor, answer = reading.cursor, reading.answer
+        reading.closing = _ENDS[0]
         answer.exact(reasoning=header.channel == "analysis")
         while marker := (yield from cursor.until(_BODY_ENDS, answer.write)):
-            if (yield from self._is_text(reading, marker)):
-                answer.write(cursor.take(len(marker)))
+            if length := (yield from self._quoted(reading, marker)):
+                answer.write(cursor.take(length))
                 continue
             cursor.take(len(marker) if marker in _ENDS else 0)
             break
-        answer.flush()
+        answer.exact(reasoning=False)
 
-    def _is_text(self, reading: Reading, marker: str) -> Wait[bool]:
-        """Whether a marker inside a text is only being talked about."""
-        cursor = reading.cursor
+    def _quoted(self, reading: Reading, marker: str) -> Wait[int]:
+        """The length of what a marker inside a text begins, if it is only being talked about."""
+        cursor, answer = reading.cursor, reading.answer
         if (yield from is_quoted(reading, marker)):
-            return True
+            return len(marker)
         if marker in _ENDS:
-            return False
+            return 0
+        if answer.markdown.fenced:
+            return len(marker)
+        start = cursor.position
         with cursor.ahead():
             cursor.take(len(marker))
             if marker == _CHANNEL:
                 yield from cursor.space()
                 if (yield from cursor.more()) and not (yield from cursor.at(_CHANNELS)):
-                    return True
-            if not reading.answer.quotes:
-                return False
+                    return len(marker)
+            if not answer.quotes:
+                return 0
             yield from cursor.run(_QUOTED)
-            return (yield from cursor.peek()) in ("`", "'", '"')
+            if (yield from cursor.peek()) == "{":
+                try:
+                    yield from read_value(cursor)
+                except Unreadable:
+                    return 0
+                yield from cursor.run(_QUOTED)
+            length = cursor.position - start
+            return length if (yield from cursor.peek()) in ("`", "'", '"') else 0
 
     def _other(self, reading: Reading, header: _Header) -> Wait[None]:
         """Text without a header is the answer; a call that cannot be read is kept as written.

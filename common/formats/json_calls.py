@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
 
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
@@ -15,6 +15,8 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 _EXTRAS = frozenset({"id", "type", "index", "call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS)
 _KEY_EDGE = '{["' + " \t\r\n"
+_SPACE = re.compile(r"\s+")
+_OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
 _SURPLUS = re.compile(r"[}\]\s]*")
 _FIRST_KEY = re.compile(r'[\w" \t\r\n{\[]*')
 
@@ -75,31 +77,45 @@ def _members(text: str) -> dict[str, str]:
     return found
 
 
-def _first(keys: tuple[str, ...], members: Mapping[str, str]) -> str:
+def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
     """Which of the keys comes first, for the same reason."""
     return next((key for key in members if key in keys), "")
 
 
-def _show(reading: Reading) -> Callable[[str, str], Tell | None]:
-    """Shows a call while its object is read: from its arguments on, if its name came before."""
-    seen: dict[str, list[str]] = {}
+class _Shown:
+    """Shows a call while its object is read: from its arguments on, if its name came before.
 
-    def told(key: str, head: str) -> Tell | None:
+    outer: of the object around it, where the call is the value of its `function`.
+    """
+
+    def __init__(self, reading: Reading, outer: _Shown | None = None) -> None:
+        self._reading = reading
+        self._outer = outer
+        self._seen: dict[str, list[str]] = {}
+
+    def member(self, key: str, head: str) -> Tell | None:
         key = string_of(key) or ""
-        if key in seen:
+        if key in self._seen:
             return None
-        seen[key] = []
+        self._seen[key] = []
         if key not in _ARGUMENTS or head != "{":
-            return seen[key].append
-        texts = {key: "".join(chunks) for key, chunks in seen.items()}
+            return self._seen[key].append
+        texts = self._texts()
         name = string_of(texts.get(_first(_NAMES, texts), ""))
-        if not name or _first(_ARGUMENTS, texts) != key or seen.keys() - _KEYS:
+        if not name or _first(_ARGUMENTS, texts) != key or self._seen.keys() - _KEYS:
             return None
+        texts = self._outer._texts() if self._outer else texts
         identity = string_of(texts.get("id", "")) or string_of(texts.get("call_id", ""))
-        reading.begin(name, identity or "")
-        return reading.tell
+        self._reading.begin(name, identity or "")
+        return self._reading.tell
 
-    return told
+    def inside(self, key: str) -> _Shown | None:
+        key = string_of(key) or ""
+        nested = self._outer is None and key == _first(_NAMES, self._seen)
+        return _Shown(self._reading, self) if nested and not self._seen.keys() - _KEYS else None
+
+    def _texts(self) -> dict[str, str]:
+        return {key: "".join(chunks) for key, chunks in self._seen.items()}
 
 
 def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
@@ -126,8 +142,18 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
-    for call in calls_of((yield from read_value(reading.cursor, ends=ends, told=_show(reading)))):
+    for call in calls_of((yield from read_value(reading.cursor, ends=ends, told=_Shown(reading)))):
         reading.call(call)
+
+
+def may_be_bare(text: str, names: Collection[str]) -> bool:
+    """Whether a text that was cut is the beginning of a call of one of these tools."""
+    packed = _SPACE.sub("", text).removeprefix("[")
+    begun = [
+        f'{opening}"{key}":"{name}"' for opening in _OPENINGS for key in _NAMES for name in names
+    ]
+    begun += [f"{name}(" for name in names]
+    return any(call.startswith(packed) or packed.startswith(call) for call in begun)
 
 
 def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[None]:
@@ -141,7 +167,7 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
     alone = reading.answer.fresh
     while True:
         yield from _expect_call(reading, alone)
-        told = None if closers or not alone else _show(reading)
+        told = None if closers or not alone else _Shown(reading)
         found = calls_of((yield from read_value(cursor, told=told)), strict=True)
         start = cursor.position
         with cursor.ahead():

@@ -36,6 +36,11 @@ class Markdown:
         return self._starts_line() and len(self._run) >= 3
 
     @property
+    def fence(self) -> str:
+        """What opened the code block."""
+        return self._fence or self._run
+
+    @property
     def quoted(self) -> bool:
         """Inside a code block or inline code."""
         if self._fence or self.fenced:

@@ -21,7 +21,8 @@ class Reading:
 
     partial: calls are shown while they are written. pending_calls: those that may still turn out
     to be quotations. begun: the call that is being read names an offered tool in the family's own
-    syntax, so that nothing but a mistake of the model can keep it from being one.
+    syntax, so that nothing but a mistake of the model can keep it from being one. closing: what
+    closes the reasoning that was opened last.
     """
 
     cursor: Cursor
@@ -33,6 +34,7 @@ class Reading:
     pending_calls: list[Call] | None = None
     opener: str = ""
     begun: bool = False
+    closing: str = ""
     reread: int = 0
     _progress: int = 0
     _failed: int = -1

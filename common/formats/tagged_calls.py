@@ -22,8 +22,8 @@ from common.tool_schema import Undeclared
 _HEADER_RUN = re.compile(r"[^<>\n]*")
 _ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/>]+)""")
 _WRAPPERS = frozenset({"arguments", "parameters", "input"})
-_CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*", re.DOTALL)
-_CDATA_OPEN = "<![CDATA["
+_CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
+_CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 Pairs = Sequence[tuple[str, str]]
 """Arguments in their order: keys, and values that are JSON."""
 
@@ -31,12 +31,19 @@ _TYPED_BY = 64  # characters after which a value that may still be more than tex
 
 
 class _Value:
-    """Tells of a value while it is read, as soon as no more text can make it but a string."""
+    """Tells of a value while it is read, as soon as no more text can make it but a string.
 
-    def __init__(self, tell: Tell, is_text: Callable[[str], bool], *, trims_line: bool) -> None:
+    cdata: a value may be wrapped as XML does; what is in there is the value.
+    """
+
+    def __init__(
+        self, tell: Tell, is_text: Callable[[str], bool], *, trims_line: bool, cdata: bool
+    ) -> None:
         self._tell = tell
         self._is_text = is_text
         self._trims_line = trims_line
+        self._cdata = cdata
+        self._wrapped = False
         self._text = ""  # what has come and was not told
         self._telling: bool | None = None
         self.told = 0
@@ -49,6 +56,8 @@ class _Value:
             self._decide()
         if self._telling:
             end = len(self._text) - (self._trims_line and self._text.endswith("\n"))
+            if self._wrapped and (closing := _CDATA_END.search(self._text)):
+                end = closing.start()
             self._put(escaped(self._text[:end]))
             self._text = self._text[end:]
 
@@ -61,6 +70,13 @@ class _Value:
         self._put(value[self.told :])
 
     def _decide(self) -> None:
+        if self._cdata and not self._wrapped:
+            bare = self._text.lstrip()
+            self._wrapped = bare.startswith(_CDATA_OPEN)
+            if self._wrapped:
+                self._text = bare.removeprefix(_CDATA_OPEN)
+            elif _CDATA_OPEN.startswith(bare):
+                return
         if self._is_text(self._text):
             self._telling = True
             if self._trims_line:
@@ -72,6 +88,38 @@ class _Value:
     def _put(self, text: str) -> None:
         self._tell(text)
         self.told += len(text)
+
+
+class _Section:
+    """Follows whether a value is inside the CDATA section that it begins with."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._over = False
+        self._latest = ""
+
+    def add(self, text: str) -> None:
+        if self._over:
+            return
+        self._latest += text
+        if not self.inside:
+            self._latest = self._latest.lstrip()
+            self.inside = self._latest.startswith(_CDATA_OPEN)
+            self._over = not self.inside and not _CDATA_OPEN.startswith(self._latest)
+        if self.inside and _CDATA_CLOSE in self._latest:
+            self.inside, self._over = False, True
+        elif self.inside:
+            self._latest = self._latest[-len(_CDATA_OPEN) :]
+
+
+def _unwrapped_text(text: str) -> str:
+    """The inside of a CDATA section, whose end may be missing; any other text as it is."""
+    bare = text.lstrip()
+    if not bare.startswith(_CDATA_OPEN):
+        return text
+    inside = bare.removeprefix(_CDATA_OPEN)
+    closed = inside.rstrip()
+    return closed.removesuffix(_CDATA_CLOSE) if closed.endswith(_CDATA_CLOSE) else inside
 
 
 def attributes_of(header: str) -> dict[str, str]:
@@ -255,8 +303,8 @@ class CallTags:
         open_keys = [k for k in reading.tools.properties(name) if k not in given]
         value = self._told(reading, name, key, attributes, arguments)
         text = "" if closed else (yield from self._read_text(reading, open_keys, value))
-        if self.cdata and (wrapped := _CDATA.fullmatch(text)):
-            text = wrapped[1]
+        if self.cdata:
+            text = _unwrapped_text(text)
         elif self.trims_line:
             text = text.removeprefix("\n").removesuffix("\n")
         arguments.append((key, self._typed(reading, name, key, text, attributes)))
@@ -278,14 +326,11 @@ class CallTags:
         flag, is_text = self.text_flag
 
         def known(text: str) -> bool:
-            start = text.lstrip()[: len(_CDATA_OPEN)]
-            if self.cdata and (not start or _CDATA_OPEN.startswith(start)):
-                return False
             if flag in attributes:
                 return attributes[flag] == is_text
             return reading.tools.is_text(name, key, text, self.undeclared)
 
-        return _Value(tell, known, trims_line=self.trims_line)
+        return _Value(tell, known, trims_line=self.trims_line, cdata=self.cdata)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
@@ -316,13 +361,18 @@ class CallTags:
         cursor = reading.cursor
         chunks: list[str] = []
         depth = 0
+        section = _Section()
 
         def add(text: str) -> None:
             chunks.append(text)
             value.add(text)
+            if self.cdata:
+                section.add(text)
 
         while marker := (yield from cursor.until(self._ends, add)):
-            if skips_calls and marker == self.call:
+            if skips_calls and section.inside:
+                pass
+            elif skips_calls and marker == self.call:
                 depth += yield from self._is_quoted_call(cursor)
                 if depth:
                     value.stop()

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from common.formats.cursor import Cut, Markers, Unreadable, Wait
+from common.formats.json_calls import may_be_bare
 from common.formats.reading import CallSyntax, Reading, Tags, is_quoted
 
 _TURNS = re.compile(
@@ -97,6 +98,7 @@ class TaggedText:
         for tags in self.tags:
             opened, closed = tail.rfind(tags.opening), tail.rfind(tags.closing)
             if opened > closed:
+                reading.closing = tags.closing
                 if tail[opened + len(tags.opening) :].strip():
                     reading.answer.exact(reasoning=True)
                 else:
@@ -112,6 +114,7 @@ class TaggedText:
         """Whether the marker was one here, and has been read."""
         for tags in self.tags:
             if marker == tags.opening and self._opens(reading, tags):
+                reading.closing = tags.closing
                 return self._edge(reading, marker, reasoning=True)
             if marker == tags.closing and (yield from self._closes(reading, tags)):
                 return self._edge(reading, marker, reasoning=False)
@@ -149,22 +152,28 @@ class TaggedText:
         answer, cursor = reading.answer, reading.cursor
         if answer.markdown.fenced or not reading.worth_trying():
             return False
-        if answer.reasoning and answer.quotes:
-            return False
+        mentioned = answer.reasoning and answer.quotes
         in_code = answer.markdown.quoted
         own_line = answer.markdown.line_start
         careful = answer.reasoning or in_code
         reading.opener = opener
         reading.pending_calls = [] if careful else None
+        start, quoted = cursor.position, 0
         try:
             with reading.attempt():
                 yield from syntax.read(reading)
-                if in_code and (yield from self._code_ends(reading)):
-                    raise Unreadable
-                if answer.reasoning and not (yield from self._meant(reading, own_line)):
+                length = cursor.position - start
+                if (
+                    mentioned
+                    or (in_code and (yield from self._code_ends(reading)))
+                    or (answer.reasoning and not (yield from self._meant(reading, own_line)))
+                ):
+                    quoted = length
                     raise Unreadable
         except Cut:
             certain = reading.begun and (own_line or not careful) and not in_code
+            if own_line and not (syntax.marked or careful):
+                certain = certain or may_be_bare(cursor.pending, reading.tools.names)
             if reading.was_cut() and (certain or (syntax.marked and not careful)):
                 cursor.rest()
                 answer.edge()
@@ -174,9 +183,12 @@ class TaggedText:
                 answer.write(cursor.rest())
             return True
         except Unreadable:
-            return reading.settled
+            # With all that is in it: a call in a block that is quoted is quoted too.
+            answer.write(cursor.take(quoted))
+            return bool(quoted) or reading.settled
         finally:
             pending, reading.pending_calls = reading.pending_calls, None
+            reading.begun = False
         for call in pending or ():
             answer.call(call)
         answer.edge()

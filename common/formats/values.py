@@ -64,13 +64,13 @@ def json_string(text: str) -> str:
 
 
 class Told(Protocol):
-    """Who is told of an object's members, each when its value begins.
+    """Who is told of an object's members, each when its value begins."""
 
-    Called with the key, as JSON, and the value's first character; gives what is told of the value,
-    or None.
-    """
+    def member(self, key: str, head: str, /) -> Tell | None:
+        """The key, as JSON, and the value's first character; gives what is told of the value."""
 
-    def __call__(self, key: str, head: str, /) -> Tell | None: ...
+    def inside(self, key: str, /) -> Told | None:
+        """Who is told of the members of a value that is an object itself."""
 
 
 class _Written:
@@ -122,6 +122,8 @@ def read_value(
     """
     out = _Written(tell)
     stack: list[str] = []
+    levels: list[Told | None] = []  # who is told of the members of each open bracket
+    told_depth = 0
     state, key = "value", ""
     while True:
         space = yield from cursor.space()
@@ -137,6 +139,7 @@ def read_value(
         if closes:
             cursor.take(1)
             out.add("]" if stack.pop() != "{" else "}")
+            levels.pop()
             state = "next"
         elif state == "next":
             yield from cursor.expect(",")
@@ -150,19 +153,22 @@ def read_value(
             out.add(":" if dialect is JSON else ": ")
             state = "value"
         else:
-            if told and len(stack) == 1 and state == "value":
-                out.tell_member = told(key, head)
+            level = levels[-1] if levels and state == "value" else None
+            if level:
+                out.tell_member, told_depth = level.member(key, head), len(stack)
             if head in ("{", "[") or (head == "(" and dialect.python):
+                inner = told if not stack else level and level.inside(key)
+                levels.append(inner if head == "{" else None)
                 stack.append(cursor.take(1))
                 out.add("{" if head == "{" else "[")
                 state = "first"
             else:
                 yield from _read_scalar(cursor, dialect, out.add)
                 state = "next"
-        if state == "next" and len(stack) < 2:
+        if state == "next" and len(stack) <= told_depth:
             out.tell_member = None
-            if not stack:
-                return out.text()
+        if state == "next" and not stack:
+            return out.text()
 
 
 def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:

@@ -12,13 +12,11 @@ import uuid
 from typing import Any
 
 from gateway.anthropic.request import MessagesRequest
-from gateway.generation import Done, Event, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage
 
 # Clients drop thinking without a signature; there is nothing to sign, because it is sent back in
 # clear and read as such.
 SIGNATURE = "unsigned"
-# What Anthropic's streams say while nothing else comes; it may stand anywhere.
-PING = 'event: ping\ndata: {"type": "ping"}\n\n'
 Json = dict[str, Any]
 
 
@@ -31,7 +29,7 @@ class Answer:
         self._content: list[Json] = []
         self._open: str | int | None = None  # kind of the open block, or the index of its call
         self._parts: list[str] = []
-        self._calls = False
+        self._started = False
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -40,20 +38,32 @@ class Answer:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": _usage(Usage()),
         }
 
-    def start(self, event: Event) -> Json:
-        """The event before those of the generation's first one, which is taken afterwards."""
-        counted = event.usage if isinstance(event, Done) else event
-        usage = _usage(Usage(prompt_tokens=counted.prompt_tokens))
-        return {"type": "message_start", "message": self._message | {"usage": usage}}
+    def beat(self, prompt_tokens: int = 0) -> list[Json]:
+        """What says that there is no more to say yet; the message's start where that is due."""
+        if self._started:
+            return [{"type": "ping"}]
+        self._started = True
+        usage = _usage(Usage(prompt_tokens=prompt_tokens))
+        return [
+            {"type": "message_start", "message": self._message | {"usage": usage}},
+            {"type": "ping"},
+        ]
 
     def take(self, event: Event) -> list[Json]:
         """The events that an event of the generation becomes."""
-        if isinstance(event, Done):
-            return self._end(event)
         events: list[Json] = []
+        if not self._started:
+            counted = event.usage.prompt_tokens if isinstance(event, Done) else event.prompt_tokens
+            events = self.beat(counted)
+        if isinstance(event, Progress):
+            return events
+        if isinstance(event, Done):
+            return events + self._end(event)
         if event.reasoning:
             events += self._thinking(event.reasoning)
         if event.content:
@@ -63,8 +73,9 @@ class Answer:
         return events
 
     def message(self) -> Json:
-        """The whole message, after Done."""
-        return self._message
+        """The whole message, after Done: without a call that was not written to its end."""
+        content = [block for block in self._content if not isinstance(block.get("input"), str)]
+        return self._message | {"content": content}
 
     def _thinking(self, text: str) -> list[Json]:
         events = self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -75,7 +86,6 @@ class Answer:
         return events + self._grow("text_delta", "text", text)
 
     def _call(self, call: ToolCallPiece) -> list[Json]:
-        self._calls = True
         block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         events = self._switch(call.index, block)
         if call.arguments:
@@ -122,9 +132,15 @@ class Answer:
 
     def _end(self, done: Done) -> list[Json]:
         events = self._close()
-        reason, sequence = _stop(self._request, done, self._calls)
+        called = any(isinstance(block.get("input"), dict) for block in self._content)
+        reason, sequence = _stop(self._request, done, called)
         usage = _usage(done.usage)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        delta = {
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "stop_details": None,
+            "container": None,
+        }
         self._message = self._message | delta | {"content": self._content, "usage": usage}
         events.append({"type": "message_delta", "delta": delta, "usage": usage})
         events.append({"type": "message_stop"})
@@ -146,9 +162,13 @@ def _usage(used: Usage) -> Json:
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
         "cache_creation_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "cache_read_input_tokens": used.cached_tokens,
         "output_tokens": used.completion_tokens,
         "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
     }
 
 

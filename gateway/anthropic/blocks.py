@@ -32,16 +32,11 @@ class UrlSource(Strict):
     url: str
 
 
-def _unknown_source(kind: str) -> str:
-    return f"an image source of type {kind} is not served: send base64 or url"
-
-
 ImageSource = Annotated[
     Base64Source | UrlSource,
     one_of(
         {"base64": Base64Source, "url": UrlSource},
-        schema=Base64Source | UrlSource,
-        unknown=_unknown_source,
+        what="an image source",
     ),
 ]
 
@@ -81,16 +76,11 @@ def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _unknown_result(kind: str) -> str:
-    return f"a tool result of type {kind} is not served: send text or image blocks"
-
-
 _ResultContent = Annotated[
     TextBlock | ImageBlock,
     one_of(
         {"text": TextBlock, "image": ImageBlock},
-        schema=TextBlock | ImageBlock,
-        unknown=_unknown_result,
+        what="a tool result",
         otherwise=as_text("text"),
     ),
 ]
@@ -111,18 +101,10 @@ _AnyBlock = (
     TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
 )
 
-_INSTEAD = {
+_INSTEAD: dict[str, str] = {
     "document": "send the text of the document in a text block",
     "search_result": "send the text of the result in a text block",
 }
-
-
-def _unknown_block(kind: str) -> str:
-    instead = _INSTEAD.get(
-        kind,
-        "send text, image, tool_use, tool_result, thinking or redacted_thinking",
-    )
-    return f"a content block of type {kind} is not served: {instead}"
 
 
 Block = Annotated[
@@ -136,16 +118,12 @@ Block = Annotated[
             "thinking": ThinkingBlock,
             "redacted_thinking": RedactedThinkingBlock,
         },
-        schema=_AnyBlock,
-        unknown=_unknown_block,
+        what="a content block",
+        instead=_INSTEAD,
         otherwise=as_text("text"),
     ),
 ]
 Content = Annotated[list[Block], text_as(_text_block, str | list[_AnyBlock])]
-
-
-def _unknown_text(kind: str) -> str:
-    return f"a block of type {kind} cannot stand here: send text blocks"
 
 
 SystemContent = Annotated[
@@ -154,8 +132,7 @@ SystemContent = Annotated[
             TextBlock,
             one_of(
                 {"text": TextBlock},
-                schema=TextBlock,
-                unknown=_unknown_text,
+                what="a system block",
                 otherwise=as_text("text"),
             ),
         ]

@@ -23,6 +23,10 @@ class Usage(BaseModel):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: dict[str, int]
+    cache_creation: dict[str, int]
+    server_tool_use: None
+    service_tier: Literal["standard"]
+    inference_geo: None
 
 
 class AnthropicMessage(BaseModel):
@@ -37,6 +41,8 @@ class AnthropicMessage(BaseModel):
         "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
     ]
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: Usage
 
 

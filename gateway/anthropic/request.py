@@ -34,19 +34,11 @@ class Tool(Strict):
     input_examples: list[dict[str, Any]] | None = None
 
 
-def _unknown_tool(kind: str) -> str:
-    return (
-        f"a tool of type {kind} is not served: the gateway runs no tools of its own; describe "
-        "yours with name, description and input_schema"
-    )
-
-
 _Tool = Annotated[
     Tool,
     one_of(
         {"custom": Tool},
-        schema=Tool,
-        unknown=_unknown_tool,
+        what="a tool",
         default="custom",
         otherwise=lambda _: DROPPED,
     ),
@@ -74,16 +66,11 @@ class ChooseNone(Strict):
     type: Literal["none"]
 
 
-def _unknown_choice(kind: str) -> str:
-    return f"tool_choice of type {kind} is unknown: send auto, any, tool or none"
-
-
 ToolChoice = Annotated[
     ChooseFreely | ChooseTool | ChooseNone,
     one_of(
         {"auto": ChooseFreely, "any": ChooseFreely, "tool": ChooseTool, "none": ChooseNone},
-        schema=ChooseFreely | ChooseTool | ChooseNone,
-        unknown=_unknown_choice,
+        what="a tool_choice",
     ),
 ]
 
@@ -92,6 +79,7 @@ class ThinkingOn(Strict):
     """Think first; `adaptive` leaves it to the model."""
 
     type: Literal["enabled"]
+    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="Most of thinking.")
     display: str | None = Field(None, description="omitted: thinking is not shown.")
 
 
@@ -108,16 +96,11 @@ class ThinkingOff(Strict):
     type: Literal["disabled"]
 
 
-def _unknown_thinking(kind: str) -> str:
-    return f"thinking of type {kind} is not served: send enabled, disabled or adaptive"
-
-
 Thinking = Annotated[
     ThinkingOn | ThinkingAdaptive | ThinkingOff,
     one_of(
         {"enabled": ThinkingOn, "adaptive": ThinkingAdaptive, "disabled": ThinkingOff},
-        schema=ThinkingOn | ThinkingAdaptive | ThinkingOff,
-        unknown=_unknown_thinking,
+        what="thinking",
         otherwise=lambda _: DROPPED,
     ),
 ]

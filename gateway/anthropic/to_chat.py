@@ -46,6 +46,7 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "enable_thinking": "thinking",
+    "thinking_budget": "thinking.budget_tokens",
     "tool_choice.function.name": "tool_choice.name",
     "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -68,6 +69,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
         raise ApiError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
     if request.thinking is not None and request.thinking.type != "adaptive":
         fields["enable_thinking"] = request.thinking.type == "enabled"
+        fields["thinking_budget"] = getattr(request.thinking, "budget_tokens", None)
     if request.messages[-1].role == "assistant":
         _require_begun(conversation.messages[-1], len(request.messages) - 1)
         fields["continue_final_message"] = True

@@ -19,8 +19,21 @@ class Strict(BaseModel):
     )
 
 
+UNSAID = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""What counts where neither a request nor the model says anything: OpenAI's, and what is off."""
+
+
 class Parameters(Strict):
-    """None means that the file does not say, so OpenAI's default counts."""
+    """None means that the file does not say: then the checkpoint's word counts, else UNSAID."""
 
     model: str = Field(
         min_length=1,
@@ -58,6 +71,11 @@ class Parameters(Strict):
     tokenizer: str = Field(default="", description="Passed to LoadModel; refused by this backend.")
     rope_freq_base: float = Field(default=0, description="Passed to LoadModel.")
     rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
+
+    def default(self, name: str) -> float:
+        """What a request gets that does not say: the model's value, else that of UNSAID."""
+        value: float | None = getattr(self, name)
+        return UNSAID[name] if value is None else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod

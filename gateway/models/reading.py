@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 from gateway.models.config import ModelConfig
 
 _log = logging.getLogger("gateway.models")

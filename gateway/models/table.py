@@ -35,7 +35,10 @@ name that is taken already is left out with a sentence in the log; a request for
 answered with that sentence, and the others are served. Files are read at the start and again on
 SIGHUP; a model whose file has changed is unloaded when its last request has ended.
 
-What a request does not say is taken from `parameters`, else it is OpenAI's default. The files
+What a request does not say is taken from `parameters`, else from the checkpoint's
+`generation_config.json` (temperature, top_p, top_k, min_p, typical_p and the penalties;
+`do_sample: false` is a temperature of 0), else it is OpenAI's default; `/models` and the page's
+settings show what counts. A checkpoint of the hub has a say once it is on this machine. The files
 belong to the owner of the machine and are trusted: they may name any path and any command.
 
 ## Keys

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.generation import Done, Event, Piece
+from gateway.generation import Done, Event, Piece, is_whole
 from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
 from gateway.openai.identity import Identity
 from gateway.openai.usage import usage_of
@@ -49,7 +49,7 @@ async def chat_completion(
     async for index, event in events:
         if isinstance(event, Piece):
             choices[index].add(event)
-        else:
+        elif isinstance(event, Done):
             choices[index].done = event
     ends = [choice.done for choice in choices if choice.done is not None]
     return {
@@ -67,6 +67,10 @@ async def chat_completion(
 
 
 def _whole(index: int, choice: _Choice, end: Done, form: ChatForm) -> dict[str, Any]:
+    """The choice; a call that was not written to its end is no part of a whole answer."""
+    choice.calls = {
+        place: call for place, call in choice.calls.items() if is_whole("".join(call.arguments))
+    }
     return {
         "index": index,
         "message": _message(choice, form),
@@ -83,6 +87,7 @@ def _message(choice: _Choice, form: ChatForm) -> dict[str, Any]:
         "role": "assistant",
         "content": None if choice.calls and not text else text,
         "refusal": None,
+        "annotations": [],
     }
     if form.reasoning and (reasoning := "".join(choice.reasoning)):
         message["reasoning_content"] = reasoning

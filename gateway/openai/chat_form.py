@@ -14,13 +14,17 @@ _TOLD = ("token", "bytes", "logprob")
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """`legacy`: calls as function_call. `usage`: a stream ends with a usage chunk."""
+    """`legacy`: calls as function_call. `usage`: a stream ends with a usage chunk.
+
+    progress: a stream tells how far the prompt is, as llama.cpp's do.
+    """
 
     choices: int = 1
     legacy: bool = False
     reasoning: bool = True
     logprobs: bool = False
     usage: bool = False
+    progress: bool = False
 
 
 def form_of(request: ChatCompletionRequest) -> ChatForm:
@@ -32,6 +36,7 @@ def form_of(request: ChatCompletionRequest) -> ChatForm:
         reasoning=request.include_reasoning is not False,
         logprobs=wants_logprobs(request),
         usage=options is not None and options.include_usage is True,
+        progress=request.return_progress is True,
     )
 
 

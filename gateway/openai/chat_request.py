@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gateway.openai import refused
 from gateway.openai.base import MODEL, Request, Strict
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
-from gateway.openai.sampling_fields import MOST_ALTERNATIVES, SamplingFields
+from gateway.openai.sampling_fields import MOST_ALTERNATIVES, Options, SamplingFields
+from gateway.openai.thinking_fields import ThinkingFields
 from gateway.openai.tools import AnyTool, FunctionCallChoice, FunctionDefinition, ToolChoice
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 1024
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Strict):
@@ -35,7 +35,7 @@ class RoleMapping(Strict):
     system_prompt: str | None = Field(default=None, description="Not read, as in mlx_lm.server.")
 
 
-class ChatCompletionRequest(SamplingFields, FormatFields, Request):
+class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Request):
     """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
 
     refused = refused.CHAT
@@ -44,6 +44,9 @@ class ChatCompletionRequest(SamplingFields, FormatFields, Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = Field(
+        default=None, description="llama.cpp: a stream tells how far the prompt is."
+    )
     max_completion_tokens: int | None = Field(
         default=None, ge=-1, le=2**31 - 1, description="max_tokens, by its newer name."
     )
@@ -71,15 +74,6 @@ class ChatCompletionRequest(SamplingFields, FormatFields, Request):
         le=MOST_ALTERNATIVES,
         description="Alternatives per token; needs logprobs.",
     )
-    reasoning_effort: ReasoningEffort | None = Field(
-        default=None, description="Reaches the chat template; `none` turns thinking off as well."
-    )
-    include_reasoning: bool | None = Field(
-        default=None,
-        description="false leaves reasoning out of the answer (it is still generated);"
-        " not with log-probabilities, which are told of every token.",
-    )
-    enable_thinking: bool | None = Field(default=None, description="Reaches the chat template.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables of the chat template, over those of the model's file."
     )
@@ -94,3 +88,17 @@ class ChatCompletionRequest(SamplingFields, FormatFields, Request):
         default=None,
         description="Texts to build the prompt with, instead of the model's chat template.",
     )
+    options: Options | None = Field(
+        default=None, description="Ollama: sampling fields; those beside it win."
+    )
+
+    @model_validator(mode="after")
+    def _spread(self) -> Self:
+        """The fields of objects as fields of the request, where it has none itself."""
+        if self.options is not None:
+            given = self.options.model_dump(exclude_none=True)
+            if self.max_tokens is not None or self.max_completion_tokens is not None:
+                given.pop("n_predict", None)
+            self.fill(given)
+        self.fill(self.thinking_values())
+        return self

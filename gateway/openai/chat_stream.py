@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, ToolCallPiece
+from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_whole
 from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
 from gateway.openai.chunks import ChunkWriter
 from gateway.openai.identity import Identity
@@ -19,22 +19,37 @@ from gateway.sse import DONE
 Delta = dict[str, Any]
 
 
-async def chat_chunks(
-    events: AsyncIterator[tuple[int, Event]], identity: Identity, form: ChatForm
-) -> AsyncGenerator[str, None]:
-    """The events of the stream."""
-    writer = ChunkWriter("chat.completion.chunk", identity, with_usage=form.usage)
-    choices = [_Choice(index, form) for index in range(form.choices)]
-    ends: dict[int, Done] = {}
-    async for index, event in events:
-        if isinstance(event, Done):
-            ends[index] = event
-        for chunk in choices[index].chunks(event):
-            yield writer.chunk(chunk)
-    if form.usage:
-        usages = [ends[index].usage for index in sorted(ends)]
-        yield writer.usage(usage_of(usages, form.choices))
-    yield DONE
+class ChatStream:
+    """The chunks of one answer."""
+
+    def __init__(self, identity: Identity, form: ChatForm) -> None:
+        self._form = form
+        self._writer = ChunkWriter("chat.completion.chunk", identity, with_usage=form.usage)
+        self._choices = [_Choice(index, form) for index in range(form.choices)]
+
+    async def chunks(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncGenerator[str, None]:
+        """The events of the stream."""
+        ends: dict[int, Done] = {}
+        async for index, event in events:
+            choice = self._choices[index]
+            if isinstance(event, Done):
+                ends[index] = event
+            if begun := "".join(map(self._writer.chunk, choice.begin())):
+                yield begun
+            if not isinstance(event, Progress):
+                for chunk in choice.chunks(event):
+                    yield self._writer.chunk(chunk)
+            elif self._form.progress:
+                yield self._writer.progress(choice.nothing(), event)
+        if self._form.usage:
+            usages = [ends[index].usage for index in sorted(ends)]
+            yield self._writer.usage(usage_of(usages, self._form.choices))
+        yield DONE
+
+    def beat(self) -> str:
+        """A chunk without a word; before it the chunks that begin the choices."""
+        begun = [chunk for choice in self._choices for chunk in choice.begin()]
+        return "".join(map(self._writer.chunk, begun or [self._choices[0].nothing()]))
 
 
 class _Choice:
@@ -44,37 +59,35 @@ class _Choice:
         self._index = index
         self._form = form
         self._begun = False
-        self._named: set[int] = set()  # calls whose name has been told
+        self._calls: dict[int, list[str]] = {}  # the arguments of those whose name has been told
         self._logprobs: list[dict[str, Any]] = []
 
-    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The choices of the chunks that an event becomes."""
-        if isinstance(event, Piece):
-            self._logprobs.extend(event.logprobs)
-            deltas = list(self._deltas(event))
-            if deltas and not self._begun:
-                yield from self._opening(
-                    only_calls="content" not in deltas[0] and "reasoning_content" not in deltas[0]
-                )
-            for delta in deltas:
-                yield self._choice(delta, None)
-            return
-        if not self._begun:
-            yield from self._opening(only_calls=False)
-        reason = finish_reason(
-            event.finish_reason, called=bool(self._named), legacy=self._form.legacy
-        )
-        yield self._choice({}, reason)
-
-    def _opening(self, *, only_calls: bool) -> Iterator[dict[str, Any]]:
+    def begin(self) -> list[dict[str, Any]]:
+        """The choice of the first chunk, unless it has been told."""
+        if self._begun:
+            return []
         self._begun = True
-        content = None if only_calls else ""
-        yield {
+        return [self.nothing({"role": "assistant", "content": ""})]
+
+    def nothing(self, delta: Delta | None = None) -> dict[str, Any]:
+        """The choice of a chunk that adds nothing to the answer."""
+        return {
             "index": self._index,
-            "delta": {"role": "assistant", "content": content},
+            "delta": delta or {},
             "logprobs": None,
             "finish_reason": None,
         }
+
+    def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
+        """The choices of the chunks that an event becomes."""
+        if isinstance(event, Piece):
+            self._logprobs.extend(event.logprobs)
+            for delta in self._deltas(event):
+                yield self._choice(delta, None)
+            return
+        called = any(is_whole("".join(texts)) for texts in self._calls.values())
+        reason = finish_reason(event.finish_reason, called=called, legacy=self._form.legacy)
+        yield self._choice({}, reason)
 
     def _choice(self, delta: Delta, reason: str | None) -> dict[str, Any]:
         logprobs = None
@@ -99,9 +112,9 @@ class _Choice:
     def _call(self, part: ToolCallPiece) -> Delta:
         """A part of a call: index always, id, type and name with its first."""
         function = {"arguments": part.arguments}
-        first = part.index not in self._named
+        first = part.index not in self._calls
+        self._calls.setdefault(part.index, []).append(part.arguments)
         if first:
-            self._named.add(part.index)
             function = {"name": part.name, "arguments": part.arguments}
         if self._form.legacy:
             return {"function_call": function}

@@ -41,7 +41,8 @@ async def options_of(
     _write_form(first, request)
     await _write_prompt(first, request, gateway)
     write_template_arguments(first, request, config)
-    return [_choice(first, seed_of(request, config, index)) for index in range(request.n or 1)]
+    first.Seed = seed_of(request, config, 0)
+    return [first, *(_choice(first, seed_of(request, config, n)) for n in range(1, request.n or 1))]
 
 
 def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
@@ -90,14 +91,14 @@ async def _write_prompt(
     options: pb.PredictOptions, request: ChatCompletionRequest, gateway: Gateway
 ) -> None:
     _require_one_beginning(request)
-    found = await wire_messages(request.messages, gateway.settings)
     if request.role_mapping is not None:
+        found = await wire_messages(request.messages, gateway.settings, pb.PredictOptions())
         options.Prompt = prompt_of(request.role_mapping, found, options)
         return
+    found = await wire_messages(request.messages, gateway.settings, options)
     options.UseTokenizerTemplate = True
     if request.continue_final_message:
         options.Metadata["mlx.continue_final_message"] = "true"
-    options.Messages.extend(found.messages)
     options.Images.extend(found.images)
     options.Audios.extend(found.audios)
     if found.images:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gateway.generation import Progress
 from gateway.openai.identity import Identity
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -35,6 +36,16 @@ class ChunkWriter:
     def chunk(self, choice: dict[str, Any]) -> str:
         """The event of a chunk with one choice."""
         return f"{self._start}{_encode(choice)}{self._end}"
+
+    def progress(self, choice: dict[str, Any], progress: Progress) -> str:
+        """llama.cpp's `prompt_progress`, in a chunk that says nothing else."""
+        told = {
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": round(progress.ms),
+        }
+        return f'{self._start}{_encode(choice)}],"prompt_progress":{_encode(told)}}}\n\n'
 
     def usage(self, usage: dict[str, Any]) -> str:
         """The event of the chunk that has no choice, but the usage."""

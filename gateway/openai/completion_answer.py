@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from gateway.generation import Done, Event, Piece
+from gateway.generation import Done, Event, Piece, Progress
 from gateway.openai.chunks import ChunkWriter
 from gateway.openai.completion_to_wire import CompletionPlan
 from gateway.openai.identity import Identity
@@ -21,7 +21,8 @@ async def completion(
     choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
     ends: dict[int, Done] = {}
     async for index, event in events:
-        choices[index].add(event)
+        if not isinstance(event, Progress):
+            choices[index].add(event)
         if isinstance(event, Done):
             ends[index] = event
     return {
@@ -35,24 +36,44 @@ async def completion(
     }
 
 
-async def completion_chunks(
-    events: AsyncIterator[tuple[int, Event]], identity: Identity, plan: CompletionPlan
-) -> AsyncGenerator[str, None]:
-    """The events of a stream. A failure is raised: it is no finish reason."""
-    writer = ChunkWriter("text_completion", identity, with_usage=plan.usage)
-    choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
-    ends: dict[int, Done] = {}
-    async for index, event in events:
-        choice = choices[index]
-        choice.add(event)
-        if isinstance(event, Done):
-            ends[index] = event
-        if choice.has_news:
-            yield writer.chunk(choice.pending())
-    if plan.usage:
-        usages = [ends[index].usage for index in sorted(ends)]
-        yield writer.usage(usage_of(usages, plan.per_prompt))
-    yield DONE
+class CompletionStream:
+    """The chunks of the answers."""
+
+    def __init__(self, identity: Identity, plan: CompletionPlan) -> None:
+        self._plan = plan
+        self._writer = ChunkWriter("text_completion", identity, with_usage=plan.usage)
+
+    async def chunks(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncGenerator[str, None]:
+        """The events of the stream. A failure is raised: it is no finish reason."""
+        choices = [_Choice(index, self._plan) for index in range(len(self._plan.wanted))]
+        ends: dict[int, Done] = {}
+        begun = False
+        async for index, event in events:
+            if isinstance(event, Progress):
+                if self._plan.progress:
+                    yield self._writer.progress(_nothing(index), event)
+                elif not begun:
+                    yield self.beat()
+                begun = True
+                continue
+            choice = choices[index]
+            choice.add(event)
+            if isinstance(event, Done):
+                ends[index] = event
+            if choice.has_news:
+                yield self._writer.chunk(choice.pending())
+        if self._plan.usage:
+            usages = [ends[index].usage for index in sorted(ends)]
+            yield self._writer.usage(usage_of(usages, self._plan.per_prompt))
+        yield DONE
+
+    def beat(self) -> str:
+        """A chunk without text."""
+        return self._writer.chunk(_nothing(0))
+
+
+def _nothing(index: int) -> dict[str, Any]:
+    return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
 
 class _Choice:
@@ -76,7 +97,7 @@ class _Choice:
         ended = self._reason is not None
         return ended or (not self._waits and any(self._text))
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Piece | Done) -> None:
         """Take the next event in."""
         if isinstance(event, Piece):
             self._text.append(event.content)

@@ -29,6 +29,9 @@ class CompletionRequest(SamplingFields, FormatFields, Request):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = Field(
+        default=None, description="llama.cpp: a stream tells how far the prompt is."
+    )
     echo: bool | None = Field(default=None, description="The prompt comes before the answer.")
     best_of: int | None = Field(default=None, ge=1, le=128, description="Only as many as n.")
     logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(

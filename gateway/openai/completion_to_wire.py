@@ -33,6 +33,7 @@ class CompletionPlan:
     echo: bool
     logprobs: int | None
     usage: bool
+    progress: bool
 
     def text_of(self, choice: int) -> str:
         """The text of a choice's prompt; "" for one in tokens."""
@@ -62,6 +63,7 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
         echo=bool(request.echo),
         logprobs=logprobs,
         usage=options is not None and options.include_usage is True,
+        progress=request.return_progress is True,
     )
 
 

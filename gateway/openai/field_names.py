@@ -1,49 +1,57 @@
-"""What a request calls the fields of the wire, where it has a choice of names."""
+"""What a request calls the fields of the wire: backends name theirs in refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of
-from gateway.wire_names import Names
+from gateway.openai.thinking_fields import BUDGETS
 
-# The first that was sent is the one to name.
-_NAMES = {
+# Where there are several names, the first that was sent is the one to name.
+_NAMES: Mapping[str, tuple[str, ...]] = {
     "Tokens": ("max_completion_tokens", "max_tokens", "n_predict"),
     "Penalty": ("repeat_penalty", "repetition_penalty"),
     "Repeat": ("repeat_last_n", "repetition_context_size"),
     "TopLogprobs": ("top_logprobs", "n_probs", "logprobs"),
     "Tools": ("tools", "functions"),
     "ToolChoice": ("tool_choice", "function_call"),
+    "Temperature": ("temperature",),
+    "TopP": ("top_p",),
+    "TopK": ("top_k",),
+    "MinP": ("min_p",),
+    "TypicalP": ("typical_p",),
+    "FrequencyPenalty": ("frequency_penalty",),
+    "PresencePenalty": ("presence_penalty",),
+    "LogitBias": ("logit_bias",),
+    "Seed": ("seed",),
+    "StopPrompts": ("stop",),
+    "IgnoreEOS": ("ignore_eos",),
+    "NDraft": ("num_draft_tokens",),
+    "Logprobs": ("logprobs",),
+    "ModelIdentity": ("model",),
+    "Metadata mlx.thinking_budget": BUDGETS,
+    "Metadata mlx.presence_window": ("presence_context_size",),
+    "Metadata mlx.frequency_window": ("frequency_context_size",),
 }
+_PROMPT = ("Messages", "Prompt", "Images", "Audios", "Metadata mlx.prompt_token_ids")
 
 
-_PROMPT = ("Messages", "Prompt", "Metadata mlx.prompt_token_ids")
-
-
-def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
-    """Wire field → field of this request, over `gateway.wire_names.CHAT`."""
-    sent = {wire: _first_sent(request, names) for wire, names in _NAMES.items()}
-    names = {wire: name for wire, name in sent.items() if name}
+def names_of(
+    request: ChatCompletionRequest | CompletionRequest, choice: int = 0
+) -> Mapping[str, str]:
+    """Wire field → field of this request, in a refusal of one of its choices."""
+    names = {wire: _first_sent(request, given) for wire, given in _NAMES.items()}
     constraint = constraint_of(request)
-    if constraint is not None:
-        names["Grammar"] = constraint.field
-    return names if isinstance(request, CompletionRequest) else names | _media(request)
-
-
-def names_of_answer(
-    request: ChatCompletionRequest | CompletionRequest, names: Names, choice: int
-) -> Names:
-    """The names of a request where one of its answers is spoken of: its own prompt."""
-    if not isinstance(request, CompletionRequest):
-        return names
+    names["Grammar"] = constraint.field if constraint is not None else "response_format"
+    if isinstance(request, ChatCompletionRequest):
+        return names | dict.fromkeys(_PROMPT, "messages") | _media(request)
     place = "prompt"
     if isinstance(request.prompt, list) and not isinstance(request.prompt[0], int):
         place = f"prompt[{choice // (request.n or 1)}]"
-    return {**names, **dict.fromkeys(_PROMPT, place)}
+    return names | dict.fromkeys(_PROMPT, place)
 
 
 def _media(request: ChatCompletionRequest) -> dict[str, str]:
@@ -62,5 +70,5 @@ def _media(request: ChatCompletionRequest) -> dict[str, str]:
     return found
 
 
-def _first_sent(request: Any, names: Iterable[str]) -> str:
-    return next((name for name in names if getattr(request, name, None) is not None), "")
+def _first_sent(request: Any, names: tuple[str, ...]) -> str:
+    return next((name for name in names if getattr(request, name, None) is not None), names[0])

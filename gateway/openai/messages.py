@@ -45,16 +45,11 @@ class ContentPart(Strict):
     )
 
 
-def _unknown_part(kind: str) -> str:
-    return f"a part of type {kind} is not served: send text, image_url or input_audio"
-
-
 Part = Annotated[
     ContentPart,
     one_of(
         dict.fromkeys(get_args(PartKind), ContentPart),
-        schema=ContentPart,
-        unknown=_unknown_part,
+        what="a part",
         otherwise=as_text("text"),
     ),
 ]
@@ -84,16 +79,11 @@ def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id") or "", "type": "function", "function": function}
 
 
-def _unknown_call(kind: str) -> str:
-    return f"a call of type {kind} is not served: send calls of functions"
-
-
 Call = Annotated[
     ToolCall,
     one_of(
         {"function": ToolCall},
-        schema=ToolCall,
-        unknown=_unknown_call,
+        what="a call",
         default="function",
         otherwise=_custom_call,
     ),
@@ -117,5 +107,20 @@ class ChatMessage(Strict):
         default=None, description="Assistant: what it thought before it answered."
     )
     reasoning: str | None = Field(default=None, description="Another name of reasoning_content.")
+    thinking_blocks: list[dict[str, Any]] | None = Field(
+        default=None, description="LiteLLM: reasoning in pieces; counts where there is no other."
+    )
+    reasoning_details: list[dict[str, Any]] | None = Field(
+        default=None, description="OpenRouter: the same."
+    )
     refusal: str | None = Field(default=None, description="Assistant: content, where it refused.")
     audio: dict[str, Any] | None = Field(default=None, description="Refused unless null.")
+
+    @property
+    def thought(self) -> str:
+        """What the assistant thought, by whatever name."""
+        if plain := self.reasoning_content or self.reasoning:
+            return plain
+        pieces = [piece.get("thinking") for piece in self.thinking_blocks or ()]
+        pieces = pieces or [piece.get("text") for piece in self.reasoning_details or ()]
+        return "".join(piece for piece in pieces if isinstance(piece, str))

@@ -10,7 +10,7 @@ tool calls, because that is what chat templates know.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway import images
@@ -26,33 +26,41 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 @dataclass(slots=True)
 class WireMessages:
-    """What a conversation becomes; the media are data URIs, each with the index of its message."""
+    """What a conversation becomes; the media are data URIs, each with the index of its message.
 
-    messages: list[pb.Message] = field(default_factory=list)
+    messages: those of the wire's own message, because a copy of a long text takes time and memory.
+    """
+
+    messages: MutableSequence[pb.Message]
     images: list[str] = field(default_factory=list)
     audios: list[str] = field(default_factory=list)
     image_messages: list[int] = field(default_factory=list)
     audio_messages: list[int] = field(default_factory=list)
+    fetched: int = 0  # images that came from elsewhere
 
 
-async def wire_messages(messages: Sequence[ChatMessage], settings: GatewaySettings) -> WireMessages:
-    """The conversation, one message for one. Raises ApiError with the path of what is at fault."""
-    found = WireMessages()
+async def wire_messages(
+    messages: Sequence[ChatMessage], settings: GatewaySettings, options: pb.PredictOptions
+) -> WireMessages:
+    """The conversation, one message for one, in `options`.
+
+    Raises ApiError with the path of what is at fault.
+    """
+    found = WireMessages(options.Messages)
     names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
         _require_fitting(message, place)
         calls = _calls(message, index)
         names.update((call.id, call.function.name) for call in calls)
-        found.messages.append(
-            pb.Message(
-                role=_ROLES.get(message.role, message.role),
-                content=await _content(message, place, found, settings),
-                name=message.name or names.get(message.tool_call_id or "", ""),
-                tool_call_id=_answered_call(message, names),
-                reasoning_content=message.reasoning_content or message.reasoning or "",
-                tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
-            )
+        content = await _content(message, place, found, settings)
+        options.Messages.add(
+            role=_ROLES.get(message.role, message.role),
+            content=content,
+            name=message.name or names.get(message.tool_call_id or "", ""),
+            tool_call_id=_answered_call(message, names),
+            reasoning_content=message.thought,
+            tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
     return found
 
@@ -66,6 +74,8 @@ def _require_fitting(message: ChatMessage, place: str) -> None:
         "function_call": "assistant",
         "reasoning_content": "assistant",
         "reasoning": "assistant",
+        "thinking_blocks": "assistant",
+        "reasoning_details": "assistant",
         "refusal": "assistant",
         "tool_call_id": "tool",
     }
@@ -120,6 +130,10 @@ async def _part(
     try:
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
+            found.fetched += images.is_remote(url)
+            if found.fetched > images.MOST_REMOTE:
+                sentence = f"at most {images.MOST_REMOTE} images are fetched for a request"
+                raise ApiError(400, f"{sentence}: send the others as data URIs")
             found.images.append(await images.media(url, settings))
             found.image_messages.append(len(found.messages))
         elif part.input_audio is not None:

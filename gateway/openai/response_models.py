@@ -75,6 +75,7 @@ class AnswerMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    annotations: list[dict[str, Any]]
     reasoning_content: str = Field(default="", description="What the model thought.")
     tool_calls: list[ToolCallObject] = []
     function_call: FunctionOfCall = Field(

@@ -11,9 +11,17 @@ from gateway.context import Gateway
 from gateway.generation import Event, generate_all
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
-from gateway.openai.field_names import names_of, names_of_answer
+from gateway.openai.field_names import names_of
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
+
+
+def _without_chance(options: pb.PredictOptions) -> bytes:
+    """What a request asks for, whoever asks and whatever the seed."""
+    plain = pb.PredictOptions()
+    plain.CopyFrom(options)
+    plain.CorrelationId, plain.Seed = "", 0
+    return plain.SerializeToString(deterministic=True)
 
 
 async def events_of(
@@ -30,9 +38,8 @@ async def events_of(
         for options in wanted:
             options.ModelIdentity = lease.identity
         seconds = gateway.settings.request_timeout
-        names = partial(names_of_answer, request, names_of(request))
-        return generate_all(lease.stub, wanted, seconds=seconds, names=names)
+        return generate_all(lease.stub, wanted, seconds=seconds, names=partial(names_of, request))
 
-    async with aclosing(ask(lend, send)) as answers:
+    async with aclosing(ask(lend, send, partial(_without_chance, wanted[0]))) as answers:
         async for answer in answers:
             yield answer

@@ -6,7 +6,8 @@ may both be sent if they agree.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -147,4 +148,18 @@ class SamplingFields(Strict):
         default=None,
         description="mlx_lm.server: one of the draft_models of the model's file; does not change"
         " the answer.",
+    )
+
+    def fill(self, values: Mapping[str, Any]) -> None:
+        """Set the fields that are still unset."""
+        for name, value in values.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
+
+class Options(SamplingFields):
+    """Ollama's object of sampling fields, under their names here and its own one."""
+
+    n_predict: int | None = Field(
+        default=None, alias="num_predict", ge=-2, le=MOST_TOKENS, description="-1 and -2: no bound."
     )

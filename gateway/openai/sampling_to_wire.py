@@ -1,4 +1,4 @@
-"""SamplingFields → PredictOptions: the request's word, else the model file's, else OpenAI's."""
+"""SamplingFields → PredictOptions: the request's word, else the model's, else OpenAI's."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DRAW = -1  # the wire's seed that asks for a fresh one
 def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: ModelConfig) -> None:
     """Everything but Seed, Tokens and what is told of tokens. Raises ApiError."""
     defaults = config.parameters
-    options.Temperature = _first(fields.temperature, defaults.temperature, 1.0)
-    options.TopP = _share(_first(fields.top_p, defaults.top_p, 1.0))
-    options.TopK = _first(fields.top_k, defaults.top_k, 0)
-    options.MinP = _first(fields.min_p, defaults.min_p, 0.0)
-    options.TypicalP = _share(_first(fields.typical_p, defaults.typical_p, 1.0))
+    options.Temperature = _said(fields.temperature, defaults, "temperature")
+    options.TopP = _share(_said(fields.top_p, defaults, "top_p"))
+    options.TopK = int(_said(fields.top_k, defaults, "top_k"))
+    options.MinP = _said(fields.min_p, defaults, "min_p")
+    options.TypicalP = _share(_said(fields.typical_p, defaults, "typical_p"))
     _write_addends(options, fields, defaults)
     _write_repetition(options, fields, defaults)
     bias = _first(fields.logit_bias, defaults.logit_bias, {})
@@ -74,6 +74,10 @@ def _first(given: T | None, default: T | None, otherwise: T) -> T:
     return otherwise if default is None else default
 
 
+def _said(given: float | None, defaults: Parameters, name: str) -> float:
+    return defaults.default(name) if given is None else given
+
+
 def _share(value: float) -> float:
     """A share of 0 keeps the likeliest token alone; on the wire 0 would be off."""
     return value or 1e-6
@@ -83,12 +87,12 @@ def _write_addends(
     options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
     """The additive penalties; one that looks back at no token is off."""
-    presence = _first(fields.presence_penalty, defaults.presence_penalty, 0.0)
+    presence = _said(fields.presence_penalty, defaults, "presence_penalty")
     if presence and fields.presence_context_size != 0:
         options.PresencePenalty = presence
         if fields.presence_context_size:
             options.Metadata["mlx.presence_window"] = str(fields.presence_context_size)
-    frequency = _first(fields.frequency_penalty, defaults.frequency_penalty, 0.0)
+    frequency = _said(fields.frequency_penalty, defaults, "frequency_penalty")
     if frequency and fields.frequency_context_size != 0:
         options.FrequencyPenalty = frequency
         if fields.frequency_context_size:
@@ -107,7 +111,7 @@ def _write_repetition(
         ("repetition_context_size", fields.repetition_context_size),
     )
     window = _first(window, defaults.repeat_last_n, _WINDOW)
-    options.Penalty = _first(penalty, defaults.repeat_penalty, 1.0) if window else 1.0
+    options.Penalty = _said(penalty, defaults, "repeat_penalty") if window else 1.0
     options.Repeat = window
 
 

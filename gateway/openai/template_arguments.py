@@ -1,4 +1,4 @@
-"""What a request and the model's file tell the chat template: variables, thinking, effort."""
+"""What a request and the model's file say of thinking, and of the chat template's variables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.sampling_to_wire import agreed
+from gateway.openai.thinking_fields import BUDGETS
 from wire import backend_pb2 as pb
 
 _THINKING = "enable_thinking"
@@ -36,6 +38,9 @@ def write_template_arguments(
     disabled = config.reasoning.disable
     if thinking is None and _THINKING not in arguments and disabled is not None:
         thinking = not disabled
+    budget = agreed(*((name, getattr(request, name)) for name in BUDGETS))
+    if budget is not None:
+        options.Metadata["mlx.thinking_budget"] = str(budget)
     if effort:
         options.Metadata[_EFFORT] = effort
     if thinking is not None:
@@ -91,11 +96,11 @@ def _flag(value: Any) -> bool | None:
 
 
 def _require_no_template(request: ChatCompletionRequest) -> None:
-    for name in ("chat_template_kwargs", _THINKING, _EFFORT):
+    for name in ("chat_template_kwargs", _THINKING, _EFFORT, *BUDGETS):
         if getattr(request, name) not in (None, {}):
             raise ApiError(
                 400,
-                f"{name} is for the model's chat template, which role_mapping takes the place of:"
+                f"{name} needs the model's chat template, which role_mapping takes the place of:"
                 " leave out one of them",
                 param=name,
             )

@@ -43,16 +43,11 @@ class Tool(Strict):
     _flat = rather(_nested, "function is missing: send name and the rest inside it")
 
 
-def _unknown_tool(kind: str) -> str:
-    return f"a tool of type {kind} is not served: send tools of type function"
-
-
 AnyTool = Annotated[
     Tool,
     one_of(
         {"function": Tool},
-        schema=Tool,
-        unknown=_unknown_tool,
+        what="a tool",
         default="function",
         otherwise=lambda _: DROPPED,
     ),
@@ -100,19 +95,11 @@ def _choice_in_other_words(value: Any) -> Any:
     return "required" if kind == "any" else kind if kind in get_args(_Word) else None
 
 
-def _unknown_choice(kind: str) -> str:
-    return (
-        f"{kind!r} is no choice that is served: send none, auto, required, or an object of type "
-        "function or allowed_tools"
-    )
-
-
 ToolChoice = Annotated[
     _Word | ToolChoiceObject,
     one_of(
         {"function": ToolChoiceObject, "allowed_tools": ToolChoiceObject},
-        schema=_Word | ToolChoiceObject,
-        unknown=_unknown_choice,
+        what="a tool_choice",
         words=("none", "auto", "required"),
         otherwise=_choice_in_other_words,
         lossless=True,

@@ -197,13 +197,17 @@ for (const button of element("examples").querySelectorAll("button")) {
 
 // ---- which models there are
 
+let defaults = {}; // of each model by its name
+
 async function readModels() {
   try {
     const { data } = await read("v1/models", settings.apiKey());
+    defaults = Object.fromEntries(data.map((model) => [model.id, model.meta.defaults]));
     const names = data.map((model) => model.id);
     models.replaceChildren(...names.map((name) => new Option(name)));
     const wanted = settings.settings().model;
     if (names.includes(wanted)) models.value = wanted;
+    settings.showDefaults(defaults[models.value]);
     tell(names.length ? "" : "There is no model yet: put a YAML file into the models folder.");
   } catch (error) {
     if (error.status === 401) settings.open("key");
@@ -214,6 +218,7 @@ async function readModels() {
 
 models.addEventListener("change", () => {
   settings.set({ model: models.value });
+  settings.showDefaults(defaults[models.value]);
   status.look();
 });
 settings.wire((keyChanged) => keyChanged && readModels());

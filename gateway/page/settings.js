@@ -38,6 +38,13 @@ export function open(name) {
   if (name) form.elements[name].focus();
 }
 
+/** Show in empty fields what the model does without them; `defaults`: its numbers by name. */
+export function showDefaults(defaults = {}) {
+  for (const field of fields()) {
+    if (field.name in defaults) field.placeholder = defaults[field.name];
+  }
+}
+
 /** Make the dialog work; `closed` is told whether the key is another one now. */
 export function wire(closed) {
   let keyBefore = apiKey();

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
 from gateway.models.parameters import Parameters
 from gateway.responses.echo import echo_of
-from gateway.responses.request import CustomTool, ResponsesRequest
+from gateway.responses.request import CustomTool, ResponsesRequest, offered
 from gateway.responses.text_logprobs import of_text
 
 Json = dict[str, Any]
@@ -29,8 +29,7 @@ class Answer:
     def __init__(self, request: ResponsesRequest, model: str, defaults: Parameters) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
-        tools = request.tools or ()
-        self._custom = {tool.name for tool in tools if isinstance(tool, CustomTool)}
+        self._tools = {each.name: each for each in offered(request.tools)}
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
@@ -45,23 +44,18 @@ class Answer:
         """The response object as it stands; whole after Done."""
         return self._last
 
-    @property
-    def started(self) -> bool:
-        """Whether an event has been told."""
-        return self._number > 0
-
-    def start(self) -> list[Json]:
-        """The first events."""
-        return [
-            self._event("response.created", response=self._last),
-            self._event("response.in_progress", response=self._last),
-        ]
+    def beat(self) -> list[Json]:
+        """What says that there is no more to say yet; the response's start where that is due."""
+        start = [] if self._number else [self._event("response.created", response=self._last)]
+        return [*start, self._event("response.in_progress", response=self._last)]
 
     def take(self, event: Event) -> list[Json]:
         """The events that an event of the generation becomes."""
+        events = [] if self._number else self.beat()
+        if isinstance(event, Progress):
+            return events
         if isinstance(event, Done):
-            return self._end(event)
-        events: list[Json] = []
+            return events + self._end(event)
         if event.reasoning:
             events += self._reasoning(event.reasoning)
         if event.content:
@@ -79,7 +73,7 @@ class Answer:
 
     def fail(self, error: ApiError) -> list[Json]:
         """The last events of a response that broke."""
-        events = [] if self.started else self.start()
+        events = [] if self._number else self.beat()
         self._drop_open("incomplete")
         described = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
         self._last = self._response("failed", error=described)
@@ -112,7 +106,10 @@ class Answer:
         events: list[Json] = []
         if self._open != call.index:
             fields = {"call_id": call.id, "name": call.name}
-            if call.name in self._custom:
+            called = self._tools.get(call.name)
+            if called is not None and called.namespace:
+                fields |= {"name": called.tool.name, "namespace": called.namespace}
+            if called is not None and isinstance(called.tool, CustomTool):
                 events += self._add("custom_tool_call", "ctc", fields | {"input": ""})
             else:
                 events += self._add("function_call", "fc", fields | {"arguments": ""})

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.models.parameters import Parameters
-from gateway.responses.request import CustomTool, FunctionTool, ResponsesRequest
+from gateway.responses.request import (
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    ResponsesRequest,
+)
 
 Json = dict[str, Any]
 
 
 def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
-    """The fields of the request in a response object, the model file's defaults filled in."""
+    """The fields of the request in a response object, the model's defaults filled in."""
     text = request.text
     reasoning = request.reasoning
     form = text.format if text is not None and text.format is not None else None
@@ -31,10 +36,10 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
         },
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
-        "temperature": _first(request.temperature, defaults.temperature, 1.0),
-        "top_p": _first(request.top_p, defaults.top_p, 1.0),
-        "presence_penalty": _first(request.presence_penalty, defaults.presence_penalty, 0.0),
-        "frequency_penalty": _first(request.frequency_penalty, defaults.frequency_penalty, 0.0),
+        "temperature": _said(request.temperature, defaults, "temperature"),
+        "top_p": _said(request.top_p, defaults, "top_p"),
+        "presence_penalty": _said(request.presence_penalty, defaults, "presence_penalty"),
+        "frequency_penalty": _said(request.frequency_penalty, defaults, "frequency_penalty"),
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
         "background": False,
@@ -47,14 +52,12 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
     }
 
 
-def _first(given: float | None, default: float | None, otherwise: float) -> float:
-    if given is not None:
-        return given
-    return otherwise if default is None else default
+def _said(given: float | None, defaults: Parameters, name: str) -> float:
+    return defaults.default(name) if given is None else given
 
 
-def _tool(tool: FunctionTool | CustomTool) -> Json:
-    if isinstance(tool, CustomTool):
+def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> Json:
+    if not isinstance(tool, FunctionTool):
         return tool.model_dump(exclude_none=True)
     return {
         "type": "function",

@@ -46,10 +46,6 @@ class InputImage(Strict):
 _Part = InputText | OutputText | Refusal | InputImage
 
 
-def _unknown_part(kind: str) -> str:
-    return f"content of type {kind} is not served: send input_text, input_image or output_text"
-
-
 Part = Annotated[
     _Part,
     one_of(
@@ -59,8 +55,7 @@ Part = Annotated[
             "refusal": Refusal,
             "input_image": InputImage,
         },
-        schema=_Part,
-        unknown=_unknown_part,
+        what="a part",
         otherwise=as_text("input_text"),
     ),
 ]
@@ -90,6 +85,7 @@ class FunctionCall(Strict):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
     id: str | None = None
     status: Status | None = None
@@ -101,6 +97,7 @@ class CustomCall(Strict):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
     id: str | None = None
     status: Status | None = None
@@ -153,13 +150,6 @@ Item = Message | FunctionCall | CustomCall | FunctionCallOutput | Reasoning
 Sent = Item | ItemReference
 
 
-def _unknown_item(kind: str) -> str:
-    return (
-        f"an item of type {kind} is not served: send message, function_call, "
-        "function_call_output, reasoning or item_reference"
-    )
-
-
 _KINDS: dict[str, type[Item]] = {
     "message": Message,
     "function_call": FunctionCall,
@@ -172,13 +162,12 @@ _Sent = Annotated[
     Sent,
     one_of(
         {**_KINDS, "item_reference": ItemReference},
-        schema=Sent,
-        unknown=_unknown_item,
+        what="an item",
         default="message",
         otherwise=lambda _: DROPPED,
     ),
 ]
-_Stored = Annotated[Item, one_of(_KINDS, schema=Item, unknown=_unknown_item, default="message")]
+_Stored = Annotated[Item, one_of(_KINDS, what="an item", default="message")]
 
 
 def _user_message(text: str) -> dict[str, Any]:

@@ -6,14 +6,16 @@ sent, see gateway/tolerance.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.openai.base import MODEL, Request, Strict
-from gateway.openai.chat_request import ReasoningEffort
 from gateway.openai.refused import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
+from gateway.openai.thinking_fields import Budget, ReasoningEffort
 from gateway.responses.items import Input
 from gateway.tagged import one_of, rather
 from gateway.tolerance import DROPPED, tolerable
@@ -46,22 +48,63 @@ class CustomTool(Strict):
     format: dict[str, Any] | None = None
 
 
-def _unknown_tool(kind: str) -> str:
-    return (
-        f"a tool of type {kind} is not served: the gateway runs no tools of its own; send tools "
-        "of type function or custom"
-    )
+def _without_it(_: Any) -> Any:
+    return DROPPED
+
+
+_Own = FunctionTool | CustomTool
+_KINDS: dict[str, type[Strict]] = {"function": FunctionTool, "custom": CustomTool}
+OwnTool = Annotated[_Own, one_of(_KINDS, what="a tool", otherwise=_without_it)]
+
+
+class NamespaceTool(Strict):
+    """Tools under a name, as Codex offers those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1, max_length=128)
+    tools: list[OwnTool]
 
 
 Tool = Annotated[
-    FunctionTool | CustomTool,
+    _Own | NamespaceTool,
     one_of(
-        {"function": FunctionTool, "custom": CustomTool},
-        schema=FunctionTool | CustomTool,
-        unknown=_unknown_tool,
-        otherwise=lambda _: DROPPED,
+        _KINDS | {"namespace": NamespaceTool},
+        what="a tool",
+        otherwise=_without_it,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One tool; `place` is its path in the request, `namespace` "" outside of any."""
+
+    tool: FunctionTool | CustomTool
+    place: str
+    namespace: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return full_name(self.namespace, self.tool.name)
+
+
+def full_name(namespace: str, name: str) -> str:
+    """The name of a tool in a namespace, where chat templates know only one level of names."""
+    if not namespace or namespace.endswith("_"):
+        return namespace + name
+    return f"{namespace}__{name}"
+
+
+def offered(tools: Sequence[_Own | NamespaceTool] | None) -> Iterator[Offered]:
+    """The tools of a request one by one, those in namespaces as well."""
+    for index, tool in enumerate(tools or ()):
+        place = f"tools[{index}]"
+        if isinstance(tool, NamespaceTool):
+            for at, inner in enumerate(tool.tools):
+                yield Offered(inner, f"{place}.tools[{at}]", tool.name)
+        else:
+            yield Offered(tool, place)
 
 
 class ChooseFunction(Strict):
@@ -88,20 +131,12 @@ class ChooseAmong(Strict):
     tools: list[AllowedFunction] = Field(min_length=1)
 
 
-def _unknown_choice(kind: str) -> str:
-    return (
-        f"tool_choice {kind} is not served: send none, auto, required, or an object of type "
-        "function or allowed_tools"
-    )
-
-
 _Word = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
     str | ChooseFunction | ChooseAmong,
     one_of(
         {"function": ChooseFunction, "custom": ChooseFunction, "allowed_tools": ChooseAmong},
-        schema=_Word | ChooseFunction | ChooseAmong,
-        unknown=_unknown_choice,
+        what="a tool_choice",
         words=("none", "auto", "required"),
         otherwise=lambda choice: "required" if choice == "any" else None,
         lossless=True,
@@ -131,16 +166,11 @@ class JsonSchemaFormat(Strict):
     strict: bool | None = None
 
 
-def _unknown_format(kind: str) -> str:
-    return f"a format of type {kind} is unknown: send text, json_object or json_schema"
-
-
 Format = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat,
     one_of(
         {"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat},
-        schema=TextFormat | JsonObjectFormat | JsonSchemaFormat,
-        unknown=_unknown_format,
+        what="a format",
     ),
 ]
 
@@ -156,6 +186,7 @@ class ReasoningConfig(Strict):
     """How much to think."""
 
     effort: ReasoningEffort | None = None
+    max_tokens: Budget = Field(None, description="Most tokens of reasoning; not OpenAI's.")
 
 
 def _known(wanted: str) -> str:
@@ -217,6 +248,9 @@ class ResponsesRequest(PromptRequest):
     top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS, description="Not OpenAI's.")
     min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's.")
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Not OpenAI's.")
+    thinking_budget: Budget = Field(
+        None, description="Another place of reasoning.max_tokens; not OpenAI's."
+    )
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)

@@ -39,18 +39,22 @@ class Store:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[str, tuple[Stored, int]] = OrderedDict()
         self._holders: dict[str, dict[str, None]] = {}  # of each item, the responses that hold it
+        self._sizes: dict[str, int] = {}  # of each item, which many conversations may share
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
         """Keep it, and let go of what there is no room for; one that can never fit is not kept."""
-        size = len(json.dumps([stored.response, *stored.earlier, *stored.given]))
-        if size > self._most_bytes:
+        items = stored.conversation()
+        sizes = {item["id"]: self._sizes.get(item["id"]) or _size(item) for item in items}
+        size = sum(sizes.values())
+        if size > self._most_bytes or not self._most:
             return
         name = stored.response["id"]
         self._kept[name] = (stored, size)
         self._bytes += size
-        for item in stored.conversation():
+        for item in items:
             self._holders.setdefault(item["id"], {})[name] = None
+        self._sizes |= sizes
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             self._drop(next(iter(self._kept)))
 
@@ -89,6 +93,11 @@ class Store:
             del holders[name]
             if not holders:
                 del self._holders[item]
+                del self._sizes[item]
+
+
+def _size(item: Json) -> int:
+    return len(json.dumps(item))
 
 
 def _missing(name: str, param: str) -> ApiError:

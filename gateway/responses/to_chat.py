@@ -29,10 +29,12 @@ from gateway.responses.request import (
     ChooseAmong,
     ChooseFunction,
     CustomTool,
-    FunctionTool,
     JsonSchemaFormat,
+    Offered,
     PromptRequest,
     ResponsesRequest,
+    full_name,
+    offered,
 )
 from gateway.translation import Translation, translate
 
@@ -44,6 +46,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "reasoning_budget": "reasoning.max_tokens",
     "logprobs": "include",
     "messages": "input",
     "tool_choice.function.name": "tool_choice.name",
@@ -56,6 +59,7 @@ _SAMPLING = (
     "top_k",
     "min_p",
     "seed",
+    "thinking_budget",
     "presence_penalty",
     "frequency_penalty",
 )
@@ -76,17 +80,19 @@ def chat_request(
         if place.startswith(_EARLIER):
             places[path] = _EARLIER  # the parts of stored items are nobody's fields
     if request.tools:
-        fields["tools"] = [_tool(tool) for tool in request.tools]
-        for index in range(len(request.tools)):
-            places[f"tools[{index}]"] = f"tools[{index}]"
-            places[f"tools[{index}].function.name"] = f"tools[{index}].name"
-            places[f"tools[{index}].function.parameters"] = f"tools[{index}].parameters"
+        fields["tools"] = []
+        for index, each in enumerate(offered(request.tools)):
+            fields["tools"].append(_tool(each))
+            places[f"tools[{index}]"] = each.place
+            places[f"tools[{index}].function.name"] = f"{each.place}.name"
+            places[f"tools[{index}].function.parameters"] = f"{each.place}.parameters"
     if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
         fields["tool_choice"] = _choice(request.tool_choice)
     if request.tools and request.parallel_tool_calls is not None:
         fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
+        fields["reasoning_budget"] = request.reasoning.max_tokens
     if request.text is not None and request.text.format is not None:
         fields["response_format"] = _format(request.text.format)
     if isinstance(request, ResponsesRequest):
@@ -156,7 +162,8 @@ def _assistant(
     elif isinstance(item, Message):
         last["content"] = _text(item.content, place)
     else:
-        function = {"name": item.name, "arguments": _arguments(item)}
+        name = full_name(item.namespace or "", item.name)
+        function = {"name": name, "arguments": _arguments(item)}
         call = {"id": item.call_id, "type": "function", "function": function}
         last.setdefault("tool_calls", []).append(call)
 
@@ -193,11 +200,13 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
     return "".join(texts)
 
 
-def _tool(tool: FunctionTool | CustomTool) -> Json:
+def _tool(each: Offered) -> Json:
+    tool = each.tool
     if isinstance(tool, CustomTool):
-        return {"type": "function", "function": _taking_text(tool)}
-    function = tool.model_dump(exclude_none=True, exclude={"type"})
-    return {"type": "function", "function": function}
+        function = _taking_text(tool)
+    else:
+        function = tool.model_dump(exclude_none=True, exclude={"type"})
+    return {"type": "function", "function": function | {"name": each.name}}
 
 
 def _taking_text(tool: CustomTool) -> Json:
@@ -210,7 +219,6 @@ def _taking_text(tool: CustomTool) -> Json:
         )
         exchange.note_ignored("tools[].format")
     return {
-        "name": tool.name,
         "description": "\n\n".join(filter(None, texts)),
         "parameters": {
             "type": "object",

@@ -10,17 +10,18 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
 from gateway.generation import Event
+from gateway.limits import JsonRoute
 from gateway.openai.chat_answer import chat_completion
-from gateway.openai.chat_form import ChatForm, form_of
+from gateway.openai.chat_form import form_of
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_stream import chat_chunks
+from gateway.openai.chat_stream import ChatStream
 from gateway.openai.chat_to_wire import options_of
-from gateway.openai.identity import Identity, identity
+from gateway.openai.identity import identity
 from gateway.openai.response_models import ChatCompletion, documented
 from gateway.openai.running import events_of
 from gateway.sse import event_stream
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
 @router.post(
@@ -35,14 +36,15 @@ async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> 
     head, form = identity("chatcmpl", body.model or config.name, config), form_of(body)
     events = events_of(body, wanted, gateway)
     if body.stream:
-        return event_stream(_stream(events, head, form), gateway.settings)
+        stream = ChatStream(head, form)
+        return event_stream(_closing(events, stream), gateway.settings, stream.beat)
     async with aclosing(events):
         return JSONResponse(await chat_completion(events, head, form))
 
 
-async def _stream(
-    events: AsyncGenerator[tuple[int, Event], None], head: Identity, form: ChatForm
+async def _closing(
+    events: AsyncGenerator[tuple[int, Event], None], stream: ChatStream
 ) -> AsyncGenerator[str, None]:
     async with aclosing(events):
-        async for chunk in chat_chunks(events, head, form):
+        async for chunk in stream.chunks(events):
             yield chunk

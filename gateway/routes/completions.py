@@ -10,15 +10,16 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
 from gateway.generation import Event
-from gateway.openai.completion_answer import completion, completion_chunks
+from gateway.limits import JsonRoute
+from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
-from gateway.openai.completion_to_wire import CompletionPlan, completion_plan
-from gateway.openai.identity import Identity, identity
+from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.identity import identity
 from gateway.openai.response_models import Completion, documented
 from gateway.openai.running import events_of
 from gateway.sse import event_stream
 
-router = APIRouter(tags=["completions"])
+router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
 
 @router.post(
@@ -33,14 +34,15 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     head = identity("cmpl", body.model or config.name, config)
     events = events_of(body, plan.wanted, gateway)
     if body.stream:
-        return event_stream(_stream(events, head, plan), gateway.settings)
+        stream = CompletionStream(head, plan)
+        return event_stream(_closing(events, stream), gateway.settings, stream.beat)
     async with aclosing(events):
         return JSONResponse(await completion(events, head, plan))
 
 
-async def _stream(
-    events: AsyncGenerator[tuple[int, Event], None], head: Identity, plan: CompletionPlan
+async def _closing(
+    events: AsyncGenerator[tuple[int, Event], None], stream: CompletionStream
 ) -> AsyncGenerator[str, None]:
     async with aclosing(events):
-        async for chunk in completion_chunks(events, head, plan):
+        async for chunk in stream.chunks(events):
             yield chunk

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, PlainValidator
+from pydantic_core import to_json
 
 from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask_all
 from gateway.context import GatewayDep
-from gateway.errors import ApiError
+from gateway.errors import ApiError, Names
+from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
-from gateway.wire_names import Names
 from wire import backend_pb2 as pb
 
-router = APIRouter(tags=["embeddings"])
+router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
 Text = str | list[int]  # in words, or in token ids
 _MOST_INPUTS = 2048  # OpenAI's
 _TOKENS = 1 << 31
@@ -95,8 +98,8 @@ class EmbeddingResponse(BaseModel):
     usage: EmbeddingUsage
 
 
-@router.post("/embeddings")
-async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> EmbeddingResponse:
+@router.post("/embeddings", response_model=None, responses={200: {"model": EmbeddingResponse}})
+async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a call of its own that the backend may batch."""
     config = gateway.supervisor.resolve(body.model)
 
@@ -110,17 +113,30 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> EmbeddingRe
         return {"Embeddings": place, "EmbeddingTokens": place}
 
     replies = await ask_once(lambda: gateway.supervisor.lease(body.model), embed)
-    vectors = [_cut(_vector(reply), body.dimensions) for reply in replies]
+    for reply in replies:
+        _require_fitting(reply, body.dimensions)
     tokens = sum(reply.prompt_tokens for reply in replies)
     exchange.count_tokens(tokens, 0)
-    return EmbeddingResponse(
-        data=[
-            Embedding(index=place, embedding=_encoded(vector, body.encoding_format))
-            for place, vector in enumerate(vectors)
-        ],
-        model=body.model or config.name,
-        usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
-    )
+    told = {
+        "object": "list",
+        "model": body.model or config.name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    return StreamingResponse(_written(replies, body, told), media_type="application/json")
+
+
+async def _written(
+    replies: Iterable[pb.EmbeddingResult], body: EmbeddingRequest, told: dict[str, Any]
+) -> AsyncIterator[bytes]:
+    """The answer in parts: millions of numbers take seconds, in which streams would stand still."""
+    separator = b'{"data":['
+    for place, reply in enumerate(replies):
+        vector = _encoded(_cut(reply.embeddings, body.dimensions), body.encoding_format)
+        entry = {"object": "embedding", "index": place, "embedding": vector}
+        yield separator + to_json(entry)
+        separator = b","
+        await asyncio.sleep(0)
+    yield b"]," + to_json(told)[1:]
 
 
 def _request(identity: str, text: Text) -> pb.PredictOptions:
@@ -129,7 +145,7 @@ def _request(identity: str, text: Text) -> pb.PredictOptions:
     return pb.PredictOptions(ModelIdentity=identity, EmbeddingTokens=text)
 
 
-def _vector(reply: pb.EmbeddingResult) -> Sequence[float]:
+def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
         raise ApiError(
             400,
@@ -137,18 +153,17 @@ def _vector(reply: pb.EmbeddingResult) -> Sequence[float]:
             code="unsupported",
             param="model",
         )
-    return reply.embeddings
+    if dimensions is not None and dimensions > len(reply.embeddings):
+        raise ApiError(
+            400,
+            f"dimensions is {dimensions}: this model's vectors have {len(reply.embeddings)}",
+            param="dimensions",
+        )
 
 
 def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     if dimensions is None or dimensions == len(vector):
         return vector
-    if dimensions > len(vector):
-        raise ApiError(
-            400,
-            f"dimensions is {dimensions}: this model's vectors have {len(vector)}",
-            param="dimensions",
-        )
     kept = vector[:dimensions]
     length = math.sqrt(math.fsum(value * value for value in kept))
     return [value / length for value in kept] if length else kept

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
+from gateway import sse
 from gateway.answering import Question, answer, count_prompt, question_of
 from gateway.anthropic import errors
-from gateway.anthropic.answer import PING, Answer, Json
+from gateway.anthropic.answer import Answer
 from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import Gateway, GatewayDep
-from gateway.sse import event_stream
+from gateway.limits import JsonRoute
 
-router = APIRouter(tags=["anthropic"])
+router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
 
 
 @router.post("/messages", response_model=None, responses=MESSAGE_RESPONSES)
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
     """The next message of a conversation, whole or as a stream of server-sent events."""
     question = await question_of(chat_request(body), gateway, prompt_only=body.max_tokens == 0)
-    if body.stream:
-        stream = _stream(body, question, gateway)
-        return event_stream(stream, gateway.settings, errors.event, PING.encode())
     reply = Answer(body, question.model)
+    if body.stream:
+        stream = _stream(reply, question, gateway)
+        return sse.event_stream(
+            stream, gateway.settings, lambda: sse.written(reply.beat()), errors.event
+        )
     async with aclosing(answer(question, gateway)) as events:
         async for event in events:
             reply.take(event)
@@ -41,20 +43,8 @@ async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Respons
     return JSONResponse({"input_tokens": await count_prompt(chat_request(body), gateway)})
 
 
-async def _stream(
-    body: MessagesRequest, question: Question, gateway: Gateway
-) -> AsyncGenerator[str, None]:
-    reply = Answer(body, question.model)
-    begun = False
+async def _stream(reply: Answer, question: Question, gateway: Gateway) -> AsyncGenerator[str, None]:
     async with aclosing(answer(question, gateway)) as events:
         async for event in events:
-            if not begun:
-                begun = True
-                yield _written(reply.start(event))
-                yield PING
-            for each in reply.take(event):
-                yield _written(each)
-
-
-def _written(event: Json) -> str:
-    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+            if grown := reply.take(event):
+                yield sse.written(grown)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
+from gateway.models.parameters import UNSAID
 
 router = APIRouter(tags=["models"])
 
@@ -20,6 +21,7 @@ class Meta(BaseModel):
 
     description: str
     context_size: int | None  # tokens of prompt and answer; None: the model's own maximum
+    defaults: dict[str, float]  # what a request gets that does not say
     alias_of: str | None
     aliases: list[str]
 
@@ -98,6 +100,7 @@ def _card(gateway: Gateway, model: ModelConfig, name: str) -> ModelCard:
         meta=Meta(
             description=model.description,
             context_size=context_size(model),
+            defaults={name: model.parameters.default(name) for name in UNSAID},
             alias_of=None if name == model.name else model.name,
             aliases=model.aliases,
         ),

@@ -11,11 +11,12 @@ from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
+from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request, Strict
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
-router = APIRouter(tags=["rerank"])
+router = APIRouter(tags=["rerank"], route_class=JsonRoute)
 _MOST_DOCUMENTS = 10_000
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -11,10 +10,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from gateway import sse
 from gateway.answering import Question, answer, count_prompt, question_of
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.generation import Done
+from gateway.limits import JsonRoute
 from gateway.query import KnownQuery
 from gateway.responses.answer import Answer
 from gateway.responses.documented import (
@@ -30,9 +31,8 @@ from gateway.responses.references import resolved
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored
 from gateway.responses.to_chat import chat_request
-from gateway.sse import event_stream
 
-router = APIRouter(tags=["responses"])
+router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
@@ -57,7 +57,10 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     reply = Answer(body, question.model, question.config.parameters)
     turn = _Turn(body, earlier, given, reply, store)
     if body.stream:
-        return event_stream(turn.stream(question, gateway), gateway.settings, turn.failed)
+        stream = turn.stream(question, gateway)
+        return sse.event_stream(
+            stream, gateway.settings, lambda: sse.written(reply.beat()), turn.failed
+        )
     await turn.finish(question, gateway)
     return JSONResponse(reply.response)
 
@@ -71,6 +74,14 @@ async def count_input_tokens(
     translation = chat_request(body, resolved(body.input, store), earlier)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
+
+
+@router.post("/responses/compact", include_in_schema=False)
+async def compact() -> None:
+    """A sibling of `/responses/{response_id}` that only OpenAI can serve: not found, as others."""
+    raise ApiError(
+        404, "conversations are not compacted here: send a shorter input", code="unknown_url"
+    )
 
 
 @router.get(
@@ -153,18 +164,15 @@ class _Turn:
         """The events of the stream."""
         async with aclosing(answer(question, gateway)) as events:
             async for event in events:
-                if not self.reply.started:
-                    for each in self.reply.start():
-                        yield _written(each)
                 grown = self.reply.take(event)
                 if isinstance(event, Done):
                     self._keep()
-                for each in grown:
-                    yield _written(each)
+                if grown:
+                    yield sse.written(grown)
 
     def failed(self, error: ApiError) -> str:
         """The last events of a stream that broke."""
-        return "".join(_written(event) for event in self.reply.fail(error))
+        return sse.written(self.reply.fail(error))
 
     def _keep(self) -> None:
         if self.body.store is not False:
@@ -174,7 +182,3 @@ class _Turn:
 def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:
     previous = body.previous_response_id
     return store.get(previous, "previous_response_id").conversation() if previous else ()
-
-
-def _written(event: Json) -> str:
-    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"

@@ -10,13 +10,13 @@ from pydantic import BaseModel, Field
 from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
+from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
-router = APIRouter(tags=["score"])
+router = APIRouter(tags=["score"], route_class=JsonRoute)
 _MOST_CANDIDATES = 1024
-_NAMES = {"Prompt": "prompt", "Messages": "prompt"}
 
 
 class ScoreRequest(Request):
@@ -70,7 +70,7 @@ async def score(body: ScoreRequest, gateway: GatewayDep) -> ScoreResponse:
             length_normalize=bool(body.length_normalize),
             include_token_logprobs=bool(body.include_token_logprobs),
         )
-        return await ask(lease.stub.Score, request, gateway.settings.request_timeout, _NAMES)
+        return await ask(lease.stub.Score, request, gateway.settings.request_timeout)
 
     reply = await ask_once(lambda: gateway.supervisor.lease(body.model), weigh)
     return ScoreResponse(

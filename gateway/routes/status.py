@@ -6,21 +6,15 @@ name paths.
 
 from __future__ import annotations
 
-import asyncio
-
-import grpc
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from gateway import model_metrics
 from gateway.context import GatewayDep
-from gateway.generation import Stub
 from gateway.models.config import OWN_BACKENDS, ModelConfig
-from gateway.supervisor.status import ModelStatus
-from wire import backend_pb2 as pb
 
 DEFAULT_SLOTS = 16  # of our own backend: the default of its option `parallel`
 _PARALLEL = "parallel"
-_LOOK_LIMIT = 1.0  # seconds
 
 router = APIRouter(tags=["page"])
 
@@ -47,19 +41,20 @@ async def read_status(gateway: GatewayDep) -> Status:
     """What the models are doing now."""
     supervisor = gateway.supervisor
     configs = {config.name: config for config in supervisor.models}
-
-    async def now(status: ModelStatus) -> ModelNow:
+    models = []
+    for status, counts in await model_metrics.look(supervisor):
         config = configs.get(status.name)
-        return ModelNow(
-            name=status.name,
-            state=str(status.state),
-            running=status.leases,
-            slots=slots(config) if config else None,
-            tokens_per_second=await _rate(supervisor.peek(status.name)),
-            memory_bytes=status.memory_bytes,
+        models.append(
+            ModelNow(
+                name=status.name,
+                state=str(status.state),
+                running=status.leases,
+                slots=slots(config) if config else None,
+                tokens_per_second=counts.tokens_per_second if counts else 0.0,
+                memory_bytes=status.memory_bytes,
+            )
         )
-
-    return Status(models=await asyncio.gather(*map(now, supervisor.status())))
+    return Status(models=models)
 
 
 def slots(config: ModelConfig) -> int | None:
@@ -72,15 +67,3 @@ def slots(config: ModelConfig) -> int | None:
         return int(given)
     except (TypeError, ValueError):
         return None  # the backend refuses to load with it, in a sentence
-
-
-async def _rate(stub: Stub | None) -> float:
-    if stub is None:
-        return 0.0
-    try:
-        metrics: pb.MetricsResponse = await stub.GetMetrics(
-            pb.MetricsRequest(), timeout=_LOOK_LIMIT
-        )
-    except grpc.aio.AioRpcError:
-        return 0.0
-    return metrics.tokens_per_second

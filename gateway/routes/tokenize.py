@@ -11,12 +11,13 @@ from gateway.asking import ask_once
 from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
 from gateway.errors import ApiError
+from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
 from gateway.routes.models import context_size
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
-router = APIRouter(tags=["tokenizer"])
+router = APIRouter(tags=["tokenizer"], route_class=JsonRoute)
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 _MOST_PIECES = 4096  # tokens; each different one is looked up by itself
 

@@ -69,7 +69,10 @@ def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:
         return []
     latest = max(loaded, key=lambda model: model.last_used)
     others = [model for model in loaded if model is not latest]
-    return _unload_until_within(others, 1, latest.memory, limits) or []
+    leaving = _unload_until_within(others, 1, latest.memory, limits)
+    if leaving is None:  # those in use are too many alone; the others need not add to it
+        return [model for model in others if not model.busy and not model.pinned]
+    return leaving
 
 
 def _unload_until_within(

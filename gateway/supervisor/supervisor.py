@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from gateway.errors import ApiError
 from gateway.generation import Stub
+from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.settings import GatewaySettings
@@ -49,6 +50,7 @@ class Supervisor:
     def __init__(self, settings: GatewaySettings, folder: ModelFolder) -> None:
         self._settings = settings
         self._catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
+        self._checkpoints = Checkpoints(settings.models_dir)
         self._instances: dict[Key, ModelInstance] = {}
         self._outdated: list[ModelInstance] = []  # of files that have changed since
         self._limits = policy.Limits(settings.max_loaded_models, settings.max_memory_bytes)
@@ -62,15 +64,15 @@ class Supervisor:
     @property
     def models(self) -> list[ModelConfig]:
         """Every model that can be asked for by a name of its own, in the order of the folder."""
-        return self._catalogue.models
+        return [self._checkpoints.completed(model) for model in self._catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
         """The model of this name or alias; for None the only one there is.
 
-        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used, 400 where
-        a name is needed.
+        It has what its checkpoint says where its file says nothing. Raises ApiError: 404 for what
+        does not exist, 500 for a file that cannot be used, 400 where a name is needed.
         """
-        return self._catalogue.resolve(name)
+        return self._checkpoints.completed(self._catalogue.resolve(name))
 
     def status(self) -> list[ModelStatus]:
         """Every model of the folder, and what else is loaded."""
@@ -110,7 +112,7 @@ class Supervisor:
         self._catalogue.reload()
         for key, instance in list(self._instances.items()):
             try:
-                config = self.resolve(key.name)
+                config = self._catalogue.resolve(key.name)
             except ApiError:
                 config = None
             if config != instance.config:
@@ -144,7 +146,7 @@ class Supervisor:
         `adapters` is one of the names under that key of the model's file, `draft_model` one of its
         `draft_models`.
         """
-        instance = self._instance(self.resolve(name), adapters or "", draft_model or "")
+        instance = self._instance(self._catalogue.resolve(name), adapters or "", draft_model or "")
         self._hold(instance)
         try:
             await self._until_usable(instance)
@@ -167,7 +169,7 @@ class Supervisor:
 
     async def unload(self, name: str) -> None:
         """Unload a model, with all its variants. Raises ApiError 409 while requests use it."""
-        config = self.resolve(name)
+        config = self._catalogue.resolve(name)
         found = [i for key, i in self._instances.items() if key.name == config.name]
         if any(instance.leases for instance in found):
             raise failures.in_use(config.name)

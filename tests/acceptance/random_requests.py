@@ -46,6 +46,7 @@ _KEYS = (
     "reasoning_effort",
     "chat_template_kwargs",
     "mlx.min_tokens",
+    "mlx.thinking_budget",
     "mlx.xtc_probability",
     "mlx.grammar_type",
     "mlx.grammar_or_calls",

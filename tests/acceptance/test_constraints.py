@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -192,3 +193,35 @@ def test_a_grammar_that_cannot_be_used_is_refused(
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert words in (refusal.value.details() or "")
     assert _said(served, chat("Count to 3.")).message == b"1 2 3"
+
+
+LOCALAI_CALL = r"""
+root ::= "{" space "\"arguments\"" space ":" space arguments "," space "\"name\"" space ":" space
+  ("\"get_weather\"") "}" space
+arguments ::= "{" space "\"city\"" space ":" space string "}" space
+string ::= "\"" ([^"\\] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F]))*
+  "\"" space
+space ::= " "?
+"""
+
+
+@pytest.mark.parametrize(
+    "choice", ['"auto"', '"required"', '{"type": "function", "function": {"name": "required"}}']
+)
+def test_strict_tools_are_called_in_the_models_own_form(served: Backend, choice: str) -> None:
+    """LocalAI makes a grammar of its own for them, in which no model has learned to call."""
+    strict: dict[str, Any] = copy.deepcopy(WEATHER)
+    strict["function"]["strict"] = True
+    request = chat(
+        "What is the weather in Paris?",
+        Tools=json.dumps([strict]),
+        ToolChoice=choice,
+        Grammar=LOCALAI_CALL,
+    )
+    whole = unary(_said(served, request), tools=True)
+    pieces = streamed(served.stub.PredictStream(request, timeout=WAIT), tools=True)
+    for seen in (whole, pieces):
+        assert [(name, json.loads(args)) for name, args in seen.calls] == [
+            ("get_weather", {"city": "Paris"})
+        ]
+        assert seen.content == ""

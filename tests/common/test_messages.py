@@ -42,7 +42,19 @@ def test_every_field_arrives_under_its_own_name() -> None:
         "name": "weather",
         "tool_call_id": "c1",
         "reasoning_content": "hm",
+        "reasoning": "hm",
     }
+
+
+@pytest.mark.parametrize("content", ["", "So."])
+@pytest.mark.parametrize("called", ["", calls("{}")])
+def test_templates_find_reasoning_by_the_name_that_they_know(content: str, called: str) -> None:
+    """Qwen's by `reasoning_content`, Gemma 4's by `reasoning`, gpt-oss's by `thinking`."""
+    message = Wire("assistant", content, reasoning_content="hm", tool_calls=called)
+    (entry,) = template_messages([message])
+    assert entry["reasoning_content"] == entry["reasoning"] == "hm"
+    # Beside content and calls gpt-oss's template refuses it.
+    assert entry.get("thinking") == (None if content and called else "hm")
 
 
 @pytest.mark.parametrize("role", ["developer", "function", "my role"])
@@ -95,3 +107,15 @@ def test_any_text_of_calls_is_either_read_or_refused_with_a_sentence(text: str) 
         refused = str(error)
     assert refused.startswith("Messages[0].tool_calls") or refused == ""
     assert all(isinstance(call, dict) for call in entries[0].get("tool_calls", []))
+
+
+def test_a_line_that_changes_with_every_request_is_left_out() -> None:
+    line = "x-anthropic-billing-header: cc_version=2.1.330; cch=0a1b2;"
+    for text, left in (
+        (f"{line}\n\nYou are an agent.", "You are an agent."),
+        (f"You are an agent.\n\n{line}\n\nBe brief.", "You are an agent.\n\nBe brief."),
+        (line, ""),
+        (f"The header {line}", f"The header {line}"),
+    ):
+        assert template_messages([Wire("system", text)])[0]["content"] == left
+        assert template_messages([Wire("user", text)])[0]["content"] == text

@@ -120,3 +120,83 @@ def test_a_call_that_the_prompt_has_begun_comes_whole() -> None:
     )
     message = message_of([*parser.feed(text[60:]), *parser.finish("stop")])
     assert plain(message)[2] == [("save_note", {"path": "abc", "text": "d"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("llama3_json", '{"name": "save_note", "parameters": {"path": "a"}}'),
+        ("llama3_json", '[ {"type": "function", "function": {"name": "save_note"'),
+        ("llama4_pythonic", "[save_note(path='a')]"),
+        ("lfm2", "[save_note(path='a')]"),
+        ("hermes", '{"name": "save_note", "arguments": {"path": "a"}}'),
+        ("mistral", '[{"name": "save_note", "arguments": {"path": "a"}}]'),
+    ],
+)
+def test_a_cut_call_without_a_marker_is_no_content_either(name: str, call: str) -> None:
+    """In families whose calls may follow a text, there too."""
+    follows = name.startswith(("llama", "lfm"))
+    for before in ("", "Let me see.\n")[: 1 + follows]:
+        for end in range(1, len(call)):
+            text = before + call[:end]
+            message = parse_chat(text, ChatFormat.named(name), tools=TOOLS, reason="length")
+            assert message.content == before.rstrip("\n"), text
+
+
+@pytest.mark.parametrize("text", ['{"city": "Par', "[1, 2", '{"name": "Bob', "[x for x", "A set {"])
+def test_a_cut_text_that_is_no_call_is_content(text: str) -> None:
+    for name in ("llama3_json", "llama4_pythonic", "hermes", "mistral"):
+        message = parse_chat(text, ChatFormat.named(name), tools=TOOLS, reason="length")
+        assert message.content == text
+
+
+def _shown(name: str, text: str) -> list[tuple[str, str]]:
+    """What was read of a call's text, with what was shown of its arguments by then."""
+    parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
+    written = shown = ""
+    found = []
+    for character in text:
+        written += character
+        for event in parser.feed(character):
+            shown += event.text if isinstance(event, ToolCallArguments) else ""
+        found.append((written, shown))
+    return found
+
+
+FORMS = {
+    "hermes": (
+        '<tool_call>{"type": "function", "function": {"name": "save_note", "arguments":'
+        ' {"text": "one two three four"}}}</tool_call>'
+    ),
+    "minicpm5": (
+        '<function name="save_note"><param name="text"><![CDATA[one two three </param> four'
+        "]]></param></function>"
+    ),
+    "glm45": (
+        "<tool_call>save_note\n<arg_key>other</arg_key>\n<arg_value>one two three four"
+        "</arg_value>\n</tool_call>"
+    ),
+    "longcat": (
+        "<longcat_tool_call>save_note\n<longcat_arg_key>other</longcat_arg_key>\n"
+        "<longcat_arg_value>2024-05-06 one two three four</longcat_arg_value>\n"
+        "</longcat_tool_call>"
+    ),
+    "muse_spark": (
+        '<atem:function_calls><atem:invoke name="save_note"><atem:parameter name="other">'
+        "nullify one two three four</atem:parameter></atem:invoke></atem:function_calls>"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_string_of_any_form_is_shown_while_it_is_written(name: str) -> None:
+    """An object in an object, a CDATA section, an argument that no schema declares."""
+    text = FORMS[name]
+    for written, shown in _shown(name, text):
+        if "one" in written and "four" not in written:
+            behind = written[written.index("one") :]
+            told = shown[shown.index("one") :] if "one" in shown else ""
+            # What may be a closing tag is not told before it turns out to be none.
+            assert len(behind.partition("<")[0]) - len(told) <= 1, shown
+    ((_, whole),) = _shown(name, text)[-1:]
+    assert "four" in json.dumps(json.loads(whole))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from common.tools import ToolChoice, offered, parse_tool_choice, parse_tools
+from common.tools import ToolChoice, in_order, offered, parse_tool_choice, parse_tools
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": None}}
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
@@ -60,3 +60,13 @@ def test_none_takes_the_tools_away_and_a_stranger_is_refused() -> None:
         offered((WEATHER,), ToolChoice("required", "sing"))
     with pytest.raises(ValueError, match="empty"):
         offered((), ToolChoice("required"))
+
+
+def test_the_same_tools_are_the_same_in_any_order() -> None:
+    schema = {"type": "object", "properties": {"why": {}, "answer": {}}}
+    look = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    turned = {"function": {"parameters": schema, "name": "look"}, "type": "function"}
+    ask = {"type": "function", "function": {"name": "ask", "description": "Asks."}}
+    orders = ([look, ask], [ask, turned])
+    one, other = (json.dumps(in_order(tools)) for tools in orders)
+    assert one == other == json.dumps([ask, look])

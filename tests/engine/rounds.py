@@ -9,7 +9,7 @@ from typing import Any
 from backend.engine import kv
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError
-from backend.engine.events import Event, Finished, TextDelta
+from backend.engine.events import Event, Finished, Progress, TextDelta
 from backend.engine.gauges import Gauges
 from backend.engine.logits_head import LogitsHead
 from backend.engine.model import EngineModel
@@ -126,6 +126,8 @@ class Rounds:
                 heard.text += text
             case Finished():
                 heard.finished = what
+            case Progress():
+                pass
             case _:
                 heard.error = what
 

@@ -25,7 +25,7 @@ from backend.engine.errors import (
     Overloaded,
     ShuttingDown,
 )
-from backend.engine.events import Event, Finished
+from backend.engine.events import Event, Finished, Progress
 from backend.engine.load_request import LoadRequest
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
@@ -366,3 +366,23 @@ async def test_slow_prompts_of_other_kinds_hold_up_no_short_one(model: Path) -> 
                 pools[stage].submit(release.wait, 60)
         await _serves(engine)
         release.set()
+
+
+async def test_who_asks_is_told_how_far_the_prompt_is(model: Path) -> None:
+    async with _engine(model, prefill_chunk=16) as engine:
+        prompt = RawPrompt("a b c " * 40)
+        request = GenerationRequest(
+            "1", prompt, max_tokens=3, ignore_eos=True, stream_progress=True
+        )
+        events = await _all(engine, request)
+        told = [event for event in events if isinstance(event, Progress)]
+        assert events[: len(told)] == told
+        total = events[-1].usage.prompt_tokens
+        assert {event.usage.prompt_tokens for event in told} == {total}
+        processed = [event.processed for event in told]
+        assert processed[0] == 0
+        assert processed == sorted(set(processed))
+        assert total - 16 <= processed[-1] <= total
+        quiet = await _all(engine, replace(request, stream_progress=False))
+        assert not any(isinstance(event, Progress) for event in quiet)
+        assert _text(quiet) == _text(events)

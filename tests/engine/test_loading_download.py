@@ -15,7 +15,7 @@ import pytest
 from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRejected
 from backend.engine.loading import hub_process
 from backend.engine.loading.checkpoint import inspect
-from backend.engine.loading.download import download, hub_cache
+from backend.engine.loading.download import download
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.settings import Settings
 from tests.engine.hub_server import COMMIT, Hub, running_hub
@@ -225,23 +225,6 @@ def test_progress_is_told_in_lines(
         logging.getLogger(hub_process.__name__).removeHandler(handler)
     assert "downloading model 'someone/small-model': 5 of 6 files, 0 of 0 MiB" in caplog.text
     assert "downloaded model 'someone/small-model'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"HF_HOME": "/m", "HUGGINGFACE_HUB_CACHE": "/m"}, "/m"),
-        ({"HF_HOME": "/m", "HUGGINGFACE_HUB_CACHE": "/m", "HF_HUB_CACHE": "/h"}, "/h"),
-        ({"HF_HOME": "/m"}, "/m/hub"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
-    ],
-)
-def test_the_cache_is_where_the_environment_says(environ: dict[str, str], expected: str) -> None:
-    assert hub_cache(environ) == Path(expected)
-
-
-def test_the_default_cache_is_the_hub_clients_own() -> None:
-    assert hub_cache({}) == Path.home() / ".cache" / "huggingface" / "hub"
 
 
 @pytest.mark.parametrize(

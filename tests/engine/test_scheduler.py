@@ -10,12 +10,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine.constraints.thinking_budget import ThinkingBudget
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
 from backend.engine.prefix_index import PrefixKey
 from backend.engine.request import Sampling
+from backend.engine.token_text import ByteStream
+from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
 
+END = 7
 LONG = [token % 90 + 1 for token in range(400)]
 
 
@@ -236,6 +241,21 @@ def test_a_row_whose_text_fails_ends_alone() -> None:
     assert rounds.heard[1].tokens == alone(whole, [1, 2, 3], 20).tokens
 
 
+def _thinking(most: int | None) -> ThinkingBudget | None:
+    """A budget of an answer that begins inside reasoning, which the token END closes."""
+    if most is None:
+        return None
+    texts = [b"so "] * VOCABULARY
+    texts[END] = b"</think>"
+    return ThinkingBudget(
+        most,
+        lambda: ChatParser(ChatFormat.named("hermes", "qwen3"), prompt_tail="<think>\n"),
+        lambda: ByteStream(texts, strip_first_space=False),
+        lambda _: [END],
+        {},
+    )
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_preempted_sequences_are_computed_again_and_say_the_same(kind: str) -> None:
     """Memory is short by chance at any time; nobody is killed for it and no token changes."""
@@ -255,19 +275,22 @@ def test_preempted_sequences_are_computed_again_and_say_the_same(kind: str) -> N
                 "logprobs": dice.choice([None, 2]),
                 "ignore_eos": True,
             }
-            wanted[ticket] = (prompt, dice.randrange(2, 60), request)
-            prompt, limit, request = wanted[ticket]
-            rounds.submit(ticket, prompt, limit, **request)
+            most = dice.choice([None, 0, 3, 20])
+            wanted[ticket] = (prompt, dice.randrange(2, 60), request, most)
+            prompt, limit, request, most = wanted[ticket]
+            rounds.submit(ticket, prompt, limit, grammar=_thinking(most), **request)
         while rounds.scheduler.busy:
             limits = rounds.scheduler.planner.limits
             room = dice.choice([one, 2 * one, 6 * one])
             rounds.scheduler.planner.limits = replace(limits, room=room)
             rounds.step()
         preempted += rounds.scheduler.planner.preemptions
-        for ticket, (prompt, limit, request) in wanted.items():
-            expected = alone(whole, prompt, limit, **request)
+        for ticket, (prompt, limit, request, most) in wanted.items():
+            expected = alone(whole, prompt, limit, grammar=_thinking(most), **request)
             assert rounds.heard[ticket].error is None
             assert rounds.heard[ticket].tokens == expected.tokens
+            if most is not None and most < limit:
+                assert END in expected.tokens[: most + 1]
             ours, theirs = rounds.heard[ticket].finished, expected.finished
             assert ours is not None
             assert theirs is not None

@@ -159,3 +159,20 @@ def test_an_answer_that_was_begun_stays_at_the_end() -> None:
     text = _tokenizer().decode(built.tokens)
     assert "get_weather" in text
     assert text.endswith("assistant\nIt is")
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (OWN, set()),
+        (BARE, set()),
+        ("Effort: {{ reasoning_effort }}" + BARE, {"reasoning_effort"}),
+        ("{# reasoning_effort #}" + BARE, set()),
+        (
+            "{% if enable_thinking and thinking_budget %}{{ thinking_budget }}{% endif %}" + BARE,
+            {"thinking_budget"},
+        ),
+    ],
+)
+def test_the_words_of_a_template_for_reasoning(template: str, words: set[str]) -> None:
+    assert PromptBuilder(_Renders(template), 4096, 512).known_words() == words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
 
 _TEXT = st.text(min_size=1, max_size=8)
 _ENTRY = {"id": 1, "token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}
@@ -19,7 +19,12 @@ def _call(index: int, arguments: list[str]) -> list[Event]:
 @st.composite
 def answers(draw: st.DrawFn) -> list[Event]:
     """The events of one answer, in the order that backends keep."""
-    events: list[Event] = [Piece(reasoning=text) for text in draw(st.lists(_TEXT, max_size=3))]
+    counts = st.integers(0, 9)
+    events: list[Event] = [
+        Progress(9, cached, processed, 0.5)
+        for cached, processed in draw(st.lists(st.tuples(counts, counts), max_size=2))
+    ]
+    events += [Piece(reasoning=text) for text in draw(st.lists(_TEXT, max_size=3))]
     events += [
         Piece(content=text, logprobs=(_ENTRY,)) for text in draw(st.lists(_TEXT, max_size=3))
     ]

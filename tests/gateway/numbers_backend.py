@@ -32,7 +32,9 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
         self.held = threading.Semaphore(0)
         self.release = threading.Event()
         self.cancelled = threading.Semaphore(0)
-        self._server = grpc.server(ThreadPoolExecutor(16))
+        self._server = grpc.server(
+            ThreadPoolExecutor(16), options=[("grpc.max_receive_message_length", -1)]
+        )
         backend_pb2_grpc.add_BackendServicer_to_server(self, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"

@@ -38,6 +38,7 @@ def test_an_answer_has_all_that_openai_says_of_one(gateway: GatewayProcess) -> N
             "role": "assistant",
             "content": "7 + 5 = 12",
             "refusal": None,
+            "annotations": [],
             "reasoning_content": "I have to find 7 plus 5. 7 + 5 = 12.",
         },
         "logprobs": None,

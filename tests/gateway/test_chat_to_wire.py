@@ -20,6 +20,7 @@ from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai import refused
+from gateway.openai.chat_form import form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
@@ -124,6 +125,21 @@ def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
         ({"logprobs": False}, {}),
         ({"enable_thinking": False}, {"Metadata": {"enable_thinking": "false"}}),
         ({"reasoning_effort": "low"}, {"Metadata": {"reasoning_effort": "low"}}),
+        *(
+            (fields, {"Metadata": {"mlx.thinking_budget": "9"}})
+            for fields in (
+                {"thinking_budget": 9},
+                {"reasoning_budget": 9, "thinking_token_budget": 9},
+                {"thinking_budget_tokens": 9, "reasoning": {"max_tokens": 8}},
+                {"reasoning": {"max_tokens": 9}},
+                {"thinking": {"budget_tokens": 9}},
+            )
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 9}, "enable_thinking": False},
+            {"Metadata": {"mlx.thinking_budget": "9", "enable_thinking": "false"}},
+        ),
+        ({"thinking": {"type": "adaptive"}, "reasoning_budget": None}, {}),
         (
             {"chat_template_kwargs": {"a": [1]}},
             {"Metadata": {"chat_template_kwargs": '{"a": [1]}'}},
@@ -250,6 +266,8 @@ def test_completions_refuse_by_name_too(name: str) -> None:
 def test_a_contradiction_is_told_in_the_words_that_were_sent() -> None:
     with pytest.raises(ApiError, match="is 'none' and enable_thinking is true"):
         wanted({"reasoning_effort": "none", "enable_thinking": True})
+    with pytest.raises(ApiError, match="two names of one thing"):
+        wanted({"thinking_budget": 5, "reasoning_budget": 6})
 
 
 @pytest.mark.parametrize(
@@ -487,9 +505,17 @@ def test_a_result_learns_the_name_of_its_function() -> None:
     assert wanted({"messages": turns})[0].Messages[2].name == "f"
 
 
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_earlier_reasoning_reaches_the_template(name: str) -> None:
-    turn = {"role": "assistant", "content": "5", name: "I count."}
+@pytest.mark.parametrize(
+    "thought",
+    [
+        {"reasoning": "I count."},
+        {"reasoning_content": "I count.", "thinking_blocks": [{"thinking": "Not this."}]},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "I "}, {"thinking": "count."}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "I count."}, {"data": "x"}]},
+    ],
+)
+def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None:
+    turn = {"role": "assistant", "content": "5", **thought}
     assert wanted({"messages": [*said("x"), turn]})[0].Messages[1].reasoning_content == "I count."
 
 
@@ -500,3 +526,30 @@ def test_a_bool_is_no_number_of_alternatives() -> None:
     assert (told.Logprobs, told.TopLogprobs) == (1, 0)
     (told,) = completion({"logprobs": False})
     assert told.Logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        ({"options": {"temperature": 0.5, "num_predict": 7}}, {"temperature": 0.5, "n_predict": 7}),
+        ({"options": {"num_predict": -2, "stop": ["x"]}}, {"stop": ["x"]}),
+        (
+            {"options": {"top_k": 2, "num_predict": 7}, "max_tokens": 3},
+            {"top_k": 2, "max_tokens": 3},
+        ),
+        ({"options": {"seed": 4}, "seed": 5}, {"seed": 5}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"enabled": False, "exclude": False}}, {"enable_thinking": False}),
+        (
+            {"reasoning": {"effort": "low"}, "reasoning_effort": "high"},
+            {"reasoning_effort": "high"},
+        ),
+    ],
+)
+def test_objects_of_fields_mean_the_fields(fields: dict[str, Any], same: dict[str, Any]) -> None:
+    assert wanted(fields) == wanted({"seed": -1} | same if "seed" not in same else same)
+
+
+def test_excluded_reasoning_is_not_told() -> None:
+    body = {"messages": said("Hi"), "reasoning": {"exclude": True}}
+    assert form_of(ChatCompletionRequest.model_validate(body)).reasoning is False

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
-from gateway.limits import DEEPEST, parse
+from gateway.limits import DEEPEST, MOST_OBJECTS, parse
 from tests.gateway.gateway_process import WAIT, GatewayProcess
 
 LIMIT = 64 << 10
@@ -46,13 +46,15 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
         (b"", "no body"),
         (b" \n", "no body"),
         (b'{"model": "x",\n "input"; 1}', "line 2 column 9"),
-        (b'{"model": NaN}', "NaN is no number"),
-        (b'{"model": -Infinity}', "-Infinity is no number"),
-        (b'{"model": 1e999}', "1e999 is too large"),
-        (b'{"model": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b'{"model": "\xff"}', "byte 11 is not UTF-8"),
-        ('{"model": "ü"}'.encode("utf-16"), "not UTF-8"),
-        (b'{"model": "\\ud83d"}', "surrogate"),
+        (b'{"model": NaN}', "line 1 column 11"),
+        (b'{"model": -Infinity}', "invalid number"),
+        (b'{"model": 1e999}', "a number is too large"),
+        (b'{"model": [[1], [2, {"a": -1e999}]]}', "a number is too large"),
+        (b'{"model": ' + b"9" * 5000 + b"}", "number out of range"),
+        (b'{"model": "\xff"}', "invalid unicode"),
+        ('{"model": "ü"}'.encode("utf-16"), "line 1 column 1"),
+        (b'{"model": "\\ud83d"}', "hex escape"),
+        (b'{"model": "\\udc00"}', "lone leading surrogate"),
         (b"[1]", "a list"),
         (b'"text"', "a text"),
         (b"null", "null"),
@@ -72,6 +74,19 @@ def test_a_whole_pair_of_surrogates_is_text() -> None:
 def test_brackets_in_a_text_are_no_nesting() -> None:
     text = "[" * 1000 + '\\"' + "{" * 1000
     assert parse("application/json", f'{{"a": "{text}"}}'.encode())["a"].count("[") == 1000
+
+
+@pytest.mark.parametrize("text", ["[{", '\\\\\\"[', "\\n{"])
+def test_many_brackets_in_a_text_are_none_of_the_body(text: str) -> None:
+    body = f'{{"a": "{text * MOST_OBJECTS}", "b": []}}'.encode()
+    assert len(parse("application/json", body)["a"]) > MOST_OBJECTS
+
+
+@pytest.mark.parametrize("each", [b"[]", b"{}", b'{"\\\\":0}', b'{"a\\"":[]}'])
+def test_a_body_of_brackets_alone_is_refused_before_it_is_read(each: bytes) -> None:
+    body = b'{"a": [' + each + (b"," + each) * MOST_OBJECTS + b"]}"
+    with pytest.raises(ApiError, match="more than 200000 lists and objects"):
+        parse("application/json", body)
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists))

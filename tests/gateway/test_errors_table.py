@@ -12,8 +12,13 @@ Code = grpc.StatusCode
 SAID = "Temperature is -1: send a finite number from 0 to 100"
 
 
-def refusal(code: grpc.StatusCode, details: str | None = SAID) -> ApiError:
-    return of_rpc(AioRpcError(code, Metadata(), Metadata(), details))
+NAMES = {"Temperature": "heat", "Images[1]": "messages[0].content[2].image_url"}
+
+
+def refusal(
+    code: grpc.StatusCode, details: str | None = SAID, *trailers: tuple[str, str]
+) -> ApiError:
+    return of_rpc(AioRpcError(code, Metadata(), Metadata(*trailers), details), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +27,7 @@ def refusal(code: grpc.StatusCode, details: str | None = SAID) -> ApiError:
         (Code.INVALID_ARGUMENT, 400, "invalid_request_error", None, False),
         (Code.OUT_OF_RANGE, 400, "invalid_request_error", None, False),
         (Code.UNIMPLEMENTED, 400, "invalid_request_error", "unsupported", False),
-        (Code.NOT_FOUND, 404, "invalid_request_error", "model_not_found", False),
+        (Code.NOT_FOUND, 503, "server_error", "model_not_loaded", True),
         (Code.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "overloaded", True),
         (Code.INTERNAL, 500, "server_error", "backend_failed", False),
         (Code.DATA_LOSS, 500, "server_error", "backend_failed", False),
@@ -48,7 +53,7 @@ def test_each_row(
 
 
 def test_no_status_becomes_422() -> None:
-    assert {refusal(code).status for code in Code} <= {400, 404, 429, 500, 502, 503, 504}
+    assert {refusal(code).status for code in Code} <= {400, 429, 500, 502, 503, 504}
 
 
 @pytest.mark.parametrize("code", [code for code, row in TABLE.items() if not row.says])
@@ -61,6 +66,43 @@ def test_what_is_not_for_users_is_replaced(code: grpc.StatusCode) -> None:
     told = refusal(code, "ipv4:127.0.0.1:4711: Traceback (most recent call last)").message
     assert "127.0.0.1" not in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("said", "fields", "told", "param"),
+    [
+        (SAID, ["Temperature"], "heat is -1: send a finite number from 0 to 100", "heat"),
+        (SAID, ["TopK"], SAID, "TopK"),
+        (
+            "Metadata mlx.min_tokens is 5, but Temperature is 3",
+            ["Metadata mlx.min_tokens", "Temperature"],
+            "min_tokens is 5, but heat is 3",
+            "min_tokens",
+        ),
+        (
+            "Images[1] is no image",
+            ["Images[1]"],
+            "messages[0].content[2].image_url is no image",
+            "messages[0].content[2].image_url",
+        ),
+        ("TemperatureX and Temperature", ["Temperature"], "TemperatureX and heat", "heat"),
+    ],
+)
+def test_the_fields_that_a_backend_names_are_the_clients(
+    said: str, fields: list[str], told: str, param: str
+) -> None:
+    error = refusal(Code.INVALID_ARGUMENT, said, *(("mlx-error-field", each) for each in fields))
+    assert (error.message, error.param) == (told, param)
+
+
+def test_a_sentence_alone_names_no_field() -> None:
+    assert refusal(Code.INVALID_ARGUMENT).param is None
+
+
+@pytest.mark.parametrize("code", [Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED])
+def test_the_code_of_a_backend_says_what_its_status_cannot(code: grpc.StatusCode) -> None:
+    error = refusal(code, SAID, ("mlx-error-code", "context_length_exceeded"))
+    assert (error.status, error.code, error.retry_after) == (400, "context_length_exceeded", None)
 
 
 def test_a_message_that_grpc_found_too_large_is_a_413() -> None:

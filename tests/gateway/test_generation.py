@@ -56,7 +56,7 @@ async def test_a_single_call_is_told_also_where_two_come_together(
     *pieces, done = await events_of(Backend(*replies))
     assert isinstance(done, Done)
     assert (done.finish_reason, done.usage.completion_tokens) == ("stop", tokens)
-    told = [call for piece in pieces if not isinstance(piece, Done) for call in piece.tool_calls]
+    told = [call for piece in pieces if isinstance(piece, Piece) for call in piece.tool_calls]
     assert [(call.index, call.id, call.arguments) for call in told] == [(0, "call_a", "{}")]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from gateway.anthropic.answer import Answer
 from gateway.anthropic.request import MessagesRequest
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
 from tests.gateway.generated_answers import answers
 
 Json = dict[str, Any]
@@ -56,7 +56,7 @@ def rebuilt(events: list[Json]) -> Json:
 def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     told = answer(stop_sequences=["END"])
     # What has left must not change afterwards: it is written as soon as it is told.
-    written = [json.dumps(told.start(events[0]))]
+    written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in told.take(event)]
     assert rebuilt([json.loads(each) for each in written]) == told.message()
@@ -72,10 +72,15 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [Piece(content="hi", prompt_tokens=7), Done("length", Usage(prompt_tokens=7))]
+    "first",
+    [
+        Progress(7, 3, 3, 0.0),
+        Piece(content="hi", prompt_tokens=7),
+        Done("length", Usage(prompt_tokens=7)),
+    ],
 )
 def test_the_first_event_counts_the_whole_prompt(first: Event) -> None:
-    usage = answer().start(first)["message"]["usage"]
+    usage = answer().take(first)[0]["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (7, 0)
     assert usage["output_tokens"] == 0
 
@@ -110,3 +115,16 @@ def test_omitted_thinking_leaves_an_empty_block() -> None:
     events += told.take(Done("stop", Usage()))
     assert "secret" not in json.dumps([events, told.message()])
     assert [block["type"] for block in told.message()["content"]] == ["thinking", "text"]
+
+
+def test_a_message_has_every_field_of_the_api() -> None:
+    told = answer()
+    told.take(Piece(content="hi"))
+    *_, delta, _ = told.take(Done("stop", Usage(5, 1, 2)))
+    whole = told.message()
+    assert {"stop_details", "container"} <= whole.keys() & delta["delta"].keys()
+    assert whole["usage"]["cache_creation"] == {
+        "ephemeral_5m_input_tokens": 0,
+        "ephemeral_1h_input_tokens": 0,
+    }
+    assert {"service_tier", "server_tool_use", "inference_geo"} <= whole["usage"].keys()

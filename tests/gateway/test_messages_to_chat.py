@@ -137,7 +137,7 @@ def test_sampling_thinking_and_form() -> None:
     ).chat
     assert (told.temperature, told.top_p, told.top_k, told.max_tokens) == (0.5, 0.9, 7, 5)
     assert told.stop == ["END"]
-    assert told.enable_thinking is True
+    assert (told.enable_thinking, told.thinking_budget) == (True, 1024)
     assert told.reasoning_effort == "low"
     assert told.response_format is not None
     assert told.response_format.json_schema is not None

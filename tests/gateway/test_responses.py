@@ -301,3 +301,8 @@ def test_refusals_name_the_field(
     assert answer.status_code == (404 if param == "model" else 400), answer.text
     error = answer.json()["error"]
     assert error["param"] == param, error
+
+
+def test_compaction_is_not_found(gateway: GatewayProcess) -> None:
+    answer = gateway.client.post("/v1/responses/compact", json={"model": "tiny", "input": "Hi"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")

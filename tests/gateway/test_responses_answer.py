@@ -67,7 +67,7 @@ class Client:
 def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     told = answer()
     # What has left must not change afterwards: it is written as soon as it is told.
-    written = [json.dumps(each) for each in told.start()]
+    written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in told.take(event)]
     read = [json.loads(each) for each in written]
@@ -146,7 +146,6 @@ def test_text_begins_with_its_own_log_probabilities(
 
 def test_a_break_in_the_middle_is_a_failed_response() -> None:
     told = answer()
-    told.start()
     told.take(Piece(content="half a"))
     (last,) = told.fail(ApiError(503, "the backend of this model has gone away"))
     assert last["type"] == "response.failed"
@@ -183,6 +182,22 @@ def test_a_response_says_what_was_asked_of_it() -> None:
     assert told["temperature"] == 0.25
 
 
+def test_a_call_of_a_tool_in_a_namespace_has_both_names() -> None:
+    inner = [{"type": "function", "name": "read"}, {"type": "custom", "name": "patch"}]
+    tools = [{"type": "namespace", "name": "mcp__files", "tools": inner}]
+    reply = answer(tools=tools)
+    reply.take(Piece(tool_calls=(ToolCallPiece(0, "c1", "mcp__files__read", "{}"),)))
+    patch = ToolCallPiece(1, "c2", "mcp__files__patch", '{"input": "x"}')
+    reply.take(Piece(tool_calls=(patch,)))
+    reply.take(Done("stop", Usage()))
+    told = [(item["type"], item["namespace"], item["name"]) for item in reply.response["output"]]
+    assert told == [
+        ("function_call", "mcp__files", "read"),
+        ("custom_tool_call", "mcp__files", "patch"),
+    ]
+    assert reply.response["tools"][0]["name"] == "mcp__files"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -194,7 +209,7 @@ def test_a_response_says_what_was_asked_of_it() -> None:
 def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -> None:
     reply = answer(tools=[{"type": "custom", "name": "patch"}])
     client = Client()
-    events = reply.start()
+    events: list[Json] = []
     for at, part in enumerate(arguments):
         first = ToolCallPiece(0, "c1", "patch", part) if at == 0 else ToolCallPiece(0, "", "", part)
         events += reply.take(Piece(tool_calls=(first,)))

@@ -35,6 +35,7 @@ HONOURED: dict[str, Any] = {
     "top_k": 5,
     "min_p": 0.5,
     "seed": 5,
+    "thinking_budget": 5,
     "presence_penalty": 0.5,
     "frequency_penalty": 0.5,
     "top_logprobs": 2,

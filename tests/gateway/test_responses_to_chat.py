@@ -211,6 +211,24 @@ def test_the_values_that_ask_for_nothing_pass(strict: Exchange) -> None:
     )
 
 
+def test_tools_in_a_namespace_are_offered_and_remembered_by_one_name() -> None:
+    inner = {"type": "function", "name": "read", "parameters": {"type": "object"}}
+    spaces = [{"type": "namespace", "name": name, "tools": [inner]} for name in ("a", "b__")]
+    call = {
+        "type": "function_call",
+        "call_id": "c1",
+        "namespace": "a",
+        "name": "read",
+        "arguments": "{}",
+    }
+    told = translated([said("user", "hi"), call], tools=[inner, *spaces])
+    assert [tool.function.name for tool in told.chat.tools or ()] == ["read", "a__read", "b__read"]
+    assert told.chat.messages[1].tool_calls is not None
+    assert told.chat.messages[1].tool_calls[0].function.name == "a__read"
+    error = told.named(ApiError(400, "bad", param="tools[1].function.name"))
+    assert error.param == "tools[1].tools[0].name"
+
+
 def test_a_custom_tool_is_a_function_that_takes_a_text() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
     tool = {"type": "custom", "name": "patch", "description": "Edit.", "format": grammar}

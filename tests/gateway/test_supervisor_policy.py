@@ -163,3 +163,10 @@ def test_the_order_of_the_list_decides_nothing(order: list[int]) -> None:
     for count, memory in itertools.product(range(5), range(12)):
         limits = Limits(count, memory)
         assert policy.make_room(mixed, 1, limits) == policy.make_room(models, 1, limits)
+
+
+def test_the_idle_leave_also_where_that_is_not_enough() -> None:
+    busy = Loaded(1, 100, True, False, 1.0, 0.0)
+    idle = Loaded(2, 10, False, False, 2.0, 0.0)
+    latest = Loaded(3, 10, False, False, 3.0, 0.0)
+    assert policy.over_limits([busy, idle, latest], Limits(memory=50)) == [idle]

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gateway.supervisor.environ import backend_environ
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import BackendProcess
 from gateway.supervisor.warden import PROGRAM, Warden
@@ -126,3 +127,8 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def test_backends_do_not_get_the_settings_of_the_gateway() -> None:
+    given = {"MLX_GATEWAY_API_KEYS": "secret", "MLX_GATEWAY_LOG": "debug", "HOME": "/root"}
+    assert backend_environ(given, {"A": "1"}) == {"HOME": "/root", "A": "1"}

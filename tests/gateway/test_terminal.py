@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.terminal.commands import COMMANDS, BadCommand, Session, carry_out, help_text
-from gateway.terminal.conversation import Answer, Conversation
-from gateway.terminal.screen import harmless
+from terminal.commands import COMMANDS, BadCommand, Session, carry_out, help_text
+from terminal.conversation import Answer, Conversation
+from terminal.screen import harmless
 from tests.gateway.gateway_process import ROOT, TINY_TEXT, GatewayProcess, roomy, tiny
 
 WAIT = 90.0
 MARK = "MLX_TERMINAL_TEST_RUN"
-COMMAND = [str(ROOT / "scripts" / "python"), "-m", "gateway.terminal"]
+COMMAND = [str(ROOT / "scripts" / "python"), "-m", "terminal"]
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cf"
     "c0000003010100c9fe92ef0000000049454e44ae426082"

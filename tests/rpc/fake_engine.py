@@ -16,7 +16,7 @@ from typing import cast
 from backend.engine.engine import Asked, Engine
 from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
-from backend.engine.events import Event, Finished, FinishReason, TextDelta, Usage
+from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
@@ -54,6 +54,7 @@ class Script:
     error: Exception | None = None
     hold: bool = False
     reason: FinishReason = "stop"
+    progress: Sequence[int] = ()
 
 
 class FakeGeneration(Generation):
@@ -83,6 +84,8 @@ class FakeGeneration(Generation):
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         usage = Usage(prompt_tokens=7, cached_tokens=3, prefill_ms=1.5)
+        for processed in self._script.progress:
+            yield Progress(Usage(prompt_tokens=7), processed)
         for count, piece in enumerate(self._script.pieces, 1):
             usage = Usage(7, 3, count, 1.5, count * 2.0)
             yield TextDelta(piece, usage)

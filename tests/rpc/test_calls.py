@@ -259,3 +259,15 @@ def test_a_connection_for_each_call_from_many_threads(running: Running) -> None:
         thread.join(WAIT)
     assert faults == []
     assert len(running.engine.requests) == 80
+
+
+def test_a_stream_tells_how_far_the_prompt_is_before_it_says_anything(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    engine.script = Script(["Hi"], progress=[0, 4, 7])
+    first, *more = stub.PredictStream(predict_options())
+    told = [json.loads(reply.logprobs)["progress"] for reply in (first, *more[:2])]
+    assert told == [{"total": 7, "cached": 0, "processed": done} for done in (0, 4, 7)]
+    assert not any(reply.message or reply.chat_deltas for reply in (first, *more[:2]))
+    assert more[2].message == b"Hi"
+    assert stub.Predict(predict_options()).message == b"Hi"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -46,6 +48,39 @@ def test_errors_before_and_within_a_generation(
     engine.script = Script()
     assert stub.Predict(predict_options()).message == b"Hello"
     assert engine.running == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errors.InvalidRequest("TopK is -5", "TopK"), [("mlx-error-field", "TopK")]),
+        (
+            errors.InvalidRequest("Tokens and ä", "Tokens", "Metadata ä"),
+            [("mlx-error-field", "Tokens"), ("mlx-error-field", "Metadata ?")],
+        ),
+        (
+            errors.PromptTooLong("the prompt", "Prompt"),
+            [("mlx-error-code", "context_length_exceeded"), ("mlx-error-field", "Prompt")],
+        ),
+        (errors.Overloaded("the queue is full"), []),
+        (KeyError("what the user wrote"), []),
+    ],
+)
+def test_programs_read_fields_and_code_beside_the_sentence(
+    stub: BackendStub, engine: FakeEngine, error: Exception, told: list[tuple[str, str]]
+) -> None:
+    engine.fault = error
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Predict(predict_options())
+    trailers: Any = caught.value.trailing_metadata()
+    assert [(key, value) for key, value in trailers if key.startswith("mlx-error")] == told
+
+
+def test_an_error_is_about_its_own_field_first() -> None:
+    for own, blamed in (((), ("Messages",)), (("Tools",), ("Tools",))):
+        with pytest.raises(errors.InvalidRequest) as caught, errors.about("Messages"):
+            raise errors.InvalidRequest("no", *own)
+        assert caught.value.fields == blamed
 
 
 @pytest.mark.parametrize(("error", "code", "sentence"), CASES)

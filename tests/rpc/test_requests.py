@@ -451,3 +451,97 @@ def test_a_blob_that_is_no_object_is_refused(blob: str) -> None:
 def test_thinking_is_true_or_false(value: str) -> None:
     with pytest.raises(InvalidRequest, match="enable_thinking must be true or false"):
         arguments(enable_thinking=value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words", "budget"),
+    [
+        ({}, (), None),
+        ({"mlx.thinking_budget": "7", "reasoning_effort": "low"}, (), 7),
+        ({"mlx.thinking_budget": "-1", "reasoning_effort": "low"}, (), None),
+        ({"reasoning_effort": "low"}, (), 1024),
+        ({"reasoning_effort": "low"}, ("reasoning_effort",), None),
+        ({"reasoning_effort": "max"}, (), None),
+        ({"chat_template_kwargs": '{"thinking_budget": 9}'}, ("thinking_budget",), 9),
+        ({"chat_template_kwargs": '{"reasoning_effort": "medium"}'}, (), 8192),
+    ],
+    ids=str,
+)
+def test_the_budget_of_an_answer(
+    metadata: dict[str, str], words: tuple[str, ...], budget: int | None
+) -> None:
+    facts = replace(FACTS, template_words=frozenset(words))
+    request = generation_request(predict_options(Messages=[HELLO], Metadata=metadata), facts)
+    assert request.thinking_budget == budget
+    default = replace(facts, defaults=Extras(thinking_budget=3))
+    request = generation_request(predict_options(Messages=[HELLO], Metadata=metadata), default)
+    silent = "mlx.thinking_budget" not in metadata and budget is None
+    assert request.thinking_budget == (3 if silent and "max" not in str(metadata) else budget)
+
+
+def test_a_template_is_told_of_the_budget_in_its_own_words() -> None:
+    facts = replace(FACTS, template_words=frozenset({"thinking_budget"}))
+    for most, told in (("0", {"enable_thinking": False}), ("7", {})):
+        options = predict_options(Messages=[HELLO], Metadata={"mlx.thinking_budget": most})
+        prompt = generation_request(options, facts).prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.template_arguments == {"thinking_budget": int(most), **told}
+        options.Metadata["enable_thinking"] = "true"
+        prompt = generation_request(options, FACTS).prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.template_arguments == {"enable_thinking": True}
+
+
+HOST_GRAMMAR = 'root ::= "{" "\\"arguments\\": {}, \\"name\\": \\"clock\\"" "}"'
+STRICT_CLOCK = {"type": "function", "function": {"name": "clock", "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "optional"),
+    [
+        ("", True),
+        ('"auto"', True),
+        *(
+            (spelling, False)
+            for spelling in (
+                "required",
+                '"required"',
+                '"Required"',
+                '"any"',
+                '{"type": "any"}',
+                '{"type": "Required"}',
+                '{"mode": "required"}',
+                '{"type": "function", "function": {"name": "required"}}',
+                '{"type": "function", "name": "required"}',
+                json.dumps('{"type": "function", "function": {"name": "required"}}'),
+            )
+        ),
+    ],
+)
+def test_strict_tools_are_enforced_beside_a_hosts_own_grammar(choice: str, optional: bool) -> None:
+    fields = {"Messages": [HELLO], "Tools": json.dumps([STRICT_CLOCK]), "ToolChoice": choice}
+    request = request_of(predict_options(**fields, Grammar=HOST_GRAMMAR))
+    assert request.constraint == ConstraintSpec("calls", tools=(STRICT_CLOCK,), optional=optional)
+
+
+def test_other_grammars_beside_tools_are_all_there_is() -> None:
+    fields: dict[str, Any] = {"Messages": [HELLO], "ToolChoice": "required"}
+    strict, free = json.dumps([STRICT_CLOCK]), json.dumps([CLOCK])
+    for tools, grammar, choice in (
+        (free, HOST_GRAMMAR, ""),
+        (strict, '{"type": "object"}', ""),
+        (strict, HOST_GRAMMAR, "none"),
+    ):
+        sent = predict_options(
+            **fields | {"Tools": tools, "Grammar": grammar, "ToolChoice": choice}
+        )
+        constraint = request_of(sent).constraint
+        assert constraint is not None
+        assert constraint.kind != "calls"
+    required = {"type": "function", "function": {"name": "required", "strict": True}}
+    choice = json.dumps({"type": "function", "function": {"name": "required"}})
+    tools = json.dumps([STRICT_CLOCK, required])
+    constraint = request_of(
+        predict_options(**fields | {"Tools": tools, "ToolChoice": choice})
+    ).constraint
+    assert constraint == ConstraintSpec("calls", tools=(required,), parallel=False)

@@ -19,7 +19,7 @@ from backend.engine.constraints.recent import Recent
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.table import TokenTable, source_of
 from backend.engine.constraints.trial import Trial
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, about
 from common.chat_format import ChatFormat
 
 MAX_TEXT = 256 * 1024
@@ -106,14 +106,16 @@ class ConstraintCompiler:
                 wish, other = "tools beside a form of the answer", "leave one of them out"
             raise InvalidRequest(
                 f"{wish} cannot be enforced with tool_choice auto, because this model writes calls"
-                f" without a token that marks them: send tool_choice required, or {other}"
+                f" without a token that marks them: send tool_choice required, or {other}",
+                "Tools" if spec.answer is None else "Grammar",
             )
 
     def _answer(self, spec: ConstraintSpec, table: TokenTable, trial: Trial) -> Mapping[str, Any]:
         """The form of an answer beside calls. It is tried alone, so that a complaint names it."""
-        body = self._grammar(spec, table, trial)
-        self._matcher(_alone(body), spec, table, trial)
-        return body
+        with about("Grammar"):
+            body = self._grammar(spec, table, trial)
+            self._matcher(_alone(body), spec, table, trial)
+            return body
 
     def _table_and_trial(self) -> tuple[TokenTable, Trial]:
         """Both read the tokenizer at the same time."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -40,6 +40,23 @@ def bits_of(tokens: list[int], length: int) -> np.ndarray:
     ids = np.asarray(tokens, np.int64)
     np.bitwise_or.at(mask, ids // _BITS, np.left_shift(np.uint32(1), (ids % _BITS).astype("u4")))
     return mask
+
+
+class AnswerRule(Protocol):
+    """Says which tokens an answer may go on with."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing but the end of the sequence may follow."""
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Begin the answer again, with the tokens of it that were delivered."""
+
+    def fill(self, allowed: np.ndarray) -> None:
+        """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)]."""
+
+    def accept(self, token: int) -> None:
+        """Advance by a sampled token."""
 
 
 @dataclass(eq=False, slots=True)

@@ -32,7 +32,7 @@ from backend.engine.disk_cache.entry_file import (
 )
 from backend.engine.disk_cache.layout import Layout, refusal
 from backend.engine.prefix_index import PrefixKey
-from common.options import shown
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from backend.engine.disk_cache.entry_file import (
     write_entry,
 )
 from backend.engine.disk_cache.layout import PackedRow, buffers
-from common.options import shown
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from backend.engine.loading.weights import LoadedModel, load_model
 from backend.engine.prefill import Pace
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper

@@ -15,8 +15,8 @@ from backend.engine.drafting.drafter import DraftLength
 from backend.engine.drafting.verify import cut_back
 from backend.engine.plan import CacheCost
 from backend.engine.prefill import Pace
-from common.options import shown
 from common.prefixes import common_prefix
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from backend.engine.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts
-from common.options import shown
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 

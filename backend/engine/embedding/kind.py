@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
-from common.options import shown
+from common.wording import shown
 
 
 class ModelKind(Enum):

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from backend.engine.errors import ModelRejected
 from backend.engine.settings import Settings
-from common.options import shown
+from common.wording import shown
 
 Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
 

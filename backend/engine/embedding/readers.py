@@ -35,7 +35,8 @@ class Limits:
         if len(text) > LARGEST_TEXT:
             raise TooLong(
                 f"{name} is {len(text)} characters long: the model reads {self.context} tokens,"
-                f" and at most {LARGEST_TEXT} characters are looked at"
+                f" and at most {LARGEST_TEXT} characters are looked at",
+                name,
             )
 
     def check(self, name: str, length: int) -> None:
@@ -43,7 +44,8 @@ class Limits:
         if length > self.context:
             raise TooLong(
                 f"{name} is {length} tokens long, but the model reads at most {self.context}:"
-                " send a shorter text, or cut it in parts"
+                " send a shorter text, or cut it in parts",
+                name,
             )
 
 
@@ -93,7 +95,9 @@ class TextReader:
         if self.end_token is not None and ids[-1:] != [self.end_token]:
             ids = [*ids, self.end_token]
         if not ids:
-            raise InvalidRequest("Embeddings has no token: send a text that says something")
+            raise InvalidRequest(
+                "Embeddings has no token: send a text that says something", "Embeddings"
+            )
         self.limits.check("Embeddings", len(ids))
         self._require_known(ids, "Embeddings")
         return [_single(ids)]
@@ -109,7 +113,8 @@ class TextReader:
             if not 0 <= token < self.limits.vocabulary:
                 raise InvalidRequest(
                     f"{name}[{place}] is the token {token}, but the model's vocabulary ends at"
-                    f" {self.limits.vocabulary - 1}"
+                    f" {self.limits.vocabulary - 1}",
+                    f"{name}[{place}]",
                 )
 
     def answer(self, pieces: Sequence[Piece], encoded: Encoded) -> Embedded:

@@ -21,7 +21,7 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.engine.loading.adapters import Adapter
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (Embedding, QuantizedEmbedding)

@@ -20,7 +20,7 @@ from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.shards import ShardError, read_header
-from common.options import shown
+from common.wording import shown
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapters.safetensors"
@@ -103,8 +103,8 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
         place = resolve(name, model_path=model_path)
         if not isinstance(place, HubModel):
             return place.path
-        from backend.engine.loading.download import hub_cache
         from backend.engine.loading.hub_process import fetch
+        from common.hub_cache import hub_cache
 
         return fetch(place, (CONFIG, WEIGHTS), hub_cache(), cancel)
     except EngineError as error:

@@ -25,7 +25,7 @@ from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_seen
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from backend.engine.errors import EngineError, ModelNotFound
@@ -24,7 +22,8 @@ from backend.engine.loading.checkpoint import (
 from backend.engine.loading.hub_process import fetch
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.settings import Settings
-from common.options import shown
+from common.hub_cache import hub_cache
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 
@@ -60,17 +59,6 @@ def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Pa
     complete = fetch(exact, _ALL_FILES, cache, cancel)
     _log.info("downloaded model %s", shown(model.name))
     return complete
-
-
-def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the hub's client keeps repositories, by the environment as the host sets it.
-
-    A host points both HF_HOME and HUGGINGFACE_HUB_CACHE at its models folder (contract 1.1.6);
-    the second one counts, and has no `hub` folder of its own.
-    """
-    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    given = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(os.path.expandvars(given or f"{home}/hub")).expanduser()
 
 
 def _cached(model: HubModel, cache: Path) -> Path | None:

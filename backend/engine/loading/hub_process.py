@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRejected
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.units import MIB
-from common.options import shown
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 

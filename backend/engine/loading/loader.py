@@ -26,7 +26,7 @@ from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompts import CostlyPrompt
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.model import Built
@@ -74,7 +74,7 @@ def _find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadO
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
     kind = cache_kind(settings, request.cache_type_key, request.cache_type_value)
-    limits = media_limits(settings, request.most_images, request.most_videos, request.most_audios)
+    limits = media_limits(settings, request.most_images, request.most_audios)
     place = resolve(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )

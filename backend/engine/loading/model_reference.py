@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from backend.engine.errors import InvalidRequest, ModelNotFound, ModelRejected
-from common.options import shown
+from common.wording import shown
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,254}", re.ASCII)

@@ -30,7 +30,7 @@ from backend.engine.model import EngineModel
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.scheduler import Scheduler
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.loading.weights import LoadedModel

@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from mlx.utils import tree_flatten
 
 from backend.engine import device, kv
 from backend.engine.blas_threads import blas_threads
@@ -35,7 +37,7 @@ from backend.engine.token_text import TokenTexts
 from backend.engine.tool_support import call_format
 from backend.engine.units import MIB
 from backend.engine.warm_up import warm_up
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.vision.media_plan import MediaItem
@@ -78,7 +80,6 @@ def build(
     yield "engine"
     here = device.detect()
     device.prepare(here)
-    blas = blas_threads() if here.kind == "cpu" else None
     loaded = yield from load_model(
         order.checkpoint,
         settings,
@@ -87,6 +88,7 @@ def build(
         adapters=order.adapters,
         open_model=open_model,
     )
+    blas = blas_threads(_matrix_bytes(loaded)) if here.kind == "cpu" else None
     traits = yield from _traits(loaded, order.cache_kind)
     vocabulary, head, cost, passes, batches, trims, together = traits
     if batches and (why := why_alone(loaded.model_type)):
@@ -185,6 +187,7 @@ def build(
         chat_template=loaded.chat_template,
         chat_format=format_,
         call_format=calls,
+        template_words=prompts.known_words(),
         rendered_template=rendered,
         vocabulary_size=vocabulary,
         token_bytes=texts.bytes_of,
@@ -235,3 +238,10 @@ def _traits(
         raise ModelRejected.because(
             loaded.name, f"it failed on its first token ({type(fault).__name__})"
         ) from None
+
+
+def _matrix_bytes(loaded: LoadedModel) -> int:
+    """The size of an average weight matrix."""
+    arrays: Any = tree_flatten(loaded.model.parameters())
+    sizes: list[int] = [array.nbytes for _, array in arrays if array.ndim > 1]
+    return sum(sizes) // max(len(sizes), 1)

@@ -9,7 +9,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.settings import Settings
 from backend.engine.template_limits import limit_templates
-from common.options import did_you_mean, shown
+from common.wording import did_you_mean, shown
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper

@@ -31,7 +31,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.settings import Settings, weight_dtype
 from backend.engine.units import MIB
-from common.options import shown
+from common.wording import shown
 
 if TYPE_CHECKING:
     import mlx.core as mx

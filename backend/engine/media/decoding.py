@@ -67,5 +67,6 @@ def _require_count(field: str, limit: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidRequest(
             f"{field} has {count} items, and a prompt may have {most}: send fewer, or load the"
-            f" model with a larger {limit}"
+            f" model with a larger {limit}",
+            field,
         )

@@ -52,4 +52,4 @@ class BadItem(Exception):
 
 def refusal(name: str, why: str) -> InvalidRequest:
     """The client's sentence. `name` is the item's, such as `Images[2]`."""
-    return InvalidRequest(f"{name} {why}")
+    return InvalidRequest(f"{name} {why}", name)

@@ -32,17 +32,12 @@ class MediaLimits:
     allow_paths: bool = False
 
 
-def media_limits(settings: Settings, images: int, videos: int, audios: int) -> MediaLimits:
+def media_limits(settings: Settings, images: int, audios: int) -> MediaLimits:
     """The limits of a load, from its settings and its Limit…PerPrompt fields; 0 means not set.
 
     Raises InvalidRequest for a negative count.
     """
-    counts = {
-        "LimitImagePerPrompt": images,
-        "LimitVideoPerPrompt": videos,
-        "LimitAudioPerPrompt": audios,
-    }
-    for name, count in counts.items():
+    for name, count in (("LimitImagePerPrompt", images), ("LimitAudioPerPrompt", audios)):
         if count < 0:
             raise InvalidRequest(
                 f"{name} is {count}: send how many items, or 0 for {DEFAULT_COUNT}"

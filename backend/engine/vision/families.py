@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from backend.engine.loading.architectures import aliases, model_files
-from common.options import shown
+from common.wording import shown
 
 _ALL_SEEN = "its prompt is read in both directions, which a batch of text rows is not"
 _CROSSES = "its layers look at the image beside the text, which a batch of text rows has not"

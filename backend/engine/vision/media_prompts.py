@@ -85,10 +85,11 @@ class MediaPrompts:
         field = FIELDS[kind]
         marker = self._form.markers.get(kind)
         if count and marker is None:
-            raise InvalidRequest(f"{field} has {count} items, but {_CANNOT[kind]}")
+            raise InvalidRequest(f"{field} has {count} items, but {_CANNOT[kind]}", field)
         if marker is not None and count > 1 and not marker.several:
             raise InvalidRequest(
-                f"{field} has {count} items, but this model's chat template takes one: send one"
+                f"{field} has {count} items, but this model's chat template takes one: send one",
+                field,
             )
 
     def attach(
@@ -122,7 +123,8 @@ class MediaPrompts:
         if len(places) != len(items):
             raise InvalidRequest(
                 f"Prompt has {len(places)} places for media, and {len(items)} items are sent: write"
-                f" {PLACE} where each of them belongs"
+                f" {PLACE} where each of them belongs",
+                "Prompt",
             )
         for item in items:
             text = text.replace(PLACE, self._form.markers[item.kind].core, 1)
@@ -172,7 +174,9 @@ def _wanted(messages: Sequence[Message], given: Attachments) -> list[int]:
             if count and last is None:
                 raise InvalidRequest(
                     f"{FIELDS[kind]} has {count} items, but Messages has no message of a user for"
-                    " them: add one"
+                    " them: add one",
+                    FIELDS[kind],
+                    "Messages",
                 )
             wanted += [last or 0] * count
             continue

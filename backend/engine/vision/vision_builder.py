@@ -45,7 +45,7 @@ from backend.engine.vision.processor import (
     takes_audio,
 )
 from backend.engine.vision.seeing_model import SeeingModel
-from common.options import shown
+from common.wording import shown
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.engine.constraints.compiler import ConstraintCompiler
-from backend.engine.constraints.constraint import Constraint, words
+from backend.engine.constraints.constraint import AnswerRule, words
 from common.chat_format import ChatFormat
 from tests.common.grammar_walks import BYTES, ByteTokenizer
 
@@ -18,7 +18,7 @@ def compiler_for(tokenizer: ByteTokenizer, chat_format: ChatFormat) -> Constrain
     return ConstraintCompiler(tokenizer, tokenizer.size, [tokenizer.end], chat_format)
 
 
-def allowed_ids(constraint: Constraint, vocabulary: int) -> list[int]:
+def allowed_ids(constraint: AnswerRule, vocabulary: int) -> list[int]:
     mask = np.zeros(words(vocabulary), np.uint32)
     constraint.fill(mask)
     return [int(i) for i in np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0]]
@@ -35,7 +35,7 @@ class Walk:
     choose: random.Random
     closers: Sequence[str] = ('"', "}", "]")
 
-    def text(self, constraint: Constraint, patience: int = 200, longest: int = 3000) -> str:
+    def text(self, constraint: AnswerRule, patience: int = 200, longest: int = 3000) -> str:
         """An answer, without the token that ends it."""
         found: list[int] = []
         while not constraint.ended:

@@ -103,7 +103,7 @@ def test_all_else_is_refused_by_the_name_of_the_item(text: str, says: str) -> No
 def test_paths_are_taken_where_the_load_allows_them(tmp_path: Path) -> None:
     file = tmp_path / "staged image.png"
     file.write_bytes(PNG)
-    allowed = media_limits(Settings(allow_media_paths=True), 0, 0, 0)
+    allowed = media_limits(Settings(allow_media_paths=True), 0, 0)
     assert decode([str(file)], [], allowed).pictures[0].width == 9
     with pytest.raises(InvalidRequest, match=r"Images\[0\] is a path or no base64") as caught:
         decode([str(file)], [], LIMITS)
@@ -144,7 +144,7 @@ def test_items_come_in_order_and_are_counted() -> None:
     colours = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
     images = [base64.b64encode(save(plain(colour=c), "PNG")).decode() for c in colours]
     wave = base64.b64encode(sound_corpus.save(sound_corpus.tone())).decode()
-    limits = media_limits(Settings(), 3, 0, 1)
+    limits = media_limits(Settings(), 3, 1)
     media = decode(images, [wave], limits)
     assert [picture.pixels.getpixel((0, 0)) for picture in media.pictures] == colours
     assert (len(media.sounds), bool(media)) == (1, True)
@@ -173,9 +173,9 @@ def test_a_request_is_bounded_as_a_whole() -> None:
 
 def test_limits_come_from_the_load() -> None:
     settings = Settings(max_image_pixels=7, max_audio_seconds=8, max_media_mib=9)
-    limits = media_limits(settings, 1, 2, 0)
+    limits = media_limits(settings, 1, 0)
     assert (limits.images, limits.audios) == (1, DEFAULT_COUNT)
     assert (limits.image_pixels, limits.audio_seconds, limits.item_bytes) == (7, 8, 9 * MIB)
-    assert media_limits(Settings(), 0, 0, 0) == MediaLimits()
-    with pytest.raises(InvalidRequest, match="LimitVideoPerPrompt is -1"):
-        media_limits(settings, 1, -1, 0)
+    assert media_limits(Settings(), 0, 0) == MediaLimits()
+    with pytest.raises(InvalidRequest, match="LimitAudioPerPrompt is -1"):
+        media_limits(settings, 1, -1)

@@ -53,6 +53,8 @@ WEATHER = [
     }
 ]
 
+SILENT = {"temperature": "0", "top_p": "1", "top_k": "0", "max_tokens": "to the end"}
+
 
 def running(gateway: GatewayProcess) -> int:
     status: dict[str, Any] = gateway.client.get("/api/status").json()
@@ -118,6 +120,12 @@ def test_thinking_can_be_turned_off(page: Page) -> None:
     page.ask("What is 3 + 4?")
     assert page.answered() == "3 + 4 = 7"
     assert not page.find(".answer .reasoning").is_displayed()
+
+
+def test_the_settings_show_what_the_model_does_without_them(page: Page) -> None:
+    page.find("#open-settings").click()
+    shown = {name: page.find(f"[name={name}]").get_attribute("placeholder") for name in SILENT}
+    assert shown == SILENT
 
 
 def test_the_settings_reach_the_model(page: Page) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.terminal.client import Piece
+from terminal.client import Piece
 
 Message = dict[str, Any]
 

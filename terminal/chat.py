@@ -7,10 +7,10 @@ import sys
 import time
 from contextlib import closing
 
-from gateway.terminal.client import ChatFailed, Client
-from gateway.terminal.commands import BadCommand, Session, carry_out, help_text
-from gateway.terminal.conversation import Answer, Conversation
-from gateway.terminal.screen import Screen, harmless
+from terminal.client import ChatFailed, Client
+from terminal.commands import BadCommand, Session, carry_out, help_text
+from terminal.conversation import Answer, Conversation
+from terminal.screen import Screen, harmless
 
 _PROMPT = "> "
 

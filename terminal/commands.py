@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.terminal.conversation import Conversation
+from terminal.conversation import Conversation
 
 _IMAGE_TYPES = {
     ".png": "image/png",

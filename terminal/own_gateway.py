@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gateway.terminal.client import ChatFailed
+from terminal.client import ChatFailed
 
 _LISTENING = re.compile(r"listening on (http://\S+:\d+)")
 _START_SECONDS = 60.0

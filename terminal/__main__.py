@@ -1,4 +1,4 @@
-"""`python -m gateway.terminal`: finds a gateway, or starts one, and talks to a model."""
+"""`python -m terminal`: finds a gateway, or starts one, and talks to a model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from gateway.terminal import own_gateway
-from gateway.terminal.chat import Chat
-from gateway.terminal.client import ChatFailed, Client
-from gateway.terminal.conversation import Conversation
-from gateway.terminal.screen import Screen
+from terminal import own_gateway
+from terminal.chat import Chat
+from terminal.client import ChatFailed, Client
+from terminal.conversation import Conversation
+from terminal.screen import Screen
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 KEY_VARIABLE = "MLX_GATEWAY_API_KEY"

@@ -1,6 +1,6 @@
 """Sentences name the word that was meant, and quote no more than fits."""
 
-from common.options import did_you_mean, nearest, shown
+from common.wording import did_you_mean, nearest, shown
 
 
 def test_nearest_key_ignores_case_and_dashes() -> None:

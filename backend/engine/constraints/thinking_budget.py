@@ -1,0 +1,146 @@
+"""How many tokens an answer may think, and the end that is forced on what thinks longer.
+
+Where reasoning begins and ends is told by the parser that reads the answer, so a budget means the
+same for every family of models. The end is forced by the mask, one token a step, and belongs to the
+answer like any other text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from backend.engine.constraints.constraint import AnswerRule, bits_of
+from backend.engine.token_text import TextStream
+from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser
+from common.formats.reading import Tags
+from common.prefixes import common_prefix
+
+_LONGEST_CHARACTER = 4  # tokens: one for each byte
+_ALL = 0xFFFFFFFF
+
+
+def openings(
+    chat_format: ChatFormat, encode: Callable[[str], list[int]], control: Collection[int]
+) -> dict[tuple[int, ...], tuple[int, Tags]]:
+    """Which token must not follow which others, so that no reasoning is opened, with its tags.
+
+    It is the first token that tells an opening tag from the other markers. control: the ids of
+    control tokens; tags that begin with another token are text, which nothing can forbid.
+    """
+    grammar = chat_format.grammar
+    silent: Sequence[str] = getattr(grammar, "silent", ())
+    others = [encode(marker) for marker in (*grammar.openers, *grammar.closers, *silent)]
+    found: dict[tuple[int, ...], tuple[int, Tags]] = {}
+    for tags in grammar.tags:
+        tokens = encode(tags.opening)
+        if not tokens or tokens[0] not in control:
+            continue
+        shared = max((common_prefix(tokens, other) for other in others), default=0)
+        at = min(shared, len(tokens) - 1)
+        found[tuple(tokens[:at])] = tokens[at], tags
+    return found
+
+
+class ThinkingBudget:
+    """Made on a prompt thread, then touched by the engine thread alone.
+
+    most: tokens of reasoning in the whole answer. new_parser, new_text: what reads the answer from
+    its beginning. encode: a text, which may hold control tokens, as tokens. forbidden: what must
+    not follow the tokens of a key once the end was forced, because it would open reasoning with
+    these tags. rule: what else the answer must match.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        new_parser: Callable[[], ChatParser],
+        new_text: Callable[[], TextStream],
+        encode: Callable[[str], list[int]],
+        forbidden: Mapping[tuple[int, ...], tuple[int, Tags]],
+        rule: AnswerRule | None = None,
+    ) -> None:
+        self._most = most
+        self._new_parser = new_parser
+        self._new_text = new_text
+        self._encode = encode
+        self._forbidden = forbidden
+        self._longest = max(map(len, forbidden), default=0)
+        self._rule = rule
+        self._begin()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing but the end of the sequence may follow."""
+        return self._rule is not None and self._rule.ended
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Begin the answer again, with the tokens of it that were delivered."""
+        if self._rule is not None:
+            self._rule.restart(tokens)
+        self._begin()
+        for token in tokens:
+            self._follow(token)
+
+    def fill(self, allowed: np.ndarray) -> None:
+        """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)]."""
+        if self._rule is None:
+            allowed[:] = _ALL
+        else:
+            self._rule.fill(allowed)
+        if self._forced:
+            only = bits_of(self._forced[:1], len(allowed))
+        elif self._closed and (opening := self._opening()):
+            only = ~bits_of(opening, len(allowed))
+        else:
+            return
+        # Another rule that leaves no choice has the last word.
+        if (allowed & only).any():
+            allowed &= only
+
+    def accept(self, token: int) -> None:
+        """Advance by a sampled token. Raises what the other rule raises."""
+        if self._rule is not None:
+            self._rule.accept(token)
+        self._follow(token)
+
+    def _begin(self) -> None:
+        self._parser = self._new_parser()
+        self._parser.feed("")  # the prompt may have opened reasoning
+        self._text = self._new_text()
+        self._spent = 0
+        self._closed = False
+        self._latest: tuple[int, ...] = ()
+        self._forced = self._end("")
+
+    def _follow(self, token: int) -> None:
+        thought = self._parser.reasoning
+        text = self._text.add(token)
+        if text:
+            self._parser.feed(text)
+        self._latest = (*self._latest, token)[-self._longest :] if self._longest else ()
+        if self._forced and self._forced[0] == token:
+            self._forced = self._forced[1:]
+            self._closed = not self._forced
+            return
+        self._spent += thought
+        self._forced = self._end(text)
+
+    def _end(self, latest: str) -> list[int]:
+        """The tokens of the end, where it is due. latest: what the token before has written."""
+        grace = _LONGEST_CHARACTER - 1 if self._spent and not latest else 0
+        if self._spent < self._most + grace:
+            return []
+        end = self._parser.reasoning_end
+        return self._encode(end) if end else []
+
+    def _opening(self) -> list[int]:
+        """The tokens that would open reasoning again."""
+        return [
+            token
+            for before, (token, tags) in self._forbidden.items()
+            if self._latest[len(self._latest) - len(before) :] == before
+            and self._parser.may_open(tags)
+        ]

@@ -1,0 +1,71 @@
+"""uvicorn's HTTP parser with bounds on the head of a request, which is read before any key is."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+LONGEST_HEAD = 64 << 10  # bytes; nginx takes 32 KiB
+HEAD_SECONDS = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes a connection whose request line and headers are too long, or take too long."""
+
+    _head = 0  # bytes of the head so far
+    _reading_head = True
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    def data_received(self, data: bytes) -> None:
+        # What one read holds of a body, too, is no more than the largest read.
+        if self._reading_head:
+            self._head += len(data)
+            if self._head > LONGEST_HEAD and b"\r\n\r\n" not in data:
+                self._refuse(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    f"the headers are longer than {LONGEST_HEAD} bytes",
+                )
+                return
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._begin_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def _begin_head(self) -> None:
+        if not self._reading_head or self._timer is None:
+            self._reading_head, self._head = True, 0
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
+    def _end_head(self) -> None:
+        self._reading_head = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _too_slow(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers took longer than {HEAD_SECONDS:g} s")
+
+    def _refuse(self, status: HTTPStatus, sentence: str) -> None:
+        self._end_head()
+        if self.transport.is_closing():
+            return
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: text/plain\r\n"
+            f"content-length: {len(sentence)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write((head + sentence).encode())
+        self.transport.close()

@@ -1,0 +1,109 @@
+"""What a checkpoint says of sampling in its `generation_config.json`.
+
+It counts where neither a request nor the model's file says anything. A checkpoint that has yet to
+be downloaded says nothing; from the download on it does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.hub_cache import hub_cache
+from gateway.models.config import ModelConfig
+from gateway.models.parameters import Parameters
+
+_LARGEST = 1 << 20
+_OURS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repetition_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+_log = logging.getLogger("gateway.models")
+_Stamp = tuple[int, int]
+
+
+class Checkpoints:
+    """Reads the files, each once as long as it does not change."""
+
+    def __init__(self, models_dir: Path) -> None:
+        self._models_dir = models_dir
+        self._read: dict[Path, tuple[_Stamp, dict[str, Any]]] = {}
+
+    def completed(self, config: ModelConfig) -> ModelConfig:
+        """The model with its checkpoint's values, where its file has none."""
+        said = self._said(self._folder(config) / "generation_config.json")
+        given = config.parameters
+        new = {name: value for name, value in said.items() if getattr(given, name) is None}
+        if "repeat_penalty" in new and given.repeat_last_n is None:
+            new["repeat_last_n"] = -1  # transformers' penalty looks at the whole text
+        if not new:
+            return config
+        return config.model_copy(update={"parameters": given.model_copy(update=new)})
+
+    def _folder(self, config: ModelConfig) -> Path:
+        """Where the checkpoint is, or will be; a file of it stands for its folder."""
+        name = config.parameters.model
+        local = self._models_dir / name
+        if local.is_file():
+            return local.parent
+        if local.exists() or name.count("/") != 1:
+            return local
+        repository = hub_cache(os.environ | config.env) / f"models--{name.replace('/', '--')}"
+        revision = _revision(config)
+        with suppress(OSError, ValueError):
+            revision = (repository / "refs" / revision).read_text(encoding="ascii").strip()
+        return repository / "snapshots" / revision
+
+    def _said(self, file: Path) -> dict[str, Any]:
+        try:
+            status = file.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            if (known := self._read.get(file)) and known[0] == stamp:
+                return known[1]
+            with file.open("rb") as opened:
+                said = _sampling(json.loads(opened.read(_LARGEST)))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError):
+            _log.warning("generation_config.json of %s cannot be read", file.parent.name)
+            said = {}
+        self._read[file] = stamp, said
+        return said
+
+
+def _revision(config: ModelConfig) -> str:
+    """The branch, tag or commit that the backend is told to load."""
+    options = dict(option.partition(":")[::2] for option in config.options)
+    revision = str(config.engine_args.get("revision") or options.get("revision") or "").strip()
+    return revision or "main"
+
+
+def _sampling(content: Any) -> dict[str, Any]:
+    """The values in the terms of a model's file; what is out of bounds is left out."""
+    if not isinstance(content, dict):
+        raise ValueError("it is no object")
+    found: dict[str, Any] = {}
+    for theirs, ours in _OURS.items():
+        if (value := content.get(theirs)) is None:
+            continue
+        try:
+            Parameters.model_validate({"model": "-", ours: value})
+        except ValidationError:
+            _log.warning("generation_config.json has the %s %.40r: left out", theirs, value)
+        else:
+            found[ours] = value
+    if content.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found

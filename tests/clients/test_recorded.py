@@ -1,0 +1,58 @@
+"""Every body that real programs sent is answered, whole and in the form that it asked for.
+
+`tests/clients/recorded/` has what each program sent in a turn with a tool call, cut to its form by
+`tests.clients.record`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.clients.record import ALIASES, FOLDER
+from tests.clients.scripted_model import ScriptedModel
+from tests.gateway.gateway_process import GatewayProcess
+
+RECORDED = [
+    pytest.param(each, id=f"{file.stem}-{at}")
+    for file in sorted(FOLDER.glob("*.json"))
+    for at, each in enumerate(json.loads(file.read_text(encoding="utf-8")))
+]
+# What these APIs end a stream with.
+ENDS = {
+    "/v1/chat/completions": "data: [DONE]",
+    "/v1/messages": '"type": "message_stop"',
+    "/v1/responses": '"type": "response.completed"',
+}
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    model = ScriptedModel()
+    file = {"parameters": {"model": "m"}, "address": model.address, "aliases": ALIASES}
+    process = GatewayProcess({"tiny": file})
+    yield process
+    process.close()
+    model.close()
+
+
+@pytest.mark.parametrize("sent", RECORDED)
+def test_what_a_program_sent_is_answered(gateway: GatewayProcess, sent: dict[str, Any]) -> None:
+    answer = gateway.client.post(sent["path"], json=sent["body"])
+    assert answer.status_code == 200, answer.text
+    if sent["body"].get("stream"):
+        assert ENDS[sent["path"]] in answer.text
+        assert '"error": {' not in answer.text.replace('"error": null', "")
+    told = json.dumps(answer.json()) if not sent["body"].get("stream") else answer.text
+    # Words, a call, or what a form allows.
+    assert any(words in told for words in ("All done.", "call_1", '\\"ls\\"', '"{}"'))
+
+
+def test_nothing_of_a_machine_is_in_the_corpus() -> None:
+    assert len(list(FOLDER.glob("*.json"))) >= 6
+    for file in FOLDER.glob("*.json"):
+        text = file.read_text(encoding="utf-8")
+        assert not any(place in text for place in ("/root", "/tmp", "/work", "/home")), file

@@ -1,0 +1,26 @@
+"""Where downloads are, as hosts say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.hub_cache import hub_cache
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"HF_HOME": "/m", "HUGGINGFACE_HUB_CACHE": "/m"}, "/m"),
+        ({"HF_HOME": "/m", "HUGGINGFACE_HUB_CACHE": "/m", "HF_HUB_CACHE": "/h"}, "/h"),
+        ({"HF_HOME": "/m"}, "/m/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(environ: dict[str, str], expected: str) -> None:
+    assert hub_cache(environ) == Path(expected)
+
+
+def test_the_default_cache_is_the_hub_clients_own() -> None:
+    assert hub_cache({}) == Path.home() / ".cache" / "huggingface" / "hub"

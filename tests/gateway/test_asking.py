@@ -1,0 +1,95 @@
+"""A request that is there when backends die is not tried for ever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from gateway import asking
+from gateway.asking import Suspects, ask
+from gateway.errors import NOT_LOADED, SERVER, ApiError, gone
+from gateway.supervisor.supervisor import Lease
+
+
+class Place:
+    """A lease of a backend that dies of some requests."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.doubts: list[bool] = []
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Lease]:
+        lease: Any = type("Held", (), {"doubt": lambda _, emptied: self.doubts.append(emptied)})()
+        yield cast(Lease, lease)
+
+    def dying(self, said: int = 0, error: ApiError | None = None) -> Any:
+        async def send(_: Lease) -> AsyncGenerator[int, None]:
+            self.asked += 1
+            for number in range(said):
+                yield number
+            raise error or gone()
+
+        return send
+
+
+@pytest.fixture(autouse=True)
+def suspects(monkeypatch: pytest.MonkeyPatch) -> Suspects:
+    fresh = Suspects()
+    monkeypatch.setattr(asking, "SUSPECTS", fresh)
+    return fresh
+
+
+async def failure_of(place: Place, send: Any, request: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        async for _ in ask(place.lend, send, lambda: request):
+            pass
+    return caught.value
+
+
+async def test_who_was_there_twice_is_refused_with_a_sentence() -> None:
+    place = Place()
+    error = await failure_of(place, place.dying(), b"deadly")
+    assert (place.asked, error.status, error.code) == (2, 500, "backend_killed")
+    assert error.headers()["x-should-retry"] == "false"
+    assert "died 2 times" in error.message
+    await failure_of(place, place.dying(), b"deadly")
+    assert place.asked == 2
+
+
+async def test_what_was_accepted_is_not_sent_again_but_may_come_again_once() -> None:
+    place = Place()
+    first = await failure_of(place, place.dying(said=1), b"deadly")
+    assert (place.asked, first.status, first.headers()["x-should-retry"]) == (1, 503, "true")
+    second = await failure_of(place, place.dying(said=1), b"deadly")
+    assert (place.asked, second.code) == (2, "backend_killed")
+
+
+async def test_others_are_not_suspected(suspects: Suspects) -> None:
+    place = Place()
+    await failure_of(place, place.dying(said=1), b"deadly")
+    assert (await failure_of(place, place.dying(said=1), b"other")).status == 503
+    suspects.check(lambda: b"other")
+
+
+async def test_a_backend_that_lost_its_model_has_not_died() -> None:
+    place = Place()
+    emptied = ApiError(503, "no model", SERVER, NOT_LOADED, retry_after=1)
+    for _ in range(3):
+        error = await failure_of(place, place.dying(error=emptied), b"harmless")
+        assert error.code == NOT_LOADED
+    assert place.doubts == [True] * 6
+
+
+def test_a_suspicion_ends() -> None:
+    now = 0.0
+    suspects = Suspects(clock=lambda: now)
+    for _ in range(2):
+        suspects.note(b"deadly")
+    with pytest.raises(ApiError):
+        suspects.check(lambda: b"deadly")
+    now = 601.0
+    suspects.check(lambda: b"deadly")

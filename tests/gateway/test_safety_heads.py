@@ -1,0 +1,105 @@
+"""The head of a request, and connections without one: bounded before anybody shows a key."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from gateway import http_protocol
+from gateway.http_protocol import LONGEST_HEAD, BoundedProtocol
+from tests.gateway.gateway_process import GatewayProcess, tiny
+
+CROWD = 1500  # more than the soft limit of open files that most systems begin with
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
+async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads the whole body, and says ok."""
+    while (await receive()).get("more_body"):
+        pass
+    await PlainTextResponse("ok")(scope, receive, send)
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[int]:
+    """The port of a server of this parser."""
+    config = uvicorn.Config(
+        answering, port=0, http=BoundedProtocol, log_config=None, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    running = asyncio.ensure_future(server.serve([listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def answer_to(port: int, *parts: bytes) -> bytes:
+    """All that comes back until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+    found = await reader.read()
+    writer.close()
+    return found
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with listening() as port:
+        found = await answer_to(port, HEAD, b"x-long: " + b"a" * LONGEST_HEAD)
+    assert found.startswith(b"HTTP/1.1 431 ")
+    assert b"longer than 65536 bytes" in found
+
+
+async def test_a_long_body_is_no_head() -> None:
+    async with listening() as port:
+        length = f"content-length: {10 * LONGEST_HEAD}\r\nconnection: close\r\n\r\n".encode()
+        post = HEAD.replace(b"GET", b"POST")
+        found = await answer_to(port, post + length + b"a" * LONGEST_HEAD, b"a" * 9 * LONGEST_HEAD)
+    assert found.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("begun", [b"", HEAD], ids=["nothing", "half a head"])
+async def test_who_does_not_go_on_is_let_go(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
+    async with listening() as port:
+        assert (await answer_to(port, begun)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_request_in_time_is_answered_and_the_connection_serves_again() -> None:
+    async with listening() as port:
+        found = await answer_to(port, HEAD + b"\r\n", HEAD + b"connection: close\r\n\r\n")
+    assert found.count(b"HTTP/1.1 200 ") == 2
+
+
+def test_a_crowd_that_says_nothing_keeps_nobody_out() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * CROWD:
+        pytest.skip(f"this system allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        gateway = GatewayProcess({"tiny": tiny()})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * CROWD, hard))
+        place = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        crowd = [socket.create_connection(place) for _ in range(CROWD)]
+        for one in crowd[::2]:
+            one.sendall(HEAD)
+        try:
+            body = {"model": "tiny", "max_tokens": 2, "prompt": "Hi"}
+            assert gateway.client.post("/v1/completions", json=body).status_code == 200
+        finally:
+            for one in crowd:
+                one.close()
+            gateway.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

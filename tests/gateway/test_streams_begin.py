@@ -1,0 +1,154 @@
+"""A stream begins when its request is accepted, and says by the clock that it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.gateway.asking import body_of, chat_chunks, chunks, joined
+from tests.gateway.gateway_process import GatewayProcess, roomy
+from tests.gateway.numbers_backend import NumbersBackend
+from wire import backend_pb2 as pb
+
+Json = dict[str, Any]
+HI = [{"role": "user", "content": "Hi"}]
+LONG = "Say tick. " * 200
+CHUNK = 64
+BODIES: dict[str, Json] = {
+    "/v1/chat/completions": {"messages": HI},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/messages": {"messages": HI, "max_tokens": 9},
+    "/v1/responses": {"input": "Hi"},
+}
+
+
+class AcceptingBackend(NumbersBackend):
+    """Accepts a request, and says nothing of an answer until it is released."""
+
+    def PredictStream(
+        self, request: pb.PredictOptions, context: grpc.ServicerContext
+    ) -> Iterator[pb.Reply]:
+        assert request.Metadata["mlx.stream_progress"] == "true"
+        told = {"progress": {"total": 3, "cached": 0, "processed": 0}}
+        yield pb.Reply(logprobs=json.dumps(told).encode(), prompt_tokens=3)
+        yield from super().PredictStream(request, context)
+
+
+@pytest.fixture(params=["3600", "0.05"], ids=["no clock", "clock"])
+def asked(request: pytest.FixtureRequest) -> Iterator[tuple[AcceptingBackend, GatewayProcess, str]]:
+    backend = AcceptingBackend()
+    model = {"parameters": {"model": "m"}, "address": backend.address}
+    process = GatewayProcess({"m": model}, "--keepalive-interval", request.param)
+    yield backend, process, request.param
+    backend.close()
+    process.close()
+
+
+def data_of(lines: Iterator[str]) -> Iterator[Json]:
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_the_first_event_comes_before_the_first_token_and_further_ones_by_the_clock(
+    asked: tuple[AcceptingBackend, GatewayProcess, str],
+) -> None:
+    backend, gateway, interval = asked
+    for path, body in BODIES.items():
+        backend.release.clear()
+        whole = {"model": "m", "stream": True, **body}
+        with gateway.client.stream("POST", path, json=whole) as answer:
+            events = data_of(answer.iter_lines())
+            told = [next(events)]
+            if path == "/v1/messages":
+                assert told[0]["type"] == "message_start"
+                assert told[0]["message"]["usage"]["input_tokens"] == 3
+            elif path == "/v1/responses":
+                assert told[0]["type"] == "response.created"
+            else:
+                (choice,) = told[0]["choices"]
+                assert choice.get("delta", {"role": "assistant"})["role"] == "assistant"
+            if interval != "3600":
+                beats = 0
+                while beats < 3:
+                    beats += _waits(next(events))
+            assert backend.held.acquire(timeout=60)
+            backend.release.set()
+            rest = list(events)
+        assert '"b"' in json.dumps(rest)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    model = roomy(engine_args={"prefill_chunk": CHUNK})
+    process = GatewayProcess({"tiny": model})
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_who_asks_for_progress_is_told_how_far_the_prompt_is(
+    gateway: GatewayProcess, path: str
+) -> None:
+    def asked(text: str) -> list[Json]:
+        body: Json = {"model": "tiny", "max_tokens": 4, "return_progress": True, "prompt": text}
+        if path.endswith("chat/completions"):
+            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        return chunks(gateway, path, body)
+
+    told = asked(LONG)
+    progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
+    first = next(at for at, chunk in enumerate(told) if _says_something(chunk))
+    assert all("prompt_progress" not in chunk for chunk in told[first:])
+    assert len(progress) > 3
+    assert {each["total"] for each in progress} == {progress[0]["total"]}
+    processed = [each["processed"] for each in progress]
+    assert processed == sorted(set(processed))
+    assert processed[0] == 0
+    assert processed[-1] >= progress[0]["total"] - CHUNK  # the last pass brings the first token
+    again = asked(LONG * 2)
+    assert max(chunk.get("prompt_progress", {"cache": 0})["cache"] for chunk in again) > 0
+
+
+def _waits(event: Json) -> bool:
+    """Whether it says no more than that the stream goes on."""
+    if "choices" in event:
+        (choice,) = event["choices"]
+        return bool(choice.get("delta", {}) == {} and choice.get("text", "") == "")
+    return event["type"] in ("ping", "response.in_progress")
+
+
+def _says_something(chunk: Json) -> bool:
+    choice = chunk["choices"][0]
+    return bool(choice.get("text") or choice.get("delta", {}).get("content"))
+
+
+def test_nobody_else_is_told(gateway: GatewayProcess) -> None:
+    told = chat_chunks(gateway, max_tokens=4)
+    assert not any("prompt_progress" in chunk for chunk in told)
+    assert joined(told)["finish"] == ["length"]
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+def test_a_refusal_of_the_prompt_keeps_its_status(gateway: GatewayProcess, path: str) -> None:
+    key = "prompt" if path.endswith("/completions") else "input"
+    long = "tick " * 300_000
+    body: Json = {**BODIES[path], "model": "tiny", "stream": True, "max_tokens": 4}
+    if "messages" in body:
+        body["messages"] = [{"role": "user", "content": long}]
+    else:
+        body[key] = long
+    answer = gateway.client.post(path, json=body)
+    assert answer.status_code == 400, answer.text[:300]
+    assert "the context holds" in answer.text
+
+
+def test_an_answer_of_several_choices_begins_each(gateway: GatewayProcess) -> None:
+    body = body_of({"n": 2, "max_tokens": 4})
+    told = chunks(gateway, "/v1/chat/completions", body)
+    roles = [c["index"] for chunk in told for c in chunk["choices"] if "role" in c["delta"]]
+    assert sorted(roles) == [0, 1]
