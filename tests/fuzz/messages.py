@@ -7,7 +7,6 @@ Parts of a message within are between bytes 0xfe, then 0xfd.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -19,7 +18,7 @@ _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 def fill(message: Message, given: bytes, depth: int = 0) -> None:
     """Set fields of the message as the bytes say."""
-    fields: Sequence[FieldDescriptor] = message.DESCRIPTOR.fields
+    fields: Any = message.DESCRIPTOR.fields
     for part in given.split(bytes([0xFF - depth])):
         if part:
             _set(message, fields[part[0] % len(fields)], part[1:], depth)
