@@ -4,6 +4,7 @@ PYTHON_ENV := scripts/python
 PACKAGE_DIR ?= build/package
 TESTS ?=
 BENCH ?=
+FUZZ ?=
 SERVE ?=
 CHAT ?=
 MODELS ?=
@@ -50,6 +51,9 @@ lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff check .
 	@$(PYTHON_ENV) -m ruff format --check .
 	@$(PYTHON_ENV) -m mypy $(wildcard $(CHECKED))
+
+fuzz: install-dev ## look for inputs that break a reader (FUZZ="--runs 1000 gbnf" picks)
+	@$(PYTHON_ENV) -m tests.fuzz $(FUZZ)
 
 bench: install-dev ## run the measurements (BENCH="…" passes arguments)
 	@$(PYTHON_ENV) -m bench $(BENCH)

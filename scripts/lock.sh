@@ -63,6 +63,8 @@ for lock in gateway.lock dev.lock; do
     done
 done
 
+resolve fuzz.in fuzz.lock "$linux_x86"
+
 # Some clients come as source alone, and they are installed where the tests run: no check.
 resolve clients.in clients.lock "$linux_x86" \
     --no-binary sqlitedict --no-binary rouge-score --no-binary word2number

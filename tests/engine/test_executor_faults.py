@@ -382,17 +382,16 @@ def test_a_file_that_is_gone_is_computed_anew() -> None:
     assert disk.saved > 1
 
 
+WITH_FILES = [
+    Action(FakeDisk, "restore", ONE),
+    Action(FakeDisk, "save", NOBODY),
+    Action(kv, "evaluate", NOBODY, caller="_save"),
+    Action(FakeMedia, "begin", ONE),
+]
+
+
 @pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
-@pytest.mark.parametrize(
-    "action",
-    [
-        Action(FakeDisk, "restore", ONE),
-        Action(FakeDisk, "save", NOBODY),
-        Action(kv, "evaluate", NOBODY, caller="_save"),
-        Action(FakeMedia, "begin", ONE),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("action", WITH_FILES, ids=str)
 def test_a_fault_with_files_and_media(
     action: Action, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,17 +407,16 @@ def test_a_fault_with_files_and_media(
         check_with_files(rounds, most=0 if message == NO_MEMORY else action.most)
 
 
+IN_GUESSING = [
+    Action(speculation, "verify_step", ONE),
+    Action(speculation, "verify_step", ONE, late=True),
+    Action(LookupDrafter, "propose", ONE),
+    Action(LookupDrafter, "record", ONE),
+]
+
+
 @pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
-@pytest.mark.parametrize(
-    "action",
-    [
-        Action(speculation, "verify_step", ONE),
-        Action(speculation, "verify_step", ONE, late=True),
-        Action(LookupDrafter, "propose", ONE),
-        Action(LookupDrafter, "record", ONE),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("action", IN_GUESSING, ids=str)
 def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [3, 4, 5] * 6
     plain = Rounds(model_of("full"))

@@ -1,0 +1,23 @@
+"""docs/faults.md is what the tests of faults say, and each of these tests is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.engine.fault_table import EDGES, render
+
+TESTS = Path(__file__).parents[1]
+PROOFS = [edge.test for edges in EDGES.values() for edge in edges]
+
+
+def test_the_document_holds_the_table() -> None:
+    assert (TESTS.parent / "docs" / "faults.md").read_text(encoding="utf-8") == render()
+
+
+@pytest.mark.parametrize("proof", PROOFS)
+def test_each_row_has_its_test(proof: str) -> None:
+    file, _, name = proof.partition("::")
+    assert re.search(rf"^(async )?def {name}\(", (TESTS / file).read_text(), re.MULTILINE)

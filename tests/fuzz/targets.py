@@ -1,0 +1,155 @@
+"""What is fuzzed: each target takes any bytes, and may raise only what its callers expect."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any, get_args
+
+from google.protobuf.message import DecodeError
+
+from backend.engine.constraints.schema import read_schema
+from backend.engine.errors import EngineError
+from backend.engine.loading.shards import ShardError, read_header
+from backend.engine.media.items import BadItem
+from backend.engine.media.picture import decode_picture
+from backend.engine.media.sound import decode_sound
+from backend.engine.settings import Settings
+from backend.rpc.load_options import load_request, parse_settings
+from backend.rpc.requests import generation_request
+from backend.rpc.sizes import require_bounded
+from common.chat_events import ChatMessage, message_of
+from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser, parse_chat
+from common.formats.families import TOOLS
+from common.formats.reading import FinishReason
+from common.gbnf import GbnfError, gbnf_to_lark
+from common.tools import parse_tool_choice, parse_tools
+from gateway.models import reading
+from tests.fuzz.messages import fill
+from tests.rpc.fake_engine import FACTS
+from wire import backend_pb2 as pb
+
+Target = Callable[[bytes], None]
+_TOOLS = (
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    },
+)
+_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+_MOST_PIXELS, _MOST_SECONDS = 1 << 16, 2
+
+
+def gbnf(given: bytes) -> None:
+    with contextlib.suppress(GbnfError):
+        gbnf_to_lark(_text(given))
+
+
+def schema(given: bytes) -> None:
+    with contextlib.suppress(EngineError):
+        read_schema(_text(given))
+
+
+def chat(given: bytes) -> None:
+    """Any split of an answer says the same as the whole. Three bytes choose how it is read."""
+    if len(given) < 3:
+        return
+    format_ = ChatFormat.named(sorted(TOOLS)[given[0] % len(TOOLS)])
+    reason = _REASONS[given[1] % len(_REASONS)]
+    text = _text(given[3:])
+    cut = given[2] % (len(text) + 1)
+    for partial_calls in (False, True):
+        parser = ChatParser(format_, tools=_TOOLS, partial_calls=partial_calls)
+        pieces = [*parser.feed(text[:cut]), *parser.feed(text[cut:]), *parser.finish(reason)]
+        if not partial_calls:
+            whole = parse_chat(text, format_, tools=_TOOLS, reason=reason)
+            assert _said(message_of(pieces)) == _said(whole)
+
+
+def tools(given: bytes) -> None:
+    for read in (parse_tools, parse_tool_choice):
+        with contextlib.suppress(ValueError):
+            read(_text(given))
+
+
+def options(given: bytes) -> None:
+    *lines, arguments = _text(given).split("\n")
+    with contextlib.suppress(EngineError):
+        values, _ = parse_settings(lines, arguments)
+        Settings.from_values(values)
+
+
+def yaml(given: bytes) -> None:
+    file = _folder() / "model.yaml"
+    file.write_bytes(given)
+    reading.read_folder(_folder())
+
+
+def picture(given: bytes) -> None:
+    with contextlib.suppress(BadItem):
+        decode_picture(given, _MOST_PIXELS, _MOST_PIXELS)
+
+
+def sound(given: bytes) -> None:
+    with contextlib.suppress(BadItem):
+        decode_sound(given, _MOST_SECONDS, _MOST_SECONDS)
+
+
+def predict(given: bytes) -> None:
+    with contextlib.suppress(EngineError):
+        generation_request(_filled(pb.PredictOptions(), given), FACTS)
+
+
+def load(given: bytes) -> None:
+    with contextlib.suppress(EngineError):
+        load_request(_filled(pb.ModelOptions(), given))
+
+
+def wire(given: bytes) -> None:
+    with contextlib.suppress(EngineError, DecodeError):
+        require_bounded(pb.PredictOptions, given)
+        generation_request(pb.PredictOptions.FromString(given), FACTS)
+
+
+def weights(given: bytes) -> None:
+    with contextlib.suppress(ShardError):
+        read_header("model.safetensors", BytesIO(given), len(given))
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        gbnf, schema, chat, tools, options, yaml, picture, sound, predict, load, wire, weights,
+    )
+}  # fmt: skip
+
+
+def _filled(message: Any, given: bytes) -> Any:
+    fill(message, given)
+    return message
+
+
+def _text(given: bytes) -> str:
+    return given.decode("utf-8", "replace")
+
+
+def _said(message: ChatMessage) -> tuple[object, ...]:
+    """The answer without the names of its calls, which are drawn."""
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    return message.content, message.reasoning_content, calls
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp())
