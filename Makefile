@@ -8,12 +8,12 @@ FUZZ ?=
 SERVE ?=
 CHAT ?=
 MODELS ?=
-CHECKED := backend bench common demo gateway terminal tests
+CHECKED := backend bench common demo gateway tests
 
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo chat serve test test-models lint bench protogen package lock clean
+.PHONY: help install install-dev demo serve test test-models lint fuzz bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,10 +27,6 @@ install-dev:
 serve: ## start the HTTP gateway (MODELS=folder, MODEL=path or hub id, SERVE="--port 0" …)
 	@./install.sh --gateway
 	@$(PYTHON_ENV) -m demo.serve $(SERVE)
-
-chat: ## talk to a model in the terminal (MODELS=folder starts a gateway, CHAT="…" passes arguments)
-	@./install.sh --gateway
-	@$(PYTHON_ENV) -m terminal $(if $(MODELS),--models-dir "$(MODELS)") $(CHAT)
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat

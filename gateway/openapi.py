@@ -32,6 +32,12 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
+_OLLAMA_ERROR: dict[str, Any] = {
+    "title": "OllamaError",
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
 # What one event of a stream looks like to a client: OpenAPI 3.1 has no word for streams.
 EVENT: dict[str, Any] = {
     "type": "object",
@@ -54,6 +60,7 @@ EVERYWHERE = {
 }
 # Endpoints of another API document their own errors, by path.
 OWN_ERRORS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+_OLLAMA_ERRORS = frozenset({"/api/chat", "/api/generate", "/api/show"})
 
 
 def operation_id(route: APIRoute) -> str:
@@ -94,7 +101,7 @@ def install(app: FastAPI) -> None:
 def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
     """The document with the errors of EVERYWHERE on every operation that has none of its own."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Error"] = _ERROR
+    schemas["Error"], schemas["OllamaError"] = _ERROR, _OLLAMA_ERROR
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -105,11 +112,12 @@ def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
             responses.pop("422", None)
             if path in OWN_ERRORS:
                 continue
+            error = "OllamaError" if path in _OLLAMA_ERRORS else "Error"
             for status, meaning in EVERYWHERE.items():
-                responses.setdefault(status, _response(meaning))
+                responses.setdefault(status, _response(meaning, error))
     return document
 
 
-def _response(meaning: str) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/Error"}
+def _response(meaning: str, error: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{error}"}
     return {"description": meaning, "content": {"application/json": {"schema": schema}}}

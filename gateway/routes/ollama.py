@@ -29,6 +29,17 @@ VERSION = "0.12.0"  # of the API that this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
 
 
+# Lines of JSON, or with `stream: false` one object: clients tell them apart by the type.
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "application/x-ndjson": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"type": "object"}},
+        }
+    }
+}
+
+
 class ShowRequest(Request):
     """A model, by its newer or its older name."""
 
@@ -36,13 +47,13 @@ class ShowRequest(Request):
     name: ModelName | None = None
 
 
-@router.post("/api/chat", response_model=None)
+@router.post("/api/chat", response_model=None, responses=_ANSWERS)
 async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
     """The next turn of a conversation."""
     return await _answered(body, gateway, chat_part)
 
 
-@router.post("/api/generate", response_model=None)
+@router.post("/api/generate", response_model=None, responses=_ANSWERS)
 async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
     """The answer to one prompt."""
     return await _answered(body, gateway, generate_part)

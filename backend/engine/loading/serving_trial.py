@@ -279,11 +279,18 @@ class _Rounds:
         spend: Callable[[float], None],
         report: Callable[[str, BaseException], None],
     ) -> None:
-        self._said: dict[int, tuple[TokenLogprob, ...]] = {}
+        said: dict[int, tuple[TokenLogprob, ...]] = {}
+        self._said = said
         self._spend = spend
         self._tickets = 0
         alone = replace(model, disk=None, drafting=None, repetition_guard=0)
-        self._scheduler = Scheduler(alone, self._take, report, Gauges())
+
+        def take(ticket: int, what: Event | EngineError) -> None:
+            # No method: the KV must go with the rounds, not wait for the garbage collector.
+            if isinstance(what, Finished):
+                said[ticket] = what.logprobs or ()
+
+        self._scheduler = Scheduler(alone, take, report, Gauges())
 
     def run(
         self, rows: Sequence[_Row], words: Sequence[int]
@@ -318,10 +325,6 @@ class _Rounds:
         self._scheduler.submit(
             Submit(0, ticket, request, list(row.tokens), row.answer, media=media)
         )
-
-    def _take(self, ticket: int, what: Event | EngineError) -> None:
-        if isinstance(what, Finished):
-            self._said[ticket] = what.logprobs or ()
 
 
 def plain_pass(model: Any) -> PlainPass:

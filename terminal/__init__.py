@@ -1,1 +1,0 @@
-"""`make chat`: a conversation in the terminal. It knows nothing of the gateway but its HTTP API."""
