@@ -35,6 +35,7 @@ class FreeCores:
         self.cores = cores
         self._latest: tuple[float, float, float] | None = None
         self._neighbours = 0.0  # cores that they use
+        self._guessed = True
 
     @property
     def threads(self) -> int:
@@ -50,9 +51,14 @@ class FreeCores:
         fixed moment."""
         before, self._latest = self._latest, (now, busy, own)
         if before is None or (passed := now - before[0]) > _FORGOTTEN:
-            return  # The time between says nothing of now; what was known last is the best guess.
+            # The time between says nothing of now; what was known last is the best guess until the
+            # next reading.
+            self._guessed = True
+            return
         latest = max(busy - before[1] - (own - before[2]), 0.0) / passed
-        weight = min(passed / _FORGOTTEN, 1.0) if latest < self._neighbours else 1.0
+        falls = latest < self._neighbours and not self._guessed
+        weight = min(passed / _FORGOTTEN, 1.0) if falls else 1.0
+        self._guessed = False
         self._neighbours += weight * (latest - self._neighbours)
 
 

@@ -66,6 +66,8 @@ def test_what_others_did_while_nothing_was_computed_here_says_nothing_of_now() -
     assert free.threads == 1
     free.read(20.0, 20.5, 0.0)
     assert free.threads == 1
+    free.read(20.25, 20.5, 0.0)
+    assert free.threads == 2
 
 
 @given(st.lists(st.floats(0, 16)), st.integers(1, 64))
