@@ -121,9 +121,8 @@ class _Pass:
 
     tokens: that it computes, padding included; read: of prompts. behind: tokens before them, of
     the longest prompt. at: when it was launched; done: when it was computed, if the launch did
-    that. marks: small arrays that are there when it is
-    done. chosen: the first tokens of those whose prompts it ends. saves: what goes to disk when it
-    is done.
+    that. marks: small arrays that are there when it is done. chosen: the first tokens of those
+    whose prompts it ends. saves: what goes to disk when it is done.
     """
 
     tokens: int

@@ -70,14 +70,18 @@ def test_who_is_right_in_company_keeps_all_it_can(kind: str) -> None:
         assert getattr(served, what) == getattr(before, what)
 
 
-class _ForgetsOnReturn:
-    """A model that leaves out what a cache holds when more than one token comes after it."""
+class _Around:
+    """A model as it is, but for what a subclass makes of a pass."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+class _ForgetsOnReturn(_Around):
+    """A model that leaves out what a cache holds when more than one token comes after it."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
         if tokens.shape[1] > 1 and isinstance(offset := cache[0].offset, int) and offset:
@@ -91,14 +95,8 @@ def test_who_does_not_go_on_from_the_store_reads_prompts_whole() -> None:
     assert served.prompt_cache_bytes == 0
 
 
-class _Repeats:
+class _Repeats(_Around):
     """A model that sees no token but the last once it decodes."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
         if tokens.shape[1] == 1:
