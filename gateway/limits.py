@@ -109,7 +109,7 @@ async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearr
 
 def parse(content_type: str | None, body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiError 400."""
-    if not body.strip():
+    if not body or body.isspace():  # `strip` would copy it
         raise ApiError(400, "the request has no body: send a JSON object")
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind != "application/json":

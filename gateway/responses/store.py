@@ -16,6 +16,7 @@ from gateway.errors import ApiError
 Json = dict[str, Any]
 MOST = 1000  # responses
 MOST_BYTES = 256 << 20  # of all conversations together, as JSON
+_ENCODER = json.JSONEncoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Store:
 
 
 def _size(item: Json) -> int:
-    return len(json.dumps(item))
+    return sum(map(len, _ENCODER.iterencode(item)))  # `dumps` would hold it twice
 
 
 def _missing(name: str, param: str) -> ApiError:

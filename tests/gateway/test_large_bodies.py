@@ -19,8 +19,9 @@ WORDS = "a word and another "
 TEXTS = {"words": WORDS * (LONG // len(WORDS)), "code": 'if (x[1]) { y = "a\n"; }\n' * (LONG // 27)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def gateway() -> Iterator[GatewayProcess]:
+    """One for each test: the heap that a long message leaves behind would count for the next."""
     backend = NumbersBackend()
     backend.release.set()
     numbers = {"parameters": {"model": "numbers"}, "address": backend.address}
