@@ -24,7 +24,9 @@ from gateway.leaving import run_until_left
 from gateway.refusals import response_of
 from gateway.settings import GatewaySettings
 
-DEEPEST = 200  # lists and objects inside each other: the bound of pydantic's reader of JSON
+# Lists and objects inside each other: the bound of pydantic's JSON reader, which counts only those
+# that contain something.
+DEEPEST = 200
 MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # silence in the middle of a body

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
@@ -103,10 +103,10 @@ def test_anything_else_is_an_object_or_a_refusal(body: bytes) -> None:
 
 
 @given(st.integers(1, 2 * DEEPEST))
+@example(DEEPEST)
+@example(DEEPEST + 1)
 def test_nesting_is_counted_exactly(depth: int) -> None:
-    body = b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
-    if depth == 1:
-        body = b"{}"
+    body = b'{"a":' + b"[" * (depth - 1) + b"1" + b"]" * (depth - 1) + b"}"
     if depth <= DEEPEST:
         parse("application/json", body)
     else:
