@@ -8,12 +8,13 @@ FUZZ ?=
 SERVE ?=
 CHAT ?=
 MODELS ?=
+MINUTES ?= 30
 CHECKED := backend bench common demo gateway tests
 
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test test-models lint fuzz bench protogen package lock clean
+.PHONY: help install install-dev demo serve test test-models lint fuzz soak bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +51,9 @@ lint: install-dev ## check style and types
 
 fuzz: install-dev ## look for inputs that break a reader (FUZZ="--runs 1000 gbnf" picks)
 	@$(PYTHON_ENV) -m tests.fuzz $(FUZZ)
+
+soak: install-dev ## send the gateway and three models everything (MINUTES=30)
+	@BENCH_SECONDS=$$((60 * $(MINUTES))) $(PYTHON_ENV) -m bench soak-gateway
 
 bench: install-dev ## run the measurements (BENCH="…" passes arguments)
 	@$(PYTHON_ENV) -m bench $(BENCH)

@@ -13,6 +13,7 @@ from bench import (
     growth,
     latency,
     memory,
+    overload,
     parsing,
     peers,
     prefix,
@@ -26,10 +27,12 @@ from bench.process import ROOT
 from bench.report import Figure, Table
 from bench.simulation import measure as simulation
 from bench.soak import measure as soak
+from bench.soak import three_models
 from demo.default_model import ensure
 
 TINY = ROOT / "tests" / "models" / "tiny_text"
 TINY_VISION = ROOT / "tests" / "models" / "tiny_vision"
+TINY_OMNI = ROOT / "tests" / "models" / "tiny_omni"
 TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 
 Measurement = Callable[[], Iterator[Figure | Table]]
@@ -45,6 +48,7 @@ def measurements() -> dict[str, Measurement]:
         "peers": lambda: peers.measure(model),
         "blas": lambda: peers.blas(model),
         "overhead": lambda: peers.overhead(TINY),
+        "overload": lambda: overload.measure(model),
         "turnover": turnover.measure,
         "memory": lambda: memory.measure(model),
         "quantised": lambda: quantised.measure(model),
@@ -58,6 +62,7 @@ def measurements() -> dict[str, Measurement]:
         "growth": growth.measure,
         "simulation": simulation.measure,
         "soak": lambda: soak.measure(TINY, TINY_VISION),
+        "soak-gateway": lambda: three_models.measure(TINY, TINY_OMNI),
     }
     if (ROOT / "venv" / "lib" / "openblas").is_dir():
         chosen["cpu-install"] = lambda: cpu_install.measure(model)

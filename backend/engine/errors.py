@@ -96,6 +96,10 @@ class NotFinite(EngineFailed):
         )
 
 
+class NotQuick(Exception):
+    """Work that was to be quick takes noticeable time: it is begun again where it may."""
+
+
 @contextmanager
 def about(field: str) -> Iterator[None]:
     """Blame this field of the request for an error raised inside, unless it names its own."""

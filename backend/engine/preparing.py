@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from backend.engine import score_plan
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
-from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, about
+from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, NotQuick, about
 from backend.engine.events import Finished, Progress, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
@@ -31,9 +31,16 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.served_model import ServedModel
 
-Stage = Literal["text", "long", "media", "grammar", "disk"]
+Stage = Literal["text", "long", "media", "grammar", "slow_grammar", "disk"]
 
-_THREADS: dict[Stage, int] = {"text": 2, "long": 2, "media": 2, "grammar": 2, "disk": 1}
+_THREADS: dict[Stage, int] = {
+    "text": 2,
+    "long": 2,
+    "media": 2,
+    "grammar": 2,
+    "slow_grammar": 2,
+    "disk": 1,
+}
 _LONG = 1 << 15  # characters; rendering and tokenising more takes a noticeable time
 _TOO_DEEP = (
     "the request is nested too deeply to be read: send messages, tools and template arguments with"
@@ -99,7 +106,11 @@ class Preparer:
             rule: AnswerRule | None = None
             if bare.constraint is not None:
                 yield "grammar"
-                rule = _constraint(served, bare, prompt.tail)
+                try:
+                    rule = _constraint(served, bare, prompt.tail, quick=True)
+                except NotQuick:
+                    yield "slow_grammar"
+                    rule = _constraint(served, bare, prompt.tail, quick=False)
             rule = _within_budget(served, bare, prompt.tail, rule)
             stored = None
             disk = served.disk if prompt.media is None else None
@@ -201,8 +212,10 @@ class Preparer:
         )
 
 
-def _constraint(served: ServedModel, request: GenerationRequest, tail: str) -> Constraint | None:
-    """Compile what constrains the answer. Raises InvalidRequest."""
+def _constraint(
+    served: ServedModel, request: GenerationRequest, tail: str, *, quick: bool
+) -> Constraint | None:
+    """Compile what constrains the answer. Raises InvalidRequest, and NotQuick if it is to be."""
     if request.constraint is None:
         return None
     assert served.constraints is not None, "only a model that generates gets this far"
@@ -213,6 +226,7 @@ def _constraint(served: ServedModel, request: GenerationRequest, tail: str) -> C
             prompt_tail=tail,
             answers_messages=isinstance(request.prompt, ChatPrompt),
             thinking=arguments.get("enable_thinking"),
+            quick=quick,
         )
 
 

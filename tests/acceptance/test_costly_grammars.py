@@ -102,6 +102,15 @@ def test_a_grammar_that_costs_too_much_is_refused_alone(
     assert said(served, _asking('root ::= "a" | "b"', "gbnf")) in ("a", "b")
 
 
+def test_a_quick_grammar_passes_slow_ones(served: Backend) -> None:
+    costly = [_asking(_patterns(length), "json_schema") for length in range(30, 34)]
+    slow = [served.stub.Predict.future(each, timeout=WAIT) for each in costly]
+    assert said(served, _asking('root ::= "d"', "gbnf")) == "d"
+    assert not any(call.done() for call in slow)
+    for call in slow:
+        call.cancel()
+
+
 def test_arguments_nested_deeply_are_refused_in_a_sentence(served: Backend) -> None:
     arguments = '{"a":' * 900 + "1" + "}" * 900
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}

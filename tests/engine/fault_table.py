@@ -91,6 +91,16 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}costly_grammars.py::test_a_grammar_that_costs_too_much_is_refused_alone",
         ),
         Edge(
+            "slow grammars",
+            "quick ones pass them",
+            f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_passes_slow_ones",
+        ),
+        Edge(
+            "a mask that takes a second",
+            "INVALID_ARGUMENT for its row, within a tenth of it",
+            "engine/constraints/test_trial.py::test_no_single_mask_takes_what_a_row_may",
+        ),
+        Edge(
             "millions of empty entries, or fields of 40 MB",
             "INVALID_ARGUMENT before anything is parsed",
             "rpc/test_sizes.py::test_a_refusal_is_the_answer_of_the_call",

@@ -20,7 +20,7 @@ def fill(message: Message, given: bytes, depth: int = 0) -> None:
     """Set fields of the message as the bytes say."""
     fields: Any = message.DESCRIPTOR.fields
     for part in given.split(bytes([0xFF - depth])):
-        if part:
+        if part and fields:
             _set(message, fields[part[0] % len(fields)], part[1:], depth)
 
 

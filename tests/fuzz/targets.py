@@ -10,10 +10,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
+from backend.engine.constraints.compiler import ConstraintCompiler
+from backend.engine.constraints.constraint import words
 from backend.engine.constraints.schema import read_schema
-from backend.engine.errors import EngineError
+from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.errors import EngineError, InvalidRequest, NotQuick
 from backend.engine.loading.shards import ShardError, read_header
 from backend.engine.media.items import BadItem
 from backend.engine.media.picture import decode_picture
@@ -30,6 +34,8 @@ from common.formats.reading import FinishReason
 from common.gbnf import GbnfError, gbnf_to_lark
 from common.tools import parse_tool_choice, parse_tools
 from gateway.models import reading
+from tests.common.grammar_walks import byte_tokenizer
+from tests.fuzz import calls
 from tests.fuzz.messages import fill
 from tests.rpc.fake_engine import FACTS
 from wire import backend_pb2 as pb
@@ -48,6 +54,14 @@ _TOOLS = (
     },
 )
 _REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+_BYTES = byte_tokenizer()
+_LARK_PIECES = (
+    "start: ", "a: ", "B: ", "a ", "B ", "\n", " | ", "* ", "+ ", "? ", "{2,5} ", "~3..4 ", "(",
+    ")", "[", "]", '"x"', '"é"i ', "/[a-z]+/ ", "/(?s:.*)/ ", " & ", "~", "%ignore ", "%json {",
+    "}", "%llguidance ", "<|the-end|>", "<[3-9]>", "[stop=", "[max_tokens=2]", "[lazy]",
+    "[capture]", "%regex {", '"substring_words": ', "_", "$", "-> b", ".. ", "// ", "::= ",
+    "%import common.INT\n",
+)  # fmt: skip
 _MOST_PIXELS, _MOST_SECONDS = 1 << 16, 2
 
 
@@ -59,6 +73,20 @@ def gbnf(given: bytes) -> None:
 def schema(given: bytes) -> None:
     with contextlib.suppress(EngineError):
         read_schema(_text(given))
+
+
+def lark(given: bytes) -> None:
+    """Each byte that is no ASCII stands for a piece of a grammar."""
+    text = "".join(
+        chr(byte) if byte < 128 else _LARK_PIECES[byte % len(_LARK_PIECES)] for byte in given
+    )
+    with contextlib.suppress(InvalidRequest, NotQuick):
+        constraint = _compiler().compile(ConstraintSpec("lark", text), quick=True)
+        mask = np.zeros(words(_BYTES.size), np.uint32)
+        for _ in range(8):
+            constraint.fill(mask)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            constraint.accept(int(allowed[len(allowed) // 2]))
 
 
 def chat(given: bytes) -> None:
@@ -122,6 +150,10 @@ def wire(given: bytes) -> None:
         generation_request(pb.PredictOptions.FromString(given), FACTS)
 
 
+def rpc(given: bytes) -> None:
+    calls.call(given)
+
+
 def weights(given: bytes) -> None:
     with contextlib.suppress(ShardError):
         read_header("model.safetensors", BytesIO(given), len(given))
@@ -130,7 +162,8 @@ def weights(given: bytes) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        gbnf, schema, chat, tools, options, yaml, picture, sound, predict, load, wire, weights,
+        gbnf, schema, lark, chat, tools, options, yaml, picture, sound, predict, load, wire, rpc,
+        weights,
     )
 }  # fmt: skip
 
@@ -148,6 +181,11 @@ def _said(message: ChatMessage) -> tuple[object, ...]:
     """The answer without the names of its calls, which are drawn."""
     calls = [(call.name, call.arguments) for call in message.tool_calls]
     return message.content, message.reasoning_content, calls
+
+
+@cache
+def _compiler() -> ConstraintCompiler:
+    return ConstraintCompiler(_BYTES, _BYTES.size, [_BYTES.end], ChatFormat.named("plain"))
 
 
 @cache

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import llguidance
 import numpy as np
 
-from backend.engine.constraints.constraint import Constraint, words
+from backend.engine.constraints.constraint import Constraint, limit_in, words
 from backend.engine.constraints.grammar_limits import MARGIN, STACK
 from backend.engine.constraints.matching import matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
@@ -24,6 +25,8 @@ from common.chat_format import ChatFormat
 
 MAX_TEXT = 256 * 1024
 """Characters of a grammar, or of tools as JSON, that a request may send."""
+
+Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
 _REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
@@ -59,18 +62,21 @@ class ConstraintCompiler:
         prompt_tail: str = "",
         answers_messages: bool = False,
         thinking: bool | None = None,
+        quick: bool = False,
     ) -> Constraint:
         """The constraint of one row, at the beginning of its answer.
 
         prompt_tail: the end of the prompt's text; it tells whether reasoning is open. thinking:
         what the request asked for, None: nothing. Raises InvalidRequest, with the place in what
-        the user sent, for what is invalid, cannot be enforced or costs too much.
+        the user sent, for what is invalid, cannot be enforced or costs too much; with quick, raises
+        NotQuick for what takes noticeable time.
         """
         table, trial = self._table_and_trial()
-        body = self._grammar(spec, table, trial)
+        ask = partial(trial.ask, quick=quick)
+        body = self._grammar(spec, table, ask)
         if spec.optional:
-            self._require_marked(body, spec, table, trial)
-        answer = None if spec.answer is None else self._answer(spec.answer, table, trial)
+            self._require_marked(body, spec, table, ask)
+        answer = None if spec.answer is None else self._answer(spec.answer, table, ask)
         setting = ""
         if answers_messages:
             setting = setting_of(
@@ -87,17 +93,17 @@ class ConstraintCompiler:
             grammars.append({"name": "answer", **answer})
         text = json.dumps({"grammars": [*grammars, {"name": "body", **body}]})
         return Constraint(
-            self._matcher(text, spec, table, trial).deep_copy(),
+            self._matcher(text, spec, table, ask).deep_copy(),
             table.known,
             table.ends,
             words(table.tokens.vocab_size),
         )
 
     def _require_marked(
-        self, body: Mapping[str, Any], spec: ConstraintSpec, table: TokenTable, trial: Trial
+        self, body: Mapping[str, Any], spec: ConstraintSpec, table: TokenTable, ask: Ask
     ) -> None:
         """Where calls begin like text, nobody could tell which of both is being written."""
-        matcher = self._matcher(_alone(body), spec, table, trial)
+        matcher = self._matcher(_alone(body), spec, table, ask)
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
         first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not set(first.tolist()) <= set(table.special.ids.values()):
@@ -110,11 +116,11 @@ class ConstraintCompiler:
                 "Tools" if spec.answer is None else "Grammar",
             )
 
-    def _answer(self, spec: ConstraintSpec, table: TokenTable, trial: Trial) -> Mapping[str, Any]:
+    def _answer(self, spec: ConstraintSpec, table: TokenTable, ask: Ask) -> Mapping[str, Any]:
         """The form of an answer beside calls. It is tried alone, so that a complaint names it."""
         with about("Grammar"):
-            body = self._grammar(spec, table, trial)
-            self._matcher(_alone(body), spec, table, trial)
+            body = self._grammar(spec, table, ask)
+            self._matcher(_alone(body), spec, table, ask)
             return body
 
     def _table_and_trial(self) -> tuple[TokenTable, Trial]:
@@ -132,7 +138,7 @@ class ConstraintCompiler:
                 self._ready = TokenTable.of(vocabulary, self._vocabulary_size, source), trial
             return self._ready
 
-    def _grammar(self, spec: ConstraintSpec, table: TokenTable, trial: Trial) -> Mapping[str, Any]:
+    def _grammar(self, spec: ConstraintSpec, table: TokenTable, ask: Ask) -> Mapping[str, Any]:
         """The constrained part, as one of llguidance's grammars."""
         try:
             sent = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
@@ -155,7 +161,7 @@ class ConstraintCompiler:
         }
         key = f"{spec.kind} {spec.parallel} {sent}"
         if (known := self._grammars.get(key)) is None:
-            reply = trial.ask(f"the {_WHAT[spec.kind]}", request)
+            reply = ask(f"the {_WHAT[spec.kind]}", request)
             if "refusal" in reply:
                 raise InvalidRequest(reply["refusal"])
             known = reply["grammar"]
@@ -163,12 +169,12 @@ class ConstraintCompiler:
         return known
 
     def _matcher(
-        self, grammars: str, spec: ConstraintSpec, table: TokenTable, trial: Trial
+        self, grammars: str, spec: ConstraintSpec, table: TokenTable, ask: Ask
     ) -> llguidance.LLMatcher:
         """The matcher of a grammar at its beginning; it is never advanced, only copied."""
         if (known := self._matchers.get(grammars)) is not None:
             return known
-        error = trial.ask(f"the {_WHAT[spec.kind]}", {"grammars": grammars})["error"]
+        error = ask(f"the {_WHAT[spec.kind]}", {"grammars": grammars})["error"]
         if not error:
             made = on_stack(STACK + MARGIN, lambda: matcher_of(table.tokens, grammars))
             error = made.get_error()
@@ -197,6 +203,8 @@ def _complaint(spec: ConstraintSpec, error: str) -> str:
     if regex := _REGEX_PLACE.search(error):
         place = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
         return f"{subject}: {regex[3]}{place} {regex[1].strip()[:80]!r}"
+    if (why := limit_in(error)) is not None:
+        return f"{subject}, because {why}"
     first = error.strip().splitlines()[0] if error.strip() else "it is too complex"
     lark = _LARK_PLACE.match(first)
     if lark and spec.kind == "lark":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _BITS = 32
-BURST_SECONDS = 2.0
+BURST_SECONDS = 0.5
 TOKEN_SECONDS = 0.01
 """Processor time that a row's grammar may take: once, and for each token. All rows of the batch
 wait for it."""
@@ -27,6 +27,11 @@ _AMBIGUOUS = (
 _LEXER = "its regular expressions are too complex: make them simpler, or fewer"
 _LIMITS = {"items": _AMBIGUOUS, "lexer error": _LEXER, "fuel": _LEXER}
 """Words of llguidance's complaints about its limits, and what to say instead."""
+
+
+def limit_in(error: str) -> str | None:
+    """The cause in plain words where llguidance complains about one of its limits."""
+    return next((why for word, why in _LIMITS.items() if word in error), None)
 
 
 def words(vocabulary_size: int) -> int:
@@ -139,9 +144,8 @@ class Constraint:
         if not self.matcher.is_error():
             return
         error = self.matcher.get_error()
-        for word, why in _LIMITS.items():
-            if word in error:
-                raise InvalidRequest(f"the grammar cannot be followed any further, because {why}")
+        if (why := limit_in(error)) is not None:
+            raise InvalidRequest(f"the grammar cannot be followed any further, because {why}")
         raise EngineFailed(
             f"the grammar could not be followed any further: {error.splitlines()[0][:200]}"
         )

@@ -10,6 +10,8 @@ STACK: Final = 32 * MIB
 """Bytes: a few thousand rules or references that lead into each other."""
 MARGIN: Final = 8 * MIB
 """Bytes of stack that the backend has beyond, so that what passed the trial passes there."""
+QUICK_SECONDS: Final = 0.1
+"""Of processor time; a grammar that needs more gives way to others, and is begun again."""
 CPU_SECONDS: Final = 3.0
 MEMORY: Final = 512 * MIB
 READING_DEPTH: Final = 10_000

@@ -15,12 +15,13 @@ LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
-    step_max_items=50_000,
+    step_max_items=6_000,
     max_items_in_row=5_000,
     verbose_errors=False,
 )
-"""Bounds of one matcher: about 100 MB of lexer, and most of a second for a single mask. A schema
-with a thousand optional properties needs 4,000 items in a row."""
+"""Bounds of one matcher: about 100 MB of lexer, and a tenth of a second for a single mask, which
+nobody can interrupt: its time grows with the square of the items. A schema with a thousand optional
+properties needs 4,000 of them in a row."""
 
 _sizing = threading.Lock()
 Result = TypeVar("Result")

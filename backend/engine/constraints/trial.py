@@ -4,13 +4,14 @@ llguidance follows rules and references by recursion, so that a chain of a thous
 native stack and ends the process. Nor do its limits hold for all of its time and memory: thirty
 intersected patterns take minutes and gigabytes between two looks at the fuel. An analysis of the
 text would have to foresee all that in every notation; a thread could have a larger stack, but could
-not be stopped. So a child reads the grammar, compiles it and fills the first mask, within the
-limits of `limits`. The child has the same tokenizer, and the backend then does the same with more
-stack, so what passed takes no more there. Filling later masks, taking tokens, copying and freeing a
-matcher do not recurse.
+not be stopped. So a child has the same tokenizer, and forks for each grammar: the fork reads the
+grammar, compiles it and fills the first mask, within the limits of `grammar_limits`. The backend
+then does the same with more stack, so what passed takes no more there. Filling later masks, taking
+tokens, copying and freeing a matcher do not recurse.
 
 The child costs the memory of a second token table from the first grammar on, and each new grammar
-the few milliseconds of its compilation twice. A child that a grammar ended is replaced.
+a fork and the few milliseconds of its compilation twice. Grammars are tried beside each other, so
+a slow one holds up none of the others.
 """
 
 from __future__ import annotations
@@ -18,19 +19,25 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backend.engine.constraints.grammar_limits import CPU_SECONDS, MEMORY, TOO_LARGE
+from backend.engine.constraints.grammar_limits import (
+    CPU_SECONDS,
+    MEMORY,
+    TOO_LARGE,
+)
 from backend.engine.constraints.matching import TokenizerSource
-from backend.engine.errors import EngineFailed, InvalidRequest
+from backend.engine.errors import EngineFailed, InvalidRequest, NotQuick
 from backend.engine.units import MIB
 
 _ROOT = Path(__file__).parents[3]
@@ -49,7 +56,7 @@ _CAUSES = {
 
 
 class Trial:
-    """One child, for one tokenizer; asked by one thread at a time. It starts at once."""
+    """One child, for one tokenizer; asked by any number of threads. It starts at once."""
 
     def __init__(self, source: TokenizerSource) -> None:
         self._lock = threading.Lock()
@@ -59,51 +66,53 @@ class Trial:
         self._source.flush()
         self._start()
 
-    def ask(self, subject: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The child's answer.
+    def ask(self, subject: str, request: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
+        """The answer of a fork of the child.
 
-        subject: what is to blame where the request ends the child. Raises InvalidRequest then.
+        subject: what is to blame where the request ends the fork. quick: whether it may take
+        QUICK_SECONDS, not CPU_SECONDS. Raises NotQuick where those were too few, and InvalidRequest
+        where the request costs too much.
         """
-        line = json.dumps(request).encode() + b"\n"
-        with self._lock:
-            if self._child.poll() is not None:  # ended from outside, while nothing was tried
-                self._replace()
-            child = self._child
-            try:
-                assert child.stdin is not None
-                assert child.stdout is not None
-                child.stdin.write(line)
-                child.stdin.flush()
-                reply = child.stdout.readline()
-            except OSError:
-                reply = b""
-            if reply:
-                return dict(json.loads(reply))
-            code = child.wait()
-            self._replace()
+        own, forks = socket.socketpair()
+        with own, own.makefile("rb") as replies:
+            with forks, self._lock:
+                if self._child.poll() is not None:  # ended from outside
+                    self._end()
+                    self._start()
+                child = self._child
+                with suppress(OSError):
+                    socket.send_fds(self._channel, [b"?"], [forks.fileno()])
+            reply = b""
+            with suppress(OSError):
+                own.sendall(json.dumps({"quick": quick, **request}).encode() + b"\n")
+                reply = replies.readline()
+        answer: dict[str, Any] = json.loads(reply) if reply else {"ended": child.wait()}
+        if (code := answer.get("ended")) is None:
+            return answer
+        if quick and code == -signal.SIGPROF:
+            raise NotQuick
         if code not in _CAUSES:
             raise EngineFailed(f"the process that tries grammars ended with the code {code}")
         raise InvalidRequest(
             f"{subject} cannot be enforced: {_CAUSES[code]}; make it smaller or simpler"
         )
 
-    def _replace(self) -> None:
-        self._end()
-        self._start()
-
     def _start(self) -> None:
-        fd = self._source.fileno()
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, str(fd)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[fd],
-            env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # a Ctrl-C in a terminal is the server's to handle
-        )
-        self._end = weakref.finalize(self, _end, self._child)
+        self._channel, other = socket.socketpair()
+        given = [self._source.fileno(), other.fileno()]
+        with other:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM, *map(str, given)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=given,
+                env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
+                start_new_session=True,  # a Ctrl-C in a terminal is the server's to handle
+            )
+        self._end = weakref.finalize(self, _end, self._child, self._channel)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.communicate()
+def _end(child: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    channel.close()
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)  # its forks too
+    child.wait()

@@ -1,8 +1,10 @@
 """The program that reads and tries grammars before the backend does; see `trial`.
 
-It takes one JSON object a line and answers with one. Where it comes to an end instead, the grammar
+Over a socket it is sent one end of another socket for each grammar, and forks. The fork takes a
+JSON object a line from there and answers with one. Where it comes to an end instead, the grammar
 was to blame: by a signal for its stack (SIGSEGV) or its time (SIGPROF), or with the exit code
-TOO_LARGE. It ends when its input does, so that it never outlives the backend.
+TOO_LARGE. The program says so in its place. It ends when the first socket does, so that it never
+outlives the backend.
 """
 
 from __future__ import annotations
@@ -10,18 +12,22 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
+import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import llguidance
 
 from backend.engine.constraints.grammar_limits import (
     CPU_SECONDS,
     MEMORY,
+    QUICK_SECONDS,
     READING_DEPTH,
     STACK,
     TOO_LARGE,
@@ -37,7 +43,7 @@ _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def main() -> None:
-    """Answer until the input ends. The argument is a file descriptor of a tokenizer's source."""
+    """Fork until the socket ends. Arguments: descriptors of a tokenizer's source, and of it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(READING_DEPTH)
     with suppress(OSError):  # where memory runs out, this process goes before the backend
@@ -45,6 +51,42 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
         file.seek(0)  # the child before may have read it too
         tokens = TokenizerSource(**json.load(file)).read()
+    channel = socket.socket(fileno=int(sys.argv[2]))
+    ended, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    askers: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([channel, ended], [], [])
+        if ended in ready:
+            ended.recv(4096)
+            _tell_ended(askers)
+        if channel in ready:
+            message, fds, _, _ = socket.recv_fds(channel, 1, 1)
+            if not message:
+                return
+            asker = socket.socket(fileno=fds[0])
+            if (fork := os.fork()) == 0:
+                for other in (channel, *askers.values()):
+                    other.close()
+                _try(tokens, asker)
+            askers[fork] = asker
+
+
+def _tell_ended(askers: dict[int, socket.socket]) -> None:
+    """Let go of the forks that have ended, and say how those did that could not answer."""
+    for fork in list(askers):
+        gone, status = os.waitpid(fork, os.WNOHANG)
+        if gone:
+            with askers.pop(fork) as asker, suppress(OSError):
+                if code := os.waitstatus_to_exitcode(status):
+                    asker.sendall(json.dumps({"ended": code}).encode() + b"\n")
+
+
+def _try(tokens: llguidance.LLTokenizer, asker: socket.socket) -> NoReturn:
+    """Answer one request, in a fork."""
+    signal.set_wakeup_fd(-1)
     limit = _peak() + MEMORY
 
     def watch(*_: object) -> None:
@@ -52,18 +94,23 @@ def main() -> None:
             os._exit(TOO_LARGE)
 
     signal.signal(signal.SIGALRM, watch)
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        signal.setitimer(signal.ITIMER_REAL, _WATCH_SECONDS, _WATCH_SECONDS)
-        reply = on_stack(STACK, partial(_answer, tokens, line))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(json.dumps(reply) + "\n")
-        sys.stdout.flush()
+    try:
+        with asker.makefile("rwb") as conversation:
+            request = json.loads(conversation.readline())
+            if not request["quick"]:
+                os.nice(10)  # the tokens of others go first
+            seconds = QUICK_SECONDS if request["quick"] else CPU_SECONDS
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            signal.setitimer(signal.ITIMER_REAL, _WATCH_SECONDS, _WATCH_SECONDS)
+            reply = on_stack(STACK, partial(_answer, tokens, request))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            conversation.write(json.dumps(reply).encode() + b"\n")
+        os._exit(0)
+    except BaseException:
+        os._exit(1)
 
 
-def _answer(tokens: llguidance.LLTokenizer, line: bytes) -> dict[str, Any]:
-    request = json.loads(line)
+def _answer(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:
     if "grammars" in request:
         return {"error": matcher_of(tokens, request["grammars"]).get_error()}
     special = SpecialTokens(request["special"])

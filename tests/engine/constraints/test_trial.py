@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Tokenizer, normalizers
 
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
@@ -22,9 +23,10 @@ from backend.engine.constraints.spec import ConstraintSpec, Kind
 from backend.engine.errors import InvalidRequest
 from common.chat_format import ChatFormat
 from common.gbnf import GbnfError, gbnf_to_lark
-from tests.common.grammar_walks import byte_tokenizer
+from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, compiler_for
 
+TINY = Path(__file__).parents[2] / "models" / "tiny_text"
 BYTES = byte_tokenizer()
 COMPILER = compiler_for(BYTES, ChatFormat.named("hermes"))
 Schema = dict[str, Any]
@@ -145,6 +147,23 @@ def test_a_row_pays_for_its_masks() -> None:
     constraint.allowance = 0.0
     with pytest.raises(InvalidRequest, match="10 ms a token"):
         constraint.fill(mask)
+
+
+def test_no_single_mask_takes_what_a_row_may() -> None:
+    text = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    size = text.get_vocab_size()
+    alternatives = " | ".join("e " * length for length in range(2, 30))
+    ambiguous = f'start: "." e\ne: {alternatives} | /[a-z]/ | /[ -~]/'
+    compiler = compiler_for(ByteTokenizer(text, size), ChatFormat.named("plain"))
+    constraint = compiler.compile(ConstraintSpec("lark", ambiguous))
+    mask = np.zeros(words(size), np.uint32)
+    for letter in ".aaaa":
+        with suppress(InvalidRequest):
+            constraint.accept(text.token_to_id(letter))
+            constraint.fill(mask)
+    with pytest.raises(InvalidRequest, match="in too many ways"):
+        constraint.fill(mask)
+    assert constraint.allowance > 0
 
 
 NORMALIZERS = {

@@ -1,0 +1,154 @@
+"""What a backend still serves, and how soon it refuses the rest, where far too many requests come.
+
+Requests come evenly, TIMES as many as the backend can answer, whether it answers or not.
+BENCH_SECONDS sets for how long: 20 unless it is set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpc import StatusCode
+
+from bench.process import backend
+from bench.report import Figure, at_least, at_most
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+TIMES = 20
+SECONDS = 20.0
+PARALLEL = 8
+TOKENS = 16
+OPTIONS = (f"parallel:{PARALLEL}", f"max_queue:{PARALLEL}")
+_PROBE_SECONDS = 0.02
+_numbers = itertools.count()
+
+
+@dataclass
+class Ends:
+    """How calls ended: when those that were served did, how long refusals took, and the rest."""
+
+    served: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+
+    def note(self, call: Any, started: float) -> None:
+        now = time.perf_counter()
+        if (code := call.code()) is StatusCode.OK:
+            self.served.append(now)
+        elif code is StatusCode.RESOURCE_EXHAUSTED:
+            self.refused.append(now - started)
+        else:
+            self.others[code.name] += 1
+
+    def rate(self, begin: float, end: float) -> float:
+        """Served per second between two times."""
+        return sum(begin < at <= end for at in self.served) / (end - begin)
+
+
+def measure(model: Path) -> Iterator[Figure]:
+    seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
+    with backend(model, Options=OPTIONS) as stub:
+        alone = min(_one(stub) for _ in range(3))
+        capacity = _capacity(stub, seconds / 2)
+        with _Probes(stub) as idle:
+            time.sleep(seconds / 4)
+        ends = Ends()
+        with _Probes(stub) as probes:
+            began, calls = time.perf_counter(), _flood(stub, capacity * TIMES, seconds, ends)
+            goodput = ends.rate(began + seconds / 10, time.perf_counter())
+        for call in calls:
+            call.cancel()
+        after = _one(stub)
+    came = len(calls) / capacity / seconds
+    yield at_least("requests that came / capacity", came, TIMES * 0.9, f"{capacity:.3g} a second")
+    yield at_least("served under overload / capacity", goodput / capacity, 0.9)
+    refused = f"{len(ends.refused)} refusals"
+    yield at_most("refusals, p99 in ms", _p99(ends.refused) * 1e3, 50, refused)
+    ratio = f"{_p99(probes.seen) / _p99(idle.seen):.3g} times idle"
+    yield at_most("Health p99 in ms under overload", _p99(probes.seen) * 1e3, 100, ratio)
+    others = ends.others - Counter(CANCELLED=len(calls))
+    yield at_most("calls that ended otherwise", others.total(), 0, ", ".join(others))
+    yield at_most("seconds that an answer takes longer afterwards", after - alone, 1)
+
+
+def _one(stub: BackendStub) -> float:
+    """Seconds that a request takes."""
+    started = time.perf_counter()
+    stub.Predict(_request(), timeout=60)
+    return time.perf_counter() - started
+
+
+def _capacity(stub: BackendStub, seconds: float) -> float:
+    """Requests per second, where as many as run together are always there."""
+    ends = Ends()
+    began = time.perf_counter()
+
+    def ask(_: int) -> None:
+        while (started := time.perf_counter()) < began + seconds:
+            call = stub.Predict.future(_request(), timeout=60)
+            call.exception()
+            ends.note(call, started)
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        list(pool.map(ask, range(PARALLEL)))
+    return ends.rate(began + seconds / 10, time.perf_counter())
+
+
+def _flood(stub: BackendStub, rate: float, seconds: float, ends: Ends) -> Sequence[Any]:
+    """So many requests per second, each at its time; returns the calls."""
+    calls: list[Any] = []
+    began = time.perf_counter()
+    for number in range(int(rate * seconds)):
+        time.sleep(max(began + number / rate - time.perf_counter(), 0))
+        started = time.perf_counter()
+        calls.append(stub.Predict.future(_request(), timeout=60))
+        calls[-1].add_done_callback(lambda call, started=started: ends.note(call, started))
+    return calls
+
+
+def _request() -> pb.PredictOptions:
+    """A prompt that nobody has sent before."""
+    return pb.PredictOptions(
+        Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
+        UseTokenizerTemplate=True,
+        Tokens=TOKENS,
+        IgnoreEOS=True,
+    )
+
+
+class _Probes:
+    """Asks for Health all the time; seen: seconds that each took."""
+
+    def __init__(self, stub: BackendStub) -> None:
+        self.seen: list[float] = []
+        self._stub = stub
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> _Probes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._over.wait(_PROBE_SECONDS):
+            started = time.perf_counter()
+            self._stub.Health(pb.HealthMessage(), timeout=30)
+            self.seen.append(time.perf_counter() - started)
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[int(len(seconds) * 0.99)]
