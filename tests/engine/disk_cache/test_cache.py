@@ -259,6 +259,7 @@ def test_a_request_that_only_reads_writes_nothing(tmp_path: Path) -> None:
 def test_nothing_is_copied_where_there_is_no_file(
     kind: str, use: DiskUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    process = Process(kind, None, prompt_cache_bytes=0)
     copied: list[int] = []
     extract = kv.BatchCache.extract
 
@@ -267,7 +268,7 @@ def test_nothing_is_copied_where_there_is_no_file(
         return extract(cache, place)
 
     monkeypatch.setattr(kv.BatchCache, "extract", counted)
-    Process(kind, None, prompt_cache_bytes=0).ask(words(100), use)
+    process.ask(words(100), use)
     assert not copied
 
 
