@@ -34,7 +34,9 @@ def setting(
 class GatewaySettings:
     """One gateway's settings, from the command line and the environment."""
 
-    models_dir: Path = field(metadata={"rule": Rule("path", "Folder of YAML files, one per model.")})
+    models_dir: Path = field(
+        metadata={"rule": Rule("path", "Folder of YAML files, one per model.")}
+    )
     host: str = setting("127.0.0.1", "text", "Address to listen on; any but loopback needs a key.")
     port: int = setting(8080, "count", "Port to listen on; 0 picks a free one.", 0, 65_535)
     api_keys: tuple[str, ...] = setting(
@@ -60,9 +62,13 @@ class GatewaySettings:
     keepalive_interval: float = setting(
         3.0, "seconds", "Silence in a stream after which a keep-alive event is sent.", 0.05, 3600
     )
-    max_loaded_models: int = setting(0, "count", "Maximum number of models loaded at a time; 0: no limit.")
+    max_loaded_models: int = setting(
+        0, "count", "Maximum number of models loaded at a time; 0: no limit."
+    )
     max_memory_bytes: int = setting(
-        0, "bytes", "Maximum memory of all loaded models, as reported by their backends; 0: no limit."
+        0,
+        "bytes",
+        "Maximum memory of all loaded models, as reported by their backends; 0: no limit.",
     )
     idle_unload: float = setting(
         0.0, "seconds", "Time without a request after which a model is unloaded; 0: never."
