@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from common.version import VERSION
 from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
@@ -119,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
                 metavar=rule.kind.upper(),
             )
     parser.add_argument("--api-key-file", type=Path, help=_KEY_FILE)
+    parser.add_argument("--version", action="version", version=f"gateway {VERSION}")
     return parser
 
 
