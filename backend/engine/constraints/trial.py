@@ -1,17 +1,17 @@
-"""Tries each grammar in a process of its own before the backend compiles it.
+"""Tries each grammar in a child process before the backend compiles it.
 
-llguidance follows rules and references by recursion, so that a chain of a thousand overflows the
-native stack and ends the process. Nor do its limits hold for all of its time and memory: thirty
-intersected patterns take minutes and gigabytes between two looks at the fuel. An analysis of the
-text would have to foresee all that in every notation; a thread could have a larger stack, but could
-not be stopped. So a child has the same tokenizer, and forks for each grammar: the fork reads the
-grammar, compiles it and fills the first mask, within the limits of `grammar_limits`. The backend
-then does the same with more stack, so what passed takes no more there. Filling later masks, taking
-tokens, copying and freeing a matcher do not recurse.
+llguidance follows rules and references recursively, so a chain of a thousand overflows the native
+stack and ends the process. Its limits do not cover all of its time and memory either: thirty
+intersected patterns take minutes and gigabytes between two checks. Analysing the text instead would
+have to predict all that for every notation; a thread could have a larger stack but could not be
+stopped. So a child forks for each grammar, and the fork parses the grammar, compiles it and
+computes the first mask, within the limits in `grammar_limits`. The backend then does the same with
+the same tokenizer and more stack, so what passed in the fork needs no more there. Computing later
+masks, accepting tokens, and copying and freeing a matcher do not recurse.
 
-The child costs the memory of a second token table from the first grammar on, and each new grammar
-a fork and the few milliseconds of its compilation twice. Grammars are tried beside each other, so
-a slow one holds up none of the others.
+The cost is the memory of a second token table from the first grammar on, and compiling each new
+grammar twice, a few milliseconds. Grammars are tried in parallel, so a slow one does not hold up
+the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from backend.engine.units import MIB
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.constraints.trial_process"
-_DEEP = "its rules or references lead into each other too deeply"
+_DEEP = "its rules or references are nested too deeply"
 _SLOW = f"compiling it takes more than {CPU_SECONDS:g} seconds"
 _LARGE = f"compiling it takes more than {MEMORY // MIB} MiB of memory"
 _CAUSES = {
@@ -56,27 +56,26 @@ _CAUSES = {
 
 
 class Trial:
-    """One child, for one tokenizer; asked by any number of threads. It starts at once."""
+    """One child for one tokenizer, used by any number of threads. It starts immediately."""
 
     def __init__(self, source: TokenizerSource) -> None:
         self._lock = threading.Lock()
-        # A file, not a pipe: nobody has to wait until a starting child has read it.
+        # A file instead of a pipe, so that nothing waits until the child has read it.
         self._source = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         json.dump(asdict(source), self._source)
         self._source.flush()
         self._start()
 
     def ask(self, subject: str, request: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
-        """The answer of a fork of the child.
+        """The answer of a fork of the child. Raises InvalidRequest if the grammar ends the fork.
 
-        subject: what is to blame where the request ends the fork. quick: whether it may take
-        QUICK_SECONDS, not CPU_SECONDS. Raises NotQuick where those were too few, and InvalidRequest
-        where the request costs too much.
+        subject: how that error names the grammar. quick: allow QUICK_SECONDS instead of
+        CPU_SECONDS, and raise NotQuick if the grammar needs more.
         """
         own, forks = socket.socketpair()
         with own, own.makefile("rb") as replies:
             with forks, self._lock:
-                if self._child.poll() is not None:  # ended from outside
+                if self._child.poll() is not None:  # ended from outside between two trials
                     self._end()
                     self._start()
                 child = self._child
@@ -106,7 +105,7 @@ class Trial:
                 stdin=subprocess.DEVNULL,
                 pass_fds=given,
                 env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
-                start_new_session=True,  # a Ctrl-C in a terminal is the server's to handle
+                start_new_session=True,  # Ctrl-C in a terminal is handled by the server
             )
         self._end = weakref.finalize(self, _end, self._child, self._channel)
 

@@ -1,10 +1,10 @@
-"""The program that reads and tries grammars before the backend does; see `trial`.
+"""The program that tries grammars before the backend compiles them; see `trial`.
 
-Over a socket it is sent one end of another socket for each grammar, and forks. The fork takes a
-JSON object a line from there and answers with one. Where it comes to an end instead, the grammar
-was to blame: by a signal for its stack (SIGSEGV) or its time (SIGPROF), or with the exit code
-TOO_LARGE. The program says so in its place. It ends when the first socket does, so that it never
-outlives the backend.
+It receives a socket for each grammar over a socket of its own, and forks. The fork reads one JSON
+object from the received socket and answers with one. If a grammar exceeds a limit, the fork ends
+instead: by a signal for the stack (SIGSEGV) or the time (SIGPROF), or with the exit code TOO_LARGE
+for the memory; the parent then reports that. The program ends when its own socket is closed, so it
+never outlives the backend.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def main() -> None:
-    """Fork until the socket ends. Arguments: descriptors of a tokenizer's source, and of it."""
+    """Fork for each grammar until the socket is closed.
+
+    The arguments are file descriptors: of a TokenizerSource, and of the socket.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(READING_DEPTH)
-    with suppress(OSError):  # where memory runs out, this process goes before the backend
+    with suppress(OSError):  # if memory runs out, this process is killed before the backend
         Path("/proc/self/oom_score_adj").write_text("1000")
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
-        file.seek(0)  # the child before may have read it too
+        file.seek(0)  # an earlier child may have read it
         tokens = TokenizerSource(**json.load(file)).read()
     channel = socket.socket(fileno=int(sys.argv[2]))
     ended, waker = socket.socketpair()
@@ -75,7 +78,7 @@ def main() -> None:
 
 
 def _tell_ended(askers: dict[int, socket.socket]) -> None:
-    """Let go of the forks that have ended, and say how those did that could not answer."""
+    """Reap the forks that have ended, and report how, where a fork could not answer itself."""
     for fork in list(askers):
         gone, status = os.waitpid(fork, os.WNOHANG)
         if gone:
@@ -85,7 +88,7 @@ def _tell_ended(askers: dict[int, socket.socket]) -> None:
 
 
 def _try(tokens: llguidance.LLTokenizer, asker: socket.socket) -> NoReturn:
-    """Answer one request, in a fork."""
+    """Answer one request. Runs in a fork."""
     signal.set_wakeup_fd(-1)
     limit = _peak() + MEMORY
 
@@ -120,11 +123,11 @@ def _answer(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[
     except InvalidRequest as refusal:
         return {"refusal": str(refusal)}
     except RecursionError:
-        return {"refusal": "what constrains the answer is nested too deeply to be read"}
+        return {"refusal": "the constraint on the answer is nested too deeply"}
 
 
 def _peak() -> int:
-    """The most bytes that this process has had at a time."""
+    """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
