@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 # Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
 # every request, so no prompt would start with the same tokens as the previous one.
-_BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
+_BILLING_LABEL = "x-anthropic-billing-header:"
+_BILLING = re.compile(rf"^{_BILLING_LABEL}[^\n]*\n*", re.MULTILINE)
 
 
 class WireMessage(Protocol):
@@ -43,7 +44,7 @@ def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
     if not message.role:
         raise ValueError(f"Messages[{index}] has no role: set user, assistant, system or tool")
     content = message.content
-    if message.role == "system":
+    if message.role == "system" and _BILLING_LABEL in content:  # long before a regular expression
         content = _BILLING.sub("", content)
     entry: dict[str, Any] = {"role": message.role, "content": content}
     for key in ("name", "tool_call_id"):

@@ -272,5 +272,20 @@ def _characters(prompt: Prompt) -> int:
         case TokenPrompt():
             return 0
         case ChatPrompt(messages, tools, arguments):
-            parts = (*messages, *(tools or ()), arguments)
-            return sum(len(str(part)) for part in parts)
+            return _size((messages, tools, arguments))
+
+
+def _size(node: object) -> int:
+    """Characters of all strings in it, without a copy of any."""
+    size, inner = 0, [node]
+    while inner:
+        match inner.pop():
+            case str() as text:
+                size += len(text)
+            case Mapping() as mapping:
+                inner += (*mapping, *mapping.values())
+            case list() | tuple() as entries:
+                inner += entries
+            case _:
+                size += 1
+    return size

@@ -44,8 +44,8 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
         arguments = template_arguments(options.Metadata)
         tools = _offered_tools(options)
         return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
-    if options.Prompt:
-        return RawPrompt(options.Prompt)
+    if text := options.Prompt:  # each reading copies it
+        return RawPrompt(text)
     if options.Messages:
         raise InvalidRequest(
             "Messages are given without UseTokenizerTemplate, and Prompt is empty:"

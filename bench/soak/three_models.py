@@ -297,7 +297,7 @@ ASKED = (
     Request("/v1/score", {"model": "text", "prompt": "one", "candidates": [" two", " three"]}),
     *(_chat("senses", [_image(colour), _COLOUR]) for colour in ("blue", "red", "green")),
     _chat("senses", [_image("yellow"), _COLOUR], stream=True),
-    _chat("senses", [sound("beep"), {"type": "text", "text": "What is the sound?"}]),
+    _chat("senses", [sound("low"), {"type": "text", "text": "What is the sound like?"}]),
     _chat("senses", "What is the capital of France?"),
     Request("/v1/embeddings", {"model": "vectors", "input": ["paris of france", "the moon"]}),
     Request("/v1/embeddings", {"model": "vectors", "input": "river", "encoding_format": "base64"}),

@@ -11,6 +11,7 @@ import pytest
 from backend.engine.engine import Engine
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
+from backend.engine.preparing import _characters
 from backend.engine.prompts import BuiltPrompt, PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt
 
@@ -63,3 +64,17 @@ async def test_a_short_prompt_passes_slow_ones(case: str, monkeypatch: pytest.Mo
     finally:
         go_on.set()
         await engine.stop(10)
+
+
+class Uncopied(str):
+    """A text that cannot be written out."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise AssertionError("to write out a large text keeps every other thread waiting")
+
+
+def test_a_prompt_is_measured_without_a_copy() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": Uncopied(LARGE)}]}
+    assert _characters(ChatPrompt((message,), ({"x": [1, None]},), {"y": "z"})) > len(LARGE)

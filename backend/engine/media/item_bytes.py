@@ -16,9 +16,13 @@ from urllib.parse import unquote_to_bytes
 from backend.engine.media.items import BadItem
 from backend.engine.media.kinds import kind_of
 
-_BLANK = str.maketrans("", "", " \t\r\n\v\f")
+_BLANKS = " \t\r\n\v\f"
+_BLANK = str.maketrans("", "", _BLANKS)
 _TO_STANDARD = str.maketrans("-_", "+/")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+_NO_DIGIT = re.compile(r"[^A-Za-z0-9+/]")
+_MOST_PADDING = 2
+_SLICE = 1 << 20  # characters
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 _LONGEST_PATH = 4096
 _HEADER = 64  # base64 digits that are enough to know a file by
@@ -62,17 +66,33 @@ def _of_data_uri(text: str, most: int) -> bytes:
 
 
 def _of_base64(text: str, most: int) -> bytes:
-    digits = text.translate(_BLANK).translate(_TO_STANDARD)
-    found = _BASE64.match(digits)
-    if found is None or found.end() < len(digits):
-        place = found.end() if found else 0
-        what = f"its character {place + 1} is {digits[place]!r}" if digits else "it has no data"
-        raise BadItem(f"is neither base64 nor a data URI: {what}")
-    bare = digits.rstrip("=")
-    _require_size(len(bare) * 3 // 4, most)
-    if len(bare) % 4 == 1:
-        raise BadItem(f"is not base64: {len(bare)} digits are one too many or too few")
-    return binascii.a2b_base64(bare + "=" * (-len(bare) % 4))
+    """Decodes a slice at a time: one call for many MiB would keep every other thread waiting."""
+    body = text.rstrip(_BLANKS + "=")
+    _require_size((len(body) - sum(map(body.count, _BLANKS))) * 3 // 4, most)
+    padding = text[len(body) :].translate(_BLANK)
+    if not body:
+        raise _no_base64(padding, 0)
+    decoded, left, count = bytearray(), "", 0
+    for start in range(0, len(body), _SLICE):
+        digits = body[start : start + _SLICE].translate(_BLANK).translate(_TO_STANDARD)
+        if other := _NO_DIGIT.search(digits):
+            raise _no_base64(other[0], count + other.start())
+        count += len(digits)
+        left += digits
+        whole = len(left) // 4 * 4
+        decoded += binascii.a2b_base64(left[:whole])
+        left = left[whole:]
+    if len(padding) > _MOST_PADDING:
+        raise _no_base64("=", count + _MOST_PADDING)
+    if len(left) == 1:
+        raise BadItem(f"is not base64: {count} digits are one too many or too few")
+    decoded += binascii.a2b_base64(left + "=" * (-len(left) % 4))
+    return bytes(decoded)
+
+
+def _no_base64(found: str, place: int) -> BadItem:
+    what = f"its character {place + 1} is {found[0]!r}" if found else "it has no data"
+    return BadItem(f"is neither base64 nor a data URI: {what}")
 
 
 def _of_path(path: str, most: int, allow_paths: bool) -> bytes:

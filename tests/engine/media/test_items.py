@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote_from_bytes
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backend.engine.errors import InvalidRequest
+from backend.engine.media import item_bytes as module
 from backend.engine.media.decoding import decode
 from backend.engine.media.item_bytes import item_bytes
 from backend.engine.media.limits import DEFAULT_COUNT, MediaLimits, media_limits
@@ -57,6 +62,33 @@ def test_every_encoding_gives_the_same_bytes(text: str) -> None:
     assert decode([text], [], LIMITS).pictures[0].width == 9
 
 
+@given(
+    content=st.binary(min_size=1, max_size=80),
+    blanks=st.lists(st.integers(0, 120), max_size=5),
+    size=st.integers(1, 9),
+)
+def test_any_slices_give_the_same_bytes(content: bytes, blanks: list[int], size: int) -> None:
+    text = base64.b64encode(content).decode()
+    for place in blanks:
+        text = f"{text[:place]} \n{text[place:]}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SLICE", size)
+        assert module._of_base64(text, len(content)) == content
+
+
+def test_a_large_item_is_never_decoded_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def noting(digits: str) -> bytes:
+        sizes.append(len(digits))
+        return binascii.a2b_base64(digits)
+
+    content = PNG + bytes(8 * MIB)
+    monkeypatch.setattr(module, "binascii", SimpleNamespace(a2b_base64=noting))
+    assert item_bytes(base64.b64encode(content).decode(), 9 * MIB, allow_paths=False) == content
+    assert max(sizes) < 2 * MIB
+
+
 def test_no_mlx_is_needed() -> None:
     """Prompt threads decode, and the engine thread alone may touch MLX."""
     code = "import sys, backend.engine.media.decoding; print('mlx.core' in sys.modules)"
@@ -86,7 +118,7 @@ def test_a_bare_jpeg_is_no_path() -> None:
         ("cat.png", "neither base64 nor a data URI: its character 4 is '.'"),
         ("../cat", "its character 1 is '.'"),
         ("QUJD*", "its character 5 is '*'"),
-        ("QUJD=QUJD", "its character 6 is 'Q'"),
+        ("QUJD=QUJD", "its character 5 is '='"),
         ("QUJDR", "5 digits are one too many"),
         ("é" * 9, "its character 1 is 'é'"),
         ("\ud800\x00", "neither base64"),
