@@ -12,7 +12,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from backend.engine.constraints.constraint import Constraint, limit_in, words
+from backend.engine.constraints.constraint import Constraint, cause_in, words
 from backend.engine.constraints.grammar_limits import MARGIN, STACK
 from backend.engine.constraints.matching import matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
@@ -206,7 +206,7 @@ def _complaint(spec: ConstraintSpec, error: str) -> str:
     if regex := _REGEX_PLACE.search(error):
         place = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
         return f"{subject}: {regex[3]}{place} {regex[1].strip()[:80]!r}"
-    if (why := limit_in(error)) is not None:
+    if (why := cause_in(error)) is not None:
         return f"{subject}, because {why}"
     first = error.strip().splitlines()[0] if error.strip() else "it is too complex"
     lark = _LARK_PLACE.match(first)

@@ -25,13 +25,19 @@ _AMBIGUOUS = (
     " alternatives and optional parts"
 )
 _LEXER = "its regular expressions are too complex: simplify them, or use fewer"
-_LIMITS = {"items": _AMBIGUOUS, "lexer error": _LEXER, "fuel": _LEXER}
-"""Phrases in llguidance's errors about its limits, and the error messages to use instead."""
+_DEAD_END = "no text goes on from there: look for a rule or pattern that matches nothing"
+_CAUSES = {
+    "items": _AMBIGUOUS,
+    "lexer error": _LEXER,
+    "fuel": _LEXER,
+    "NoExtension": _DEAD_END,
+}
+"""Phrases in llguidance's errors that a grammar is to blame for, and what to say instead."""
 
 
-def limit_in(error: str) -> str | None:
-    """The cause in plain words where llguidance complains about one of its limits."""
-    return next((why for word, why in _LIMITS.items() if word in error), None)
+def cause_in(error: str) -> str | None:
+    """The cause in plain words of an error of llguidance, if the grammar is to blame."""
+    return next((why for word, why in _CAUSES.items() if word in error), None)
 
 
 def words(vocabulary_size: int) -> int:
@@ -102,7 +108,7 @@ class Constraint:
         """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)].
 
         It contains the end tokens exactly if the grammar accepts the text so far. Raises
-        InvalidRequest if the grammar takes too much time, EngineFailed if no token is left.
+        InvalidRequest if the grammar takes too much time or leaves no token.
         """
         if self.ended:
             allowed[:] = self.ends
@@ -116,7 +122,9 @@ class Constraint:
         else:
             allowed &= ~self.ends
         if not allowed.any():
-            raise EngineFailed("the grammar allows none of this model's tokens next")
+            raise InvalidRequest(
+                "the grammar allows none of this model's tokens next: allow other text there"
+            )
 
     def accept(self, token: int) -> None:
         """Advance by a sampled token. Raises EngineFailed if the grammar cannot take it."""
@@ -144,7 +152,7 @@ class Constraint:
         if not self.matcher.is_error():
             return
         error = self.matcher.get_error()
-        if (why := limit_in(error)) is not None:
+        if (why := cause_in(error)) is not None:
             raise InvalidRequest(f"the grammar cannot be followed any further, because {why}")
         raise EngineFailed(
             f"the grammar could not be followed any further: {error.splitlines()[0][:200]}"

@@ -149,6 +149,15 @@ def test_a_row_pays_for_its_masks() -> None:
         constraint.fill(mask)
 
 
+def test_a_grammar_that_leads_nowhere_is_the_users_to_mend() -> None:
+    grammar = 'start: "x" /[0-9]{2}/ B\nB: "b"i & /b+/ & ~/bb/ & ~/b/'
+    with pytest.raises(InvalidRequest, match="matches nothing"):  # noqa: PT012
+        constraint = COMPILER.compile(ConstraintSpec("lark", grammar))
+        for byte in b"x12":
+            constraint.accept(byte)
+            constraint.fill(np.zeros(words(BYTES.size), np.uint32))
+
+
 def test_no_single_mask_takes_what_a_row_may() -> None:
     text = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     size = text.get_vocab_size()
