@@ -195,6 +195,26 @@ EDGES: dict[str, list[Edge]] = {
             "gateway/test_supervisor_warden.py::test_a_killed_warden_takes_the_backend_along_and_is_replaced",
         ),
         Edge(
+            "a backend is killed in the middle of a stream",
+            "the stream ends with the API's error event; the next request is served",
+            "gateway/test_crowd.py::test_a_killed_backend_is_an_error_and_then_a_fresh_backend",
+        ),
+        Edge(
+            "clients that do not read their streams",
+            "nothing for the others",
+            "gateway/test_slow_readers.py::test_streams_that_nobody_reads_hold_up_nobody",
+        ),
+        Edge(
+            "2,000 idle connections, and few open files",
+            "nothing for the others",
+            "gateway/test_safety_heads.py::test_a_crowd_that_says_nothing_keeps_nobody_out",
+        ),
+        Edge(
+            "a body that is all brackets",
+            "400 before it is parsed",
+            "gateway/test_errors_bodies.py::test_a_body_of_brackets_alone_is_refused_before_it_is_read",
+        ),
+        Edge(
             "the gateway is killed",
             "no backend is left running",
             "gateway/test_supervisor_orphans.py::test_a_killed_gateway_leaves_no_backend_behind",
