@@ -17,7 +17,7 @@ from gateway import http_protocol
 from gateway.http_protocol import LONGEST_HEAD, BoundedProtocol
 from tests.gateway.gateway_process import GatewayProcess, tiny
 
-CROWD = 1500  # more than the soft limit of open files that most systems begin with
+CROWD = 2000  # more than the soft limit of open files that most systems begin with
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
