@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pydantic_core import to_json
 
 from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
@@ -71,11 +72,9 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
     given = request.prompt
     if isinstance(given, str):
         return [_filled(given, "prompt")]
-    tokens = [entry for entry in given if isinstance(entry, int)]
-    if tokens:
-        return [tokens]
-    prompts = [entry for entry in given if not isinstance(entry, int)]
-    return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(prompts)]
+    if isinstance(given[0], int):
+        return [given]
+    return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
 
 
 def _filled(prompt: Prompt, place: str) -> Prompt:
@@ -146,7 +145,7 @@ def _one(
     if isinstance(prompt, str):
         options.Prompt = prompt
     else:
-        options.Metadata["mlx.prompt_token_ids"] = json.dumps(list(prompt))
+        options.Metadata["mlx.prompt_token_ids"] = to_json(prompt).decode()
     # The text of a prompt in tokens is known from the same list.
     if request.echo and (logprobs is not None or not isinstance(prompt, str)):
         options.Metadata["mlx.prompt_logprobs"] = "true"

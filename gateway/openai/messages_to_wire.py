@@ -9,6 +9,7 @@ tool calls, because that is what chat templates know.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from wire import backend_pb2 as pb
 # No chat template of a local model tells the two apart: those that know `developer` (gpt-oss)
 # render `system` the same way, and the others refuse a role that they do not know.
 _ROLES = {"developer": "system", "function": "tool"}
+_AT_ONCE = 500  # messages
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ async def wire_messages(
     found = WireMessages(options.Messages)
     names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
     for index, message in enumerate(messages):
+        if index % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)  # the streams of others
         place = f"messages[{index}]"
         _require_fitting(message, place)
         calls = _calls(message, index)

@@ -6,8 +6,9 @@ are gone. The ones that were used least recently make room; nothing outlives the
 
 from __future__ import annotations
 
-import json
+import sys
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,7 @@ from gateway.errors import ApiError
 
 Json = dict[str, Any]
 MOST = 1000  # responses
-MOST_BYTES = 256 << 20  # of all conversations together, as JSON
-_ENCODER = json.JSONEncoder()
+MOST_BYTES = 256 << 20  # of all conversations together
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,14 @@ class Store:
                 del self._sizes[item]
 
 
-def _size(item: Json) -> int:
-    return sum(map(len, _ENCODER.iterencode(item)))  # `dumps` would hold it twice
+def _size(value: Any) -> int:
+    """Bytes that it takes; nothing is written out, because an item may be a very long text."""
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    return sys.getsizeof(value) + sum(map(_size, inner))
 
 
 def _missing(name: str, param: str) -> ApiError:

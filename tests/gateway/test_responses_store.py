@@ -49,14 +49,14 @@ def test_the_one_that_was_used_least_recently_makes_room() -> None:
 
 
 def test_bytes_are_bounded_and_given_back() -> None:
-    store = Store(most_bytes=3000)
+    store = Store(most_bytes=30_000)
     for name in "abc":
-        store.put(stored(name, text="x" * 1000))
+        store.put(stored(name, text="x" * 10_000))
     assert kept(store, "a", "b", "c") == [False, True, True]
     store.delete("b")
-    store.put(stored("d", text="x" * 1000))
+    store.put(stored("d", text="x" * 10_000))
     assert kept(store, "c", "d") == [True, True]
-    store.put(stored("huge", text="x" * 4000))
+    store.put(stored("huge", text="x" * 40_000))
     assert kept(store, "c", "d", "huge") == [True, True, False]
 
 
