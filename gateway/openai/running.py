@@ -16,14 +16,6 @@ from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 
-def _without_chance(options: pb.PredictOptions) -> bytes:
-    """What a request asks for, whoever asks and whatever the seed."""
-    plain = pb.PredictOptions()
-    plain.CopyFrom(options)
-    plain.CorrelationId, plain.Seed = "", 0
-    return plain.SerializeToString(deterministic=True)
-
-
 async def events_of(
     request: ChatCompletionRequest | CompletionRequest,
     wanted: Sequence[pb.PredictOptions],
@@ -40,6 +32,6 @@ async def events_of(
         seconds = gateway.settings.request_timeout
         return generate_all(lease.stub, wanted, seconds=seconds, names=partial(names_of, request))
 
-    async with aclosing(ask(lend, send, partial(_without_chance, wanted[0]))) as answers:
+    async with aclosing(ask(lend, send, request)) as answers:
         async for answer in answers:
             yield answer

@@ -111,7 +111,7 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
         place = f"input[{index}]" if len(body.input) > 1 else "input"
         return {"Embeddings": place, "EmbeddingTokens": place}
 
-    replies = await ask_once(lambda: gateway.supervisor.lease(body.model), embed)
+    replies = await ask_once(lambda: gateway.supervisor.lease(body.model), embed, body)
     for reply in replies:
         _require_fitting(reply, body.dimensions)
     tokens = sum(reply.prompt_tokens for reply in replies)
