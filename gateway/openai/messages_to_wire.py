@@ -38,7 +38,7 @@ class WireMessages:
     audios: list[str] = field(default_factory=list)
     image_messages: list[int] = field(default_factory=list)
     audio_messages: list[int] = field(default_factory=list)
-    fetched: int = 0  # images that came from elsewhere
+    fetched: int = 0  # bytes of images that came from elsewhere
 
 
 async def wire_messages(
@@ -49,6 +49,7 @@ async def wire_messages(
     Raises ApiError with the path of what is at fault.
     """
     found = WireMessages(options.Messages)
+    _require_few_remote(messages)
     names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
     for index, message in enumerate(messages):
         if index % _AT_ONCE == _AT_ONCE - 1:
@@ -67,6 +68,22 @@ async def wire_messages(
             tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
     return found
+
+
+def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
+    """Before the first is fetched."""
+    remote = 0
+    for index, message in enumerate(messages):
+        if not isinstance(message.content, list):
+            continue
+        for part, content in enumerate(message.content):
+            given = content.image_url
+            url = given if given is None or isinstance(given, str) else given.url
+            remote += url is not None and images.is_remote(url)
+            if remote > images.MOST_REMOTE:
+                place = f"messages[{index}].content[{part}].image_url"
+                sentence = f"{place}: at most {images.MOST_REMOTE} images are fetched for a request"
+                raise ApiError(400, f"{sentence}: send the others as data URIs", param=place)
 
 
 def _require_fitting(message: ChatMessage, place: str) -> None:
@@ -134,11 +151,11 @@ async def _part(
     try:
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            found.fetched += images.is_remote(url)
-            if found.fetched > images.MOST_REMOTE:
-                sentence = f"at most {images.MOST_REMOTE} images are fetched for a request"
-                raise ApiError(400, f"{sentence}: send the others as data URIs")
             found.images.append(await images.media(url, settings))
+            found.fetched += len(found.images[-1]) if images.is_remote(url) else 0
+            if found.fetched > settings.max_body_bytes:
+                sentence = f"all fetched images together exceed {settings.max_body_bytes} bytes"
+                raise ApiError(413, f"{sentence}: send fewer", code="request_too_large")
             found.image_messages.append(len(found.messages))
         elif part.input_audio is not None:
             sound = part.input_audio
