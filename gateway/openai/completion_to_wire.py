@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from gateway.openai.sampling_fields import MOST_ALTERNATIVES
 from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
 from wire import backend_pb2 as pb
 
-DEFAULT_TOKENS = 16  # OpenAI's default of max_tokens for completions
 MOST_ANSWERS = 4096
 Prompt = str | Sequence[int]
 
@@ -69,9 +69,12 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
 
 
 def _prompts(request: CompletionRequest) -> list[Prompt]:
-    given = request.prompt
+    given = request.before()
+    filling = request.infill() is not None
     if isinstance(given, str):
-        return [_filled(given, "prompt")]
+        return [given if filling else _filled(given, "prompt")]
+    if filling:
+        raise ApiError(400, "suffix needs a prompt that is one text: send that", param="suffix")
     if isinstance(given[0], int):
         return [given]
     return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
@@ -119,7 +122,7 @@ def _common(
     write_sampling(options, request, config)
     write_constraint(options, constraint_of(request))
     options.Tokens = most_tokens(
-        config.parameters.max_tokens or DEFAULT_TOKENS,
+        config.parameters.max_tokens or request.most_by_default,
         ("max_tokens", request.max_tokens),
         ("n_predict", request.n_predict),
     )
@@ -144,6 +147,8 @@ def _one(
     options.Seed = seed
     if isinstance(prompt, str):
         options.Prompt = prompt
+        if (infill := request.infill()) is not None:
+            options.Metadata["mlx.infill"] = json.dumps(infill)
     else:
         options.Metadata["mlx.prompt_token_ids"] = to_json(prompt).decode()
     # The text of a prompt in tokens is known from the same list.
