@@ -40,8 +40,9 @@ class GatewaySettings:
     api_keys: tuple[str, ...] = setting(
         (),
         "keys",
-        "A key that lets in; may be repeated. Others can read a command line: prefer"
-        " MLX_GATEWAY_API_KEYS (separated by commas) or --api-key-file (one a line).",
+        "A key that lets in, or `NAME KEY` to have the name in the log; may be repeated. Others can"
+        " read a command line: prefer MLX_GATEWAY_API_KEYS (separated by commas) or --api-key-file"
+        " (one a line).",
     )
     cors_origins: tuple[str, ...] = setting(
         (),
@@ -56,13 +57,23 @@ class GatewaySettings:
     )
     max_body_bytes: int = setting(50 << 20, "bytes", "Largest request body.", 1024)
     request_timeout: float = setting(600.0, "seconds", "Time that one request may take; 0: no end.")
-    load_timeout: float = setting(600.0, "seconds", "Time that a model may take to load.", 1)
+    load_timeout: float = setting(
+        600.0, "seconds", "Time that a model may take to load; longer while a download goes on.", 1
+    )
     keepalive_interval: float = setting(
         3.0, "seconds", "Silence in a stream after which it says that it goes on.", 0.05, 3600
     )
     max_loaded_models: int = setting(0, "count", "Most models loaded at a time; 0: no limit.")
-    max_memory_bytes: int = setting(
-        0, "bytes", "Memory of all loaded models together, as their backends tell; 0: no limit."
+    max_memory_bytes: int | None = setting(
+        None,
+        "bytes",
+        "Memory of all loaded models together, as their backends tell; 0: no limit. The default:"
+        " what the device has, or the control group, less a reserve.",
+    )
+    keep_responses: float = setting(
+        86_400.0,
+        "seconds",
+        "Time that /responses keeps a response after it was last used; 0: none is kept.",
     )
     idle_unload: float = setting(
         0.0, "seconds", "Time without a request after which a model is unloaded; 0: never."

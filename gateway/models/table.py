@@ -32,8 +32,12 @@ options:
 
 Only `parameters.model` has to be there. A file with an unknown key, a value of the wrong type or a
 name that is taken already is left out with a sentence in the log; a request for its model is
-answered with that sentence, and the others are served. Files are read at the start and again on
-SIGHUP; a model whose file has changed is unloaded when its last request has ended.
+answered with that sentence, and the others are served. The folder is watched: what is new, changed
+or gone counts within two seconds, or at once on SIGHUP; a model whose file has changed is unloaded
+when its last request has ended.
+
+A checkpoint (a folder with a `config.json`) in the models folder is a model by the name of its folder,
+with all defaults, unless a file is about it.
 
 What a request does not say is taken from `parameters`, else from the checkpoint's
 `generation_config.json` (temperature, top_p, top_k, min_p, typical_p and the penalties;

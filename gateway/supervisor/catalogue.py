@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from gateway.models.config import ModelConfig
-from gateway.models.reading import ModelFolder, read_folder
+from gateway.models.reading import ModelFolder, read_folder, stamp_of
 from gateway.supervisor import failures
 from gateway.supervisor.unlisted import unlisted
 
@@ -21,6 +21,7 @@ class Catalogue:
         self._folder = folder
         self._models_dir = models_dir
         self._allow_unlisted = allow_unlisted
+        self._stamp = stamp_of(models_dir) if models_dir.is_dir() else frozenset()
 
     @property
     def models(self) -> list[ModelConfig]:
@@ -54,9 +55,15 @@ class Catalogue:
             raise failures.not_found(name)
         return found
 
+    @property
+    def outdated(self) -> bool:
+        """Whether the folder has changed since it was read. Raises OSError."""
+        return stamp_of(self._models_dir) != self._stamp
+
     def reload(self) -> None:
         """Read the folder again; it stays as it was if it is gone."""
         try:
+            self._stamp = stamp_of(self._models_dir)
             self._folder = read_folder(self._models_dir)
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)

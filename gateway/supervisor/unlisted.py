@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gateway.models.config import ModelConfig
 from gateway.models.parameters import Parameters
+from gateway.models.reading import PLAIN_NAME
 
-_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-_NAME = re.compile(rf"{_PART}(/{_PART})?", re.ASCII)
+_NAME = re.compile(rf"{PLAIN_NAME.pattern}(/{PLAIN_NAME.pattern})?", re.ASCII)
 
 
 def unlisted(name: str, models_dir: Path) -> ModelConfig | None:

@@ -82,3 +82,24 @@ def test_a_missing_one_is_told_by_the_field_that_asked() -> None:
     with pytest.raises(ApiError) as caught:
         Store().delete("resp_x")
     assert caught.value.status == 404
+
+
+def test_what_nobody_uses_for_long_goes() -> None:
+    now = 0.0
+    store = Store(seconds=10, clock=lambda: now)
+    store.put(stored("a"))
+    store.put(stored("b"))
+    now = 8.0
+    store.get("a", "response_id")
+    now = 12.0
+    store.forget_old()
+    assert kept(store, "a", "b") == [True, False]
+    now = 30.0
+    store.forget_old()
+    assert kept(store, "a") == [False]
+
+
+def test_a_store_that_is_off_keeps_nothing() -> None:
+    store = Store(seconds=0)
+    store.put(stored("a"))
+    assert kept(store, "a") == [False]
