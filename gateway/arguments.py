@@ -16,7 +16,8 @@ from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
-_KEY_FILE = "File of keys, one per line; lines that begin with # are skipped."
+_KEY_FILE = "File of keys, `KEY` or `NAME KEY` per line; lines that begin with # are skipped."
+_KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_KEY = 8  # characters; a guard against typing errors, not a measure of strength
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}

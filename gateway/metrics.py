@@ -77,9 +77,7 @@ class Metrics:
             "queue", "Until the first part, less what the backend took to read the prompt."
         )
 
-    def _of_models(
-        self, name: str, meaning: str, buckets: Sequence[float] = _SECONDS
-    ) -> Histogram:
+    def _of_models(self, name: str, meaning: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
         return Histogram(
             f"gateway_model_{name}_seconds",
             meaning,
