@@ -86,7 +86,7 @@ class GatewaySettings:
         10.0, "seconds", "Time that running requests get to finish after SIGTERM.", 0, 86_400
     )
     allow_unlisted_models: bool = setting(
-        False, "switch", "Let requests name hub ids and local folders as their model."
+        False, "switch", "Let requests name any hub id (`owner/name`) as their model."
     )
     allow_remote_images: bool = setting(
         False, "switch", "Fetch image URLs in requests, from public addresses only."

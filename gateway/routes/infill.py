@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gateway import sse
 from gateway.context import Gateway, GatewayDep
-from gateway.generation import Done, Piece
+from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute
 from gateway.openai import refused
 from gateway.openai.base import Strict
@@ -58,8 +58,7 @@ class InfillRequest(CompletionRequest):
 @router.post("/infill", response_model=None)
 async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
     """The text that belongs between `input_prefix` and `input_suffix`, whole or as a stream."""
-    config = gateway.supervisor.resolve(body.model)
-    answer = _answer(body, body.model or config.name, gateway)
+    answer = _answer(body, gateway)
     if body.stream:
         return sse.event_stream(_written(answer), gateway.settings, lambda: _event(_part("")))
     async with aclosing(answer):
@@ -67,21 +66,26 @@ async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
     return JSONResponse(parts[-1] | {"content": "".join(part["content"] for part in parts)})
 
 
-async def _answer(body: InfillRequest, model: str, gateway: Gateway) -> AsyncGenerator[Json, None]:
-    """Parts of the text, the last one with all that is told at the end."""
-    plan = completion_plan(body, gateway.supervisor.resolve(body.model))
+async def _answer(body: InfillRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
+    """Parts of the text; an empty one as soon as the request is accepted, the last with the end."""
+    config = gateway.supervisor.resolve(body.model)
+    model = body.model or config.name
+    plan = completion_plan(body, config)
     limit = (body.t_max_predict_ms or 0) / 1000
-    first = 0.0
+    first, pieces, begun = 0.0, 0, False
     async with aclosing(events_of(body, plan.wanted, gateway)) as events:
         async for _, event in events:
             if isinstance(event, Done):
                 yield _end(event, model)
             elif isinstance(event, Piece):
-                first = first or time.monotonic()
+                first, pieces = first or time.monotonic(), pieces + 1
                 yield _part(event.content)
                 if limit > 0 and time.monotonic() - first > limit:
-                    yield _part("") | {"stop": True, "stop_type": "limit", "model": model}
+                    yield _end(Done("length", Usage(event.prompt_tokens, pieces)), model)
                     return
+            elif not begun:
+                begun = True
+                yield _part("")
 
 
 async def _written(parts: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:

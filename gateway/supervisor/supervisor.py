@@ -296,7 +296,7 @@ class Supervisor:
         return [
             policy.Loaded(
                 id(instance),
-                instance.memory or self._expected(instance),
+                0 if instance.config.address else instance.memory or self._expected(instance),
                 instance.leases > 0 or instance.state is not State.READY,
                 instance.config.pinned,
                 instance.last_used,
@@ -307,7 +307,8 @@ class Supervisor:
         ]
 
     def _expected(self, instance: ModelInstance) -> int:
-        if not self._limits.memory:
+        # A backend at an address may be on another machine.
+        if not self._limits.memory or instance.config.address:
             return 0
         return self.size_of(instance.config)
 
@@ -324,7 +325,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(_TICK)
             try:
-                if self._catalogue.outdated:
+                if await asyncio.to_thread(self._catalogue.is_outdated):
                     self.reload()
                 self._background = [task for task in self._background if not task.done()]
                 self._forget()

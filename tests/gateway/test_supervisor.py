@@ -20,6 +20,7 @@ from gateway.supervisor.status import State
 from gateway.supervisor.supervisor import Lease, Supervisor
 from tests.acceptance.backend import Backend
 from tests.gateway.gateway_process import ROOT, TINY_TEXT, WAIT, tiny
+from tests.gateway.numbers_backend import NumbersBackend
 from tests.gateway.supervising import (
     answer,
     ask,
@@ -160,6 +161,13 @@ async def test_memory_is_limited_unless_somebody_says_otherwise(
                 assert status_of(supervisor, "two").state is State.READY
             assert await waiting
             assert status_of(supervisor, "two").state is State.STOPPED
+        far = NumbersBackend()
+        elsewhere = {"far": {"parameters": {"model": "numbers"}, "address": far.address}}
+        async with supervising(tmp_path, models | elsewhere) as supervisor:
+            await supervisor.load("far")
+            await supervisor.load("one")
+            assert status_of(supervisor, "far").state is State.READY
+        far.close()
         async with supervising(tmp_path, models, max_memory_bytes=0) as supervisor:
             await ask(supervisor, "one")
             await ask(supervisor, "two")
