@@ -200,6 +200,7 @@ class PromptBuilder:
         media = None
         if items and self._media is not None:
             markers = self._media.places(tokens, items)
+            items = self._media.numbered(items)
             places = tuple(grown(place, markers, items) for place in places)
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
