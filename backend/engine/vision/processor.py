@@ -157,7 +157,7 @@ class ItemProcessor:
 def _number(processor: Any) -> tuple[str, str] | None:
     """What the processor writes around an image's number; None where it writes none."""
     images = getattr(processor, "image_processor", None)
-    if not getattr(images, "use_image_id", False):
+    if images is None or not getattr(images, "use_image_id", False):
         return None
     return images.im_id_start, images.im_id_end
 

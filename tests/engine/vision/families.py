@@ -548,7 +548,10 @@ def _llava_next(path: Path) -> None:
         "processor_class": "LlavaNextProcessor",
         "image_processor_type": "LlavaNextImageProcessor",
     }
-    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    sizes: dict[str, Any] = {
+        "size": {"shortest_edge": 56},
+        "crop_size": {"height": 56, "width": 56},
+    }
     sizes |= {"do_center_crop": True, "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
     _write(path, "preprocessor_config.json", _PIXELS | own | sizes)
     _write(path, "processor_config.json", {
