@@ -211,6 +211,7 @@ class PromptBuilder:
         media = None
         if items and self._media is not None:
             markers = self._media.places(tokens, items)
+            items = self._media.numbered(items)
             places = tuple(grown(place, markers, items) for place in places)
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
@@ -260,6 +261,17 @@ class PromptBuilder:
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
             arguments["tools"] = [dict(tool) for tool in prompt.tools]
+        named = self._tokenizer.chat_template
+        if isinstance(named, dict) and not named.keys() & {
+            "default",
+            *(("tool_use",) if prompt.tools is not None else ()),
+        }:
+            raise InvalidRequest(
+                "Messages cannot be used with this model as they are: its chat templates are named"
+                f" {', '.join(sorted(named))}, and none of them is the default; send Prompt"
+                f"{', or Tools' if 'tool_use' in named else ''}",
+                "Messages",
+            )
         try:
             text = self._apply(prompt, arguments)
             text.encode()
