@@ -16,7 +16,7 @@ FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz bench protogen package lock clean
+.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz doctor bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ lint: install-dev ## check style and types
 
 fuzz: install-dev ## look for inputs that break a reader (FUZZ="--runs 1000 gbnf" picks)
 	@$(PYTHON_ENV) -m tests.fuzz $(FUZZ)
+
+doctor: install ## try this machine with a model, and write a report (MODEL=path or hub id)
+	@$(PYTHON_ENV) -m bench.doctor
 
 bench: install-dev ## run the measurements (BENCH="…" passes arguments)
 	@$(PYTHON_ENV) -m bench $(BENCH)
