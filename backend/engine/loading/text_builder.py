@@ -121,6 +121,7 @@ def build(
     )
     calls = call_format(format_, settings.tool_parser, prompts)
     ends = loaded.eos_token_ids | (senses.end_tokens if senses else frozenset())
+    ends |= prompts.infill.ends if prompts.infill else frozenset()
     end_tokens = frozenset(token for token in ends if token < vocabulary)
     constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
     rendered = prompts.sample()
