@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
 from gateway.models.parameters import Parameters
 from gateway.responses.echo import echo_of
 from gateway.responses.request import CustomTool, ResponsesRequest, offered
@@ -41,8 +41,9 @@ class Answer:
 
     @property
     def response(self) -> Json:
-        """The response object as it stands; whole after Done."""
-        return self._last
+        """The whole response, after Done: without a call that was not written to its end."""
+        output = [item for item in self._last["output"] if not _is_cut_call(item)]
+        return self._last | {"output": output}
 
     def beat(self) -> list[Json]:
         """What says that there is no more to say yet; the response's start where that is due."""
@@ -189,13 +190,7 @@ class Answer:
 
     def _in_whole_call(self) -> bool:
         """Whether the open item is a call that can be run."""
-        if not isinstance(self._open, int):
-            return False
-        try:
-            json.loads("".join(self._parts))
-        except ValueError:
-            return False
-        return True
+        return isinstance(self._open, int) and is_whole("".join(self._parts))
 
     def _response(self, status: str, **fields: Any) -> Json:
         return {
@@ -229,6 +224,10 @@ class Answer:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return event
+
+
+def _is_cut_call(item: Json) -> bool:
+    return item["status"] == "incomplete" and "call_id" in item
 
 
 def _input(arguments: str) -> str:

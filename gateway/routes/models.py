@@ -39,6 +39,7 @@ class ModelCard(BaseModel):
     type: Literal["model"] = "model"
     display_name: str
     created_at: datetime
+    lifecycle: Literal["active"] = "active"
     meta: Meta
 
 

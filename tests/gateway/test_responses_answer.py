@@ -94,13 +94,14 @@ def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     assert sum(len(part["logprobs"]) for part in texts) == count
 
 
-def test_an_item_that_was_cut_off_says_so() -> None:
+def test_a_call_that_was_cut_off_is_incomplete_in_a_stream_and_left_out_of_the_whole() -> None:
     told = answer()
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
     told.take(Piece(tool_calls=(ToolCallPiece(1, "b", "look", '{"a'),)))
-    told.take(Done("length", Usage(3, 4)))
-    statuses = [item["status"] for item in told.response["output"]]
-    assert statuses == ["completed", "incomplete"]
+    last = told.take(Done("length", Usage(3, 4)))[-1]["response"]
+    assert [item["status"] for item in last["output"]] == ["completed", "incomplete"]
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert told.response == last | {"output": last["output"][:1]}
 
 
 def test_a_call_that_was_told_whole_is_completed_whatever_ends_the_answer() -> None:
