@@ -193,6 +193,11 @@ class Executor:
         return sum(logits.nbytes for logits in waiting) + changing
 
     @property
+    def draft_bytes(self) -> int:
+        """Bytes of the draft model's KV."""
+        return sum(batch.draft_bytes for batch in self._batches.values())
+
+    @property
     def feature_bytes(self) -> int:
         """Bytes of the features of images and sounds, remembered or waiting for their pass."""
         if self._model.media is None:
@@ -721,15 +726,20 @@ class Executor:
     # Disk.
 
     def _saves_answer(self, one: ExecutorSequence) -> bool:
-        text = self._model.disk is not None and one.media is None
-        return text and one.finished and one.request.disk.saves_answer
+        return one.finished and one.request.disk.saves_answer and self._has_files(one)
 
     def _saves_prompt(self, one: ExecutorSequence) -> bool:
         """Whether the prompt goes to disk, all but its last token: whoever sends it again needs
-        what follows that. Files know of no images."""
-        if self._model.disk is None or one.media is not None or one.scoring is not None:
+        what follows that."""
+        if one.scoring is not None or not self._has_files(one):
             return False
         return one.request.disk.saves_prompt(trimmable=self._model.trims)
+
+    def _has_files(self, one: ExecutorSequence) -> bool:
+        """Whether files may hold KV of the sequence; they know of no images. Asked before anything
+        is copied for them."""
+        disk = self._model.disk
+        return disk is not None and one.media is None and disk.has_files(one.request.disk.path)
 
     def _save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
         """Hand a copy of the KV to the disk thread. Where that fails, there is no file."""
