@@ -30,10 +30,7 @@ def openai_form(error: ApiError, _request_id: str) -> dict[str, Any]:
 FORMS: dict[str, Form] = {
     "/messages": anthropic_errors.body,
     "/messages/count_tokens": anthropic_errors.body,
-    **{
-        f"/api/{name}": ollama_answer.error_body
-        for name in ("chat", "generate", "embed", "show", "tags", "ps")
-    },
+    **dict.fromkeys(ollama_answer.PATHS, ollama_answer.error_body),
 }
 
 

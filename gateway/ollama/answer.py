@@ -13,6 +13,8 @@ from gateway.generation import Done, Event, Progress, ToolCallPiece, is_whole
 
 Json = dict[str, Any]
 _NS = 1_000_000  # of a millisecond
+# Those whose refusals have the form of `error_body`.
+PATHS = frozenset(f"/api/{name}" for name in ("chat", "generate", "embed", "show", "tags", "ps"))
 
 
 def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
