@@ -46,11 +46,10 @@ def read_input(value: Any) -> list[Text]:
 
 
 def _is_tokens(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(type(token) is int and 0 <= token < _TOKENS for token in value)
-    )
+    # Without a loop in Python: there may be millions.
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
+        return False
+    return bool(min(value) >= 0 and max(value) < _TOKENS)
 
 
 Input = Annotated[
@@ -101,7 +100,7 @@ class EmbeddingResponse(BaseModel):
 @router.post("/embeddings", response_model=None, responses={200: {"model": EmbeddingResponse}})
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a call of its own that the backend may batch."""
-    vectors, tokens = await vectors_of(body.model, body.input, body.dimensions, gateway)
+    vectors, tokens = await vectors_of(body, gateway)
     entries = (
         {
             "object": "embedding",
@@ -119,28 +118,25 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
 
 
 async def vectors_of(
-    model: str | None, texts: Sequence[Text], dimensions: int | None, gateway: Gateway
+    asked: EmbeddingRequest, gateway: Gateway
 ) -> tuple[Iterator[Sequence[float]], int]:
-    """The vectors, cut to `dimensions` values where it is given, and the tokens of all texts.
-
-    Raises ApiError.
-    """
+    """The vectors, as long as they were asked for, and the tokens of all texts. Raises ApiError."""
 
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
-        requests = [_request(lease.identity, text) for text in texts]
+        requests = [_request(lease.identity, text) for text in asked.input]
         seconds = gateway.settings.request_timeout
         return await ask_all(lease.stub.Embedding, requests, seconds, names)
 
     def names(index: int) -> Names:
-        place = f"input[{index}]" if len(texts) > 1 else "input"
+        place = f"input[{index}]" if len(asked.input) > 1 else "input"
         return {"Embeddings": place, "EmbeddingTokens": place}
 
-    replies = await ask_once(lambda: gateway.supervisor.lease(model), embed)
+    replies = await ask_once(lambda: gateway.supervisor.lease(asked.model), embed, asked)
     for reply in replies:
-        _require_fitting(reply, dimensions)
+        _require_fitting(reply, asked.dimensions)
     tokens = sum(reply.prompt_tokens for reply in replies)
     exchange.count_tokens(tokens, 0)
-    return (_cut(reply.embeddings, dimensions) for reply in replies), tokens
+    return (_cut(reply.embeddings, asked.dimensions) for reply in replies), tokens
 
 
 def in_parts(name: str, entries: Iterable[Any], told: dict[str, Any]) -> Response:

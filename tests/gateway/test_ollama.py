@@ -124,7 +124,7 @@ def test_a_context_that_nobody_set_is_not_told() -> None:
     ("fields", "words", "status"),
     [
         ({"model": "absent", "prompt": "Hi"}, "absent", 404),
-        ({"prompt": "Hi", "suffix": "x"}, "suffix is not supported", 400),
+        ({"prompt": "Hi", "suffix": "x"}, "no tokens for that", 400),
         ({"prompt": "Hi", "options": {"temperature": "hot"}}, "options.temperature", 400),
         ({"prompt": "Hi", "format": {"type": "nothing"}}, "format", 400),
     ],
