@@ -69,7 +69,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     def ready(port: int) -> None:
         ms = (time.monotonic() - started) * 1000
         place = f"{address.host}:{port}"
-        logs.info("listening", addr=place, auth=bool(token), parent_watch=watched, ms=ms)
+        logs.always("listening", addr=place, auth=bool(token), parent_watch=watched, ms=ms)
 
     loop = asyncio.new_event_loop()
     try:

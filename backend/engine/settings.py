@@ -39,8 +39,9 @@ class Settings:
         10,
         0,
         1000,
-        "Time, in ms, for which a fast model's tokens are collected into one streamed Reply; the"
-        " first text of an answer and its end are never delayed. 0 sends each token by itself.",
+        "Time, in ms, for which a fast model's tokens are collected into one streamed Reply, and"
+        " at least 1.25 ms for each answer that streams; the first text of an answer and its end"
+        " are never delayed. 0 sends each token by itself.",
     )
     step_timeout: int | None = number(
         None,
@@ -166,8 +167,9 @@ class Settings:
         True,
         "Whether a load ends with a few test requests, alone and batched, that are compared with"
         " plain forward passes of the model; a model that fails in a batch is then served one"
-        " request at a time. The test takes at most a quarter of the load time before it, or 3"
-        " seconds if that is more.",
+        " request at a time. The test takes at most a quarter of the load time, or half a second"
+        " if that is more; the log then names what was correct and what was not tried. A fault"
+        " that it finds is followed up, however long that takes.",
     )
     trust_remote_code: bool = flag(False, "Whether Python files in the checkpoint may be run.")
     allow_media_paths: bool = flag(

@@ -21,7 +21,7 @@ from common.log_lines import LEVELS, LONGEST_VALUE, EventLog, LineWriter, traceb
 _STDERR = 2
 _events = EventLog("backend")
 error, warning, info = _events.error, _events.warning, _events.info
-debug, event = _events.debug, _events.event
+debug, event, always = _events.debug, _events.event, _events.always
 
 
 class _Stray(io.TextIOBase):

@@ -49,12 +49,13 @@ class ImageBlock(Strict):
 
 
 class ToolUseBlock(Strict):
-    """A call that the model made in an earlier turn."""
+    """A call that the model made in an earlier turn; `caller`, who ran it, is not looked at."""
 
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
+    caller: dict[str, Any] | None = None
 
 
 class ThinkingBlock(Strict):

@@ -24,15 +24,18 @@ ModelName = Annotated[str, BeforeValidator(_plain_name)]
 
 
 class Called(Strict):
-    """A function and its arguments."""
+    """A function and its arguments; `index`, the place among the calls, is not looked at."""
 
     name: str
     arguments: Json = Field(default_factory=dict)
+    index: int | None = None
 
 
 class Call(Strict):
     """A call that the model made."""
 
+    id: str = ""
+    type: Literal["function"] = "function"
     function: Called
 
 
@@ -45,6 +48,7 @@ class Turn(Strict):
     thinking: str | None = None
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
+    tool_call_id: str | None = None
 
 
 class Asked(Request):
@@ -80,15 +84,16 @@ class GenerateRequest(Asked):
     system: str = ""
     images: list[str] | None = None
     raw: bool | None = Field(default=None, description="The prompt as it is, without a template.")
-    suffix: str = Field(default="", description="Refused: filling in between is not there.")
+    suffix: str = Field(
+        default="", description="What comes behind the answer: it is filled in between."
+    )
     template: str = Field(default="", description="Refused: the model's own is used.")
 
     def turns(self) -> list[Turn]:
         """The question as a conversation. Raises ApiError."""
-        for name in ("suffix", "template"):
-            if getattr(self, name):
-                sentence = f"{name} is not supported: leave it out"
-                raise ApiError(400, sentence, code="unsupported_parameter", param=name)
+        if self.template:
+            sentence = "template is not supported: leave it out"
+            raise ApiError(400, sentence, code="unsupported_parameter", param="template")
         if not self.prompt:
             return []
         system = [Turn(role="system", content=self.system)] if self.system else []
@@ -124,10 +129,12 @@ def _message(turn: Turn) -> Json:
     message: Json = {"role": turn.role, "content": parts if turn.images else turn.content}
     if turn.tool_name:
         message["name"] = turn.tool_name
+    if turn.tool_call_id:
+        message["tool_call_id"] = turn.tool_call_id
     if turn.thinking:
         message["reasoning_content"] = turn.thinking
     if turn.tool_calls:
         message["tool_calls"] = [
-            {"function": call.function.model_dump()} for call in turn.tool_calls
+            call.model_dump(exclude={"function": {"index"}}) for call in turn.tool_calls
         ]
     return message

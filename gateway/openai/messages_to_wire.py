@@ -8,6 +8,7 @@ function calls become tool calls, because chat templates know only those.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from wire import backend_pb2 as pb
 # No chat template of a local model tells the two apart: those that know `developer` (gpt-oss)
 # render `system` the same way, and the others refuse a role that they do not know.
 _ROLES = {"developer": "system", "function": "tool"}
+_AT_ONCE = 500  # messages
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class WireMessages:
     audios: list[str] = field(default_factory=list)
     image_messages: list[int] = field(default_factory=list)
     audio_messages: list[int] = field(default_factory=list)
-    fetched: int = 0  # images that came from elsewhere
+    fetched: int = 0  # bytes of images that came from elsewhere
 
 
 async def wire_messages(
@@ -46,8 +48,11 @@ async def wire_messages(
     Raises ApiError with the path of what is at fault.
     """
     found = WireMessages(options.Messages)
+    _require_few_remote(messages)
     names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
     for index, message in enumerate(messages):
+        if index % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)  # the streams of others
         place = f"messages[{index}]"
         _require_fitting(message, place)
         calls = _calls(message, index)
@@ -62,6 +67,22 @@ async def wire_messages(
             tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
     return found
+
+
+def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
+    """Before the first is fetched."""
+    remote = 0
+    for index, message in enumerate(messages):
+        if not isinstance(message.content, list):
+            continue
+        for part, content in enumerate(message.content):
+            given = content.image_url
+            url = given if given is None or isinstance(given, str) else given.url
+            remote += url is not None and images.is_remote(url)
+            if remote > images.MOST_REMOTE:
+                place = f"messages[{index}].content[{part}].image_url"
+                sentence = f"{place}: at most {images.MOST_REMOTE} images are fetched for a request"
+                raise ApiError(400, f"{sentence}: send the others as data URIs", param=place)
 
 
 def _require_fitting(message: ChatMessage, place: str) -> None:
@@ -129,11 +150,11 @@ async def _part(
     try:
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            found.fetched += images.is_remote(url)
-            if found.fetched > images.MOST_REMOTE:
-                sentence = f"at most {images.MOST_REMOTE} images are fetched for a request"
-                raise ApiError(400, f"{sentence}: send the others as data URIs")
             found.images.append(await images.media(url, settings))
+            found.fetched += len(found.images[-1]) if images.is_remote(url) else 0
+            if found.fetched > settings.max_body_bytes:
+                sentence = f"all fetched images together exceed {settings.max_body_bytes} bytes"
+                raise ApiError(413, f"{sentence}: send fewer", code="request_too_large")
             found.image_messages.append(len(found.messages))
         elif part.input_audio is not None:
             sound = part.input_audio

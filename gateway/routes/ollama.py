@@ -1,4 +1,4 @@
-"""Ollama's API under `/api`: `chat`, `generate`, `tags`, `show`, `version`."""
+"""Ollama's API under `/api`: `chat`, `generate`, `embed`, `tags`, `ps`, `show`, `version`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from gateway import sse
 from gateway.answering import Question, answer, question_of
@@ -22,8 +23,9 @@ from gateway.openai.base import Request
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.running import events_of
+from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import context_size
-from gateway.supervisor.load_request import weight_bytes
+from gateway.supervisor.status import State
 
 VERSION = "0.12.0"  # of the API that this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
@@ -47,6 +49,14 @@ class ShowRequest(Request):
     name: ModelName | None = None
 
 
+class EmbedRequest(Request):
+    """One text or several."""
+
+    model: ModelName = Field(min_length=1)
+    input: Input
+    dimensions: int | None = Field(default=None, ge=1)
+
+
 @router.post("/api/chat", response_model=None, responses=_ANSWERS)
 async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
     """The next turn of a conversation."""
@@ -59,10 +69,33 @@ async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
     return await _answered(body, gateway, generate_part)
 
 
+@router.post("/api/embed", response_model=None)
+async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
+    """The vectors of texts."""
+    asked = EmbeddingRequest.model_validate(body.model_dump())
+    vectors, tokens = await vectors_of(asked, gateway)
+    told = {"model": body.model, "prompt_eval_count": tokens}
+    return in_parts("embeddings", map(list, vectors), told)
+
+
 @router.get("/api/tags")
 async def tags(gateway: GatewayDep) -> dict[str, Any]:
     """Every model of the folder."""
     return {"models": [_tag(gateway, model) for model in gateway.supervisor.models]}
+
+
+@router.get("/api/ps")
+async def running(gateway: GatewayDep) -> dict[str, Any]:
+    """Those that are loaded, and the memory that each takes."""
+    configs = {model.name: model for model in gateway.supervisor.models}
+    return {
+        "models": [
+            _tag(gateway, configs[now.name])
+            | {"size": now.memory_bytes, "size_vram": now.memory_bytes}
+            for now in gateway.supervisor.status()
+            if now.state is State.READY and now.name in configs
+        ]
+    }
 
 
 @router.post("/api/show")
@@ -70,12 +103,13 @@ async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
     """What is known of a model without loading it."""
     model = gateway.supervisor.resolve(body.model or body.name)
     limit = context_size(model)
+    known = {"mlx.context_length": limit} if limit else {}
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "details": _tag(gateway, model)["details"],
-        "model_info": {"general.architecture": "mlx", "mlx.context_length": limit},
+        "model_info": {"general.architecture": "mlx", **known},
         "capabilities": ["embedding"] if model.embeddings else ["completion", "tools"],
     }
 
@@ -92,7 +126,7 @@ def _tag(gateway: Gateway, model: ModelConfig) -> Json:
         "name": model.name,
         "model": model.name,
         "modified_at": modified.replace("+00:00", "Z"),
-        "size": weight_bytes(model, gateway.settings.models_dir),
+        "size": gateway.supervisor.size_of(model),
         "digest": hashlib.sha256(model.model_dump_json().encode()).hexdigest(),
         "details": {
             "parent_model": "",
@@ -119,7 +153,7 @@ async def _answered(
             return JSONResponse(reply.empty("unload"))
         await gateway.supervisor.load(body.model)
         return JSONResponse(reply.empty("load"))
-    if isinstance(body, GenerateRequest) and body.raw:
+    if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
         lines = _raw(body, gateway, reply)
     else:
         lines = _lines(await question_of(translation, gateway), gateway, reply)
@@ -147,7 +181,9 @@ async def _raw(
     body: GenerateRequest, gateway: Gateway, reply: Answer
 ) -> AsyncGenerator[Json, None]:
     given = body.options.model_dump(exclude_none=True) if body.options else {}
-    asked = CompletionRequest.model_validate({"model": body.model, "prompt": body.prompt, **given})
+    asked = CompletionRequest.model_validate(
+        {"model": body.model, "prompt": body.prompt, "suffix": body.suffix, **given}
+    )
     config = gateway.supervisor.resolve(body.model)
     wanted = completion_plan(asked, config).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:

@@ -119,7 +119,7 @@ def test_a_picture_of_an_earlier_turn_is_placed_by_metadata(sighted: Backend) ->
         (chat(ONE, Images=["aGk="]), "Images[0] "),
         (seen("red", "red", "red", "red"), "Images has 4 items, and a prompt may have 3"),
         (chat(ONE, Audios=["aGk="]), "Audios has 1 items, but this model takes no audio"),
-        (chat(ONE, Videos=["aGk="]), "Videos is set, but no video is decoded"),
+        (chat(ONE, Videos=["aGk="]), "Videos is set, but videos are not decoded"),
         (chat(ONE, Images=["/etc/hostname"]), "Images[0] "),
         (chat(ONE, Images=["http://127.0.0.1/x.png"]), "Images[0] "),
     ],

@@ -26,10 +26,11 @@ _TEXT = """
 answers in a batch, so its requests run one at a time. **turns**: follow-up requests that start from
 stored KV. **chat**: the next turn of a chat, in which the text that opened the previous answer is
 missing, reuses the KV before that point. **cancelled**: a repeated prompt reuses the KV of a
-request that was cancelled during prefill.
+request that was cancelled during prefill. **quantised**: all of these with 8-bit weights, checked for
+every fifth.
 
-| model type | alone | company | turns | chat | cancelled |
-|---|---|---|---|---|---|
+| model type | alone | company | turns | chat | cancelled | quantised |
+|---|---|---|---|---|---|---|
 """
 _SEEING = """
 ## With images
@@ -48,7 +49,13 @@ def main() -> None:
     text = {name: found for test, name, found in cases if test.startswith("test_it_answers_as")}
     seeing = {name: found for test, name, found in cases if test.startswith("test_a_family_says")}
     head = _HEAD.format(lm=version("mlx-lm"), vlm=version("mlx-vlm"))
-    rows = [f"| {name} | {_columns(found)} |\n" for name, found in sorted(text.items())]
+    quantised = {
+        name: _MARK[found["passed"]] for test, name, found in cases if test.endswith("_quantised")
+    }
+    rows = [
+        f"| {name} | {_columns(found)} | {quantised.get(name, '')} |\n"
+        for name, found in sorted(text.items())
+    ]
     images = [f"| {name} | {_MARK[found['passed']]} |\n" for name, found in sorted(seeing.items())]
     print("".join((head, _TEXT, *rows, _SEEING, *images)), end="")
 

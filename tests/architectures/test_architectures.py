@@ -12,12 +12,21 @@ from dataclasses import asdict
 import pytest
 
 from tests.architectures.comparison import compare, sensitive
-from tests.architectures.shapes import DISAGREES, UNBUILT, architectures, tiny_model
+from tests.architectures.shapes import (
+    DISAGREES,
+    UNBUILT,
+    architectures,
+    quantised_model,
+    tiny_model,
+)
 
 _ALL = architectures()
 # Windows, recurrent state, latent KV, shared KV, compressed KV, a convolution beside attention.
 _KINDS = ("baichuan_m1", "deepseek_v41", "falcon_h1", "gemma3n", "lfm2", "mamba2", "qwen3_5")
 _SAMPLE = sorted({*_ALL[::5], *_KINDS})
+_BUILT = [one for one in _ALL if one not in UNBUILT and one not in DISAGREES]
+_QUANTISED = _BUILT[1 :: 5 if os.environ.get("EVERY_ARCHITECTURE") else 40]
+_FEW_TOKENS = 16  # of an answer of a quantised model, which is slow on a CPU
 _CHOSEN = _ALL if os.environ.get("EVERY_ARCHITECTURE") else _SAMPLE
 
 
@@ -38,3 +47,11 @@ def test_it_answers_as_its_own_forward_passes(
         assert found.alone, found
     else:
         assert found.right, found
+
+
+@pytest.mark.parametrize("architecture", _QUANTISED)
+def test_it_answers_the_same_way_when_quantised(
+    architecture: str,
+) -> None:
+    found = compare(quantised_model(architecture), architecture, _FEW_TOKENS)
+    assert found.right, found

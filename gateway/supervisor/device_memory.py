@@ -1,0 +1,45 @@
+"""The default limit for the memory of all loaded models: the device's memory less a reserve.
+
+Each backend limits itself by the same figure, but does not know of the other backends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from common.machine_memory import machine_memory, reserve
+
+_LOOK = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+_LOOK_LIMIT = 10.0  # seconds
+_BUILDS = ("mlx-cuda-12", "mlx-cuda-13")  # of MLX that compute on NVIDIA's devices
+
+
+def device_memory(root: Path = Path("/")) -> int:
+    """Bytes: of the first graphics card, of what macOS lets Metal use, or of the RAM that the
+    machine and its control groups leave this process.
+    """
+    if sys.platform == "darwin":
+        return machine_memory(root) * 2 // 3
+    card = _card() if any(map(_is_installed, _BUILDS)) else 0
+    if card:
+        return card - min(1 << 30, card // 4)
+    memory = machine_memory(root)
+    return memory - reserve(memory)
+
+
+def _is_installed(package: str) -> bool:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return bool(metadata.version(package))
+    return False
+
+
+def _card() -> int:
+    """Bytes of the first graphics card; 0 if the driver does not report them."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        report = subprocess.run(_LOOK, capture_output=True, check=True, timeout=_LOOK_LIMIT)
+        return int(report.stdout.split()[0]) << 20
+    return 0
