@@ -74,9 +74,11 @@ class GatewaySettings:
         False, "switch", "Let requests name hub ids and local folders as their model."
     )
     allow_remote_images: bool = setting(
-        False, "switch", "Fetch image URLs of requests, from public addresses only."
+        False, "switch", "Fetch image and video URLs of requests, from public addresses only."
     )
     strict: bool = setting(
         False, "switch", "Refuse fields that mean nothing here, instead of leaving them out."
     )
-    max_image_bytes: int = setting(20 << 20, "bytes", "Largest image or sound of a request.", 1024)
+    max_image_bytes: int = setting(
+        20 << 20, "bytes", "Largest image, video or sound of a request.", 1024
+    )

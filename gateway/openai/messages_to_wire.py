@@ -1,10 +1,9 @@
-"""Chat messages → Messages, Images and Audios of the wire.
+"""Chat messages → Messages, Images, Videos and Audios of the wire.
 
 The wire has one list of media in the order of the conversation and text alone in a message
 (contract 3.2 and 3.4), so text parts are joined as they stand; which message an item belongs to
 travels beside the lists, because a conversation whose images stay where they were is read from the
-prompt cache. The legacy function calls become
-tool calls, because that is what chat templates know.
+prompt cache. The legacy function calls become tool calls, because that is what chat templates know.
 """
 
 from __future__ import annotations
@@ -33,10 +32,19 @@ class WireMessages:
 
     messages: MutableSequence[pb.Message]
     images: list[str] = field(default_factory=list)
+    videos: list[str] = field(default_factory=list)
     audios: list[str] = field(default_factory=list)
     image_messages: list[int] = field(default_factory=list)
+    video_messages: list[int] = field(default_factory=list)
     audio_messages: list[int] = field(default_factory=list)
-    fetched: int = 0  # images that came from elsewhere
+    fetched: int = 0  # images and videos that came from elsewhere
+
+    def count_fetched(self, url: str) -> None:
+        """Raises ApiError where too much would be fetched."""
+        self.fetched += images.is_remote(url)
+        if self.fetched > images.MOST_REMOTE:
+            sentence = f"at most {images.MOST_REMOTE} images and videos are fetched for a request"
+            raise ApiError(400, f"{sentence}: send the others as data URIs")
 
 
 async def wire_messages(
@@ -116,39 +124,39 @@ async def _part(
 ) -> str:
     """The text of one part; media are added to what was found."""
     _require_one_kind(part, place)
-    value = getattr(part, part.type)
+    value = getattr(part, part.field)
     if value is None:
-        raise ApiError(400, f"{place}.{part.type} is missing", param=f"{place}.{part.type}")
+        raise ApiError(400, f"{place}.{part.field} is missing", param=f"{place}.{part.field}")
     if part.type in ("text", "refusal"):
         return str(value)
     if part.type == "file":
         raise _refused(place, "files are not read; send their text")
-    if part.type == "video_url":
-        raise _refused(place, "videos are not read; send frames as images")
     if message.role != "user":
         raise _refused(place, f"only messages of the role user have media, not {message.role}")
     try:
         if part.image_url is not None:
             url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            found.fetched += images.is_remote(url)
-            if found.fetched > images.MOST_REMOTE:
-                sentence = f"at most {images.MOST_REMOTE} images are fetched for a request"
-                raise ApiError(400, f"{sentence}: send the others as data URIs")
+            found.count_fetched(url)
             found.images.append(await images.media(url, settings))
             found.image_messages.append(len(found.messages))
+        elif part.video_url is not None:
+            url = part.video_url if isinstance(part.video_url, str) else part.video_url.url
+            found.count_fetched(url)
+            found.videos.append(await images.video(url, settings))
+            found.video_messages.append(len(found.messages))
         elif part.input_audio is not None:
             sound = part.input_audio
             found.audios.append(images.audio(sound.data, sound.format, settings))
             found.audio_messages.append(len(found.messages))
     except ApiError as error:
-        where = f"{place}.{part.type}"
+        where = f"{place}.{part.field}"
         raise replace(error, message=f"{where}: {error.message}", param=where) from None
     return ""
 
 
 def _require_one_kind(part: ContentPart, place: str) -> None:
     """A part is what its type says, and nothing beside it would be read."""
-    neutral = ("type", part.type)
+    neutral = ("type", part.field)
     for name in ContentPart.model_fields:
         if name not in neutral and getattr(part, name):
             raise ApiError(
