@@ -167,26 +167,34 @@ class Settings:
     )
     allow_media_paths: bool = flag(
         False,
-        "Whether an image or a sound of a request may be an absolute path of a file here; only for"
+        "Whether an item of a request's media may be an absolute path of a file here; only for"
         " hosts that stage files.",
     )
     max_image_pixels: int = number(
         33_554_432,
         1,
         89_478_485,
-        "Most pixels of an image, before it is decoded; all images of a request may have four times"
-        " as many.",
+        "Most pixels of an image as it is decoded, of a frame of a video as it is stored, and of"
+        " all frames taken from a video; all media of a request may have four times as many.",
     )
+    video_frames: int = number(
+        16,
+        1,
+        768,
+        "Most frames that the model sees of a video, at even distances; all of them together are"
+        " scaled down to max_image_pixels.",
+    )
+    max_video_seconds: int = number(3600, 1, 86_400, "Most seconds of one video.")
     max_audio_seconds: int = number(
         600, 1, 7200, "Most seconds of all sounds of a request together."
     )
-    max_media_mib: int = number(64, 1, 1024, "Most MiB of one image or sound, as encoded.")
+    max_media_mib: int = number(64, 1, 1024, "Most MiB of one image, video or sound, as encoded.")
     vision_cache_mib: int = number(
         512,
         0,
         _MIB,
-        "Memory in MiB for images and sounds of earlier requests: half for the model's features,"
-        " half for the processor's output; 0 turns it off.",
+        "Memory in MiB for images, videos and sounds of earlier requests: half for the model's"
+        " features, half for the processor's output; 0 turns it off.",
     )
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")
     type: str = text(

@@ -109,6 +109,8 @@ PREDICT_OPTIONS = Fields(
         " of clients and mean nothing",
         "Images": "shown to a model that takes images, before the text of the last user's message"
         " or where `mlx.image_messages` says (docs/vision.md); refused for other models",
+        "Videos": "the same for videos and `mlx.video_messages`; frames of them, where the model"
+        " takes no videos",
         "Audios": "the same for sounds and `mlx.audio_messages`",
         "Tools": "shown by the chat template in the order of their names, or described in text"
         " where it shows none (docs/formats.md); answers that call one become tool-call deltas;"
@@ -151,9 +153,6 @@ PREDICT_OPTIONS = Fields(
         "TailFreeSamplingZ": Refused(_OFF_SHARE, _LATER, "send 1 and use TopP or MinP"),
         "Mirostat": Refused(_one_of(0), _LATER, "send 0 and use TopP or MinP"),
         "NegativePrompt": Refused(_EMPTY, _LATER, "leave it empty"),
-        "Videos": Refused(
-            _EMPTY, "no video is decoded", "send frames of it as Images, in the order of time"
-        ),
     },
     unused={
         "Threads": _DEVICE,
@@ -199,6 +198,7 @@ MODEL_OPTIONS = Fields(
         "DraftModel": "a smaller model of the same tokenizer that guesses ahead while one request"
         " runs",
         "LimitImagePerPrompt": "most Images of a request; 0 means 16",
+        "LimitVideoPerPrompt": "most Videos of a request; 0 means 16",
         "LimitAudioPerPrompt": "most Audios of a request; 0 means 16",
         "EngineArgs": "the same settings as a JSON object; an unknown key fails",
     },
@@ -229,7 +229,6 @@ MODEL_OPTIONS = Fields(
         "TensorParallelSize": Refused(_one_of(0, 1), "one process serves the model", "send 0 or 1"),
     },
     unused={
-        "LimitVideoPerPrompt": "any Videos are refused",
         "Seed": "every request brings its own",
         "NBatch": "prefill is cut by the prefill_chunk setting",
         "Threads": _DEVICE,
