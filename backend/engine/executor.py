@@ -721,15 +721,20 @@ class Executor:
     # Disk.
 
     def _saves_answer(self, one: ExecutorSequence) -> bool:
-        text = self._model.disk is not None and one.media is None
-        return text and one.finished and one.request.disk.saves_answer
+        return one.finished and one.request.disk.saves_answer and self._has_files(one)
 
     def _saves_prompt(self, one: ExecutorSequence) -> bool:
         """Whether the prompt goes to disk, all but its last token: whoever sends it again needs
-        what follows that. Files know of no images."""
-        if self._model.disk is None or one.media is not None or one.scoring is not None:
+        what follows that."""
+        if one.scoring is not None or not self._has_files(one):
             return False
         return one.request.disk.saves_prompt(trimmable=self._model.trims)
+
+    def _has_files(self, one: ExecutorSequence) -> bool:
+        """Whether files may hold KV of the sequence; they know of no images. Asked before anything
+        is copied for them."""
+        disk = self._model.disk
+        return disk is not None and one.media is None and disk.has_files(one.request.disk.path)
 
     def _save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
         """Hand a copy of the KV to the disk thread. Where that fails, there is no file."""

@@ -338,6 +338,9 @@ class FakeDisk:
     def save(self, *given: Any, **named: Any) -> None:
         self.saved += 1
 
+    def has_files(self, path: Path | None) -> bool:
+        return True
+
     def drain(self, seconds: float) -> None:
         """Nothing is ever on its way."""
 

@@ -254,6 +254,24 @@ def test_a_request_that_only_reads_writes_nothing(tmp_path: Path) -> None:
     assert not entries_in(tmp_path)
 
 
+@pytest.mark.parametrize("use", [DiskUse(), ALL])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_copied_where_there_is_no_file(
+    kind: str, use: DiskUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(kind, None, prompt_cache_bytes=0)
+    copied: list[int] = []
+    extract = kv.BatchCache.extract
+
+    def counted(cache: kv.BatchCache, place: int) -> kv.RowCache:
+        copied.append(place)
+        return extract(cache, place)
+
+    monkeypatch.setattr(kv.BatchCache, "extract", counted)
+    process.ask(words(100), use)
+    assert not copied
+
+
 def test_memory_is_asked_before_the_disk(tmp_path: Path) -> None:
     process = Process("full", tmp_path)
     prompt = words(100)
