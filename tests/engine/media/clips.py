@@ -33,7 +33,7 @@ def saved(
     height, width = frames[0].shape[:2]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
-        four = cv2.VideoWriter_fourcc(*codec)
+        four = cv2.VideoWriter.fourcc(*codec)
         writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, four, rate, (width, height))
         assert writer.isOpened()
         for frame in frames:

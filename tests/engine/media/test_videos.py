@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import struct
+import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.media import video, video_process
+from backend.engine.media import video_process
 from backend.engine.media.decoding import decode
 from backend.engine.media.items import BadItem, Video
 from backend.engine.media.limits import MediaLimits
@@ -33,10 +36,12 @@ from tests.engine.media.test_hostile import damage
 LIMITS = MediaLimits()
 FRAMES = plain([RED] * 12 + [BLUE] * 8)
 CLIP = saved(FRAMES)
+WEBM = saved(FRAMES, "clip.webm", "VP80")
+DURATION = b"\x44\x89\x88"  # the element, whose number has eight bytes
 CLOSE = 12  # of 256: what a codec makes of a plain colour
 
 
-def read(content: bytes, **limits: int) -> Video:
+def read(content: bytes, **limits: Any) -> Video:
     bounds = MediaLimits(**limits)
     return decode_video(content, bounds.image_pixels, bounds)
 
@@ -70,7 +75,8 @@ def even(count: int, taken: int) -> Sequence[int]:
 def test_frames_are_taken_at_even_distances(content: bytes) -> None:
     seen = read(content)
     # A GIF tells times in hundredths of a second.
-    assert (seen.count, seen.rate) == (20, pytest.approx(8, rel=0.05))
+    assert seen.count == 20
+    assert seen.rate == pytest.approx(8, rel=0.05)
     assert tuple(seen.places) == even(20, 16)
     gif = content.startswith(b"GIF")
     of_place = [(RED, GREEN)[at % 2] if gif else RED if at < 12 else BLUE for at in seen.places]
@@ -84,12 +90,25 @@ def test_h264_is_decoded() -> None:
 
 
 def test_a_recording_that_names_no_length_is_counted() -> None:
-    content = bytearray(saved(FRAMES, "clip.webm", "VP80"))
-    at = content.index(b"\x44\x89\x88")  # the element Duration, eight bytes
+    content = bytearray(WEBM)
+    at = content.index(DURATION)
     content[at : at + 2] = b"\xec\x89"  # the element Void, which nobody reads
     seen = read(bytes(content), video_frames=5)
     assert (seen.count, tuple(seen.places)) == (20, even(20, 5))
     assert seen.rate == pytest.approx(8, rel=0.02)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e9, 1e300, float("inf"), float("nan")])
+def test_a_length_that_cannot_be_is_counted_or_refused(seconds: float) -> None:
+    content = bytearray(WEBM)
+    at = content.index(DURATION) + len(DURATION)
+    struct.pack_into(">d", content, at, seconds * 1000)
+    try:
+        assert read(bytes(content)).count == 20
+    except BadItem as bad:
+        said = str(bad)
+        assert seconds > 1
+        assert said.startswith(("lasts longer than 3600 seconds", "is cut off", "cannot be"))
 
 
 def test_one_frame_is_a_video_too() -> None:
@@ -146,9 +165,9 @@ def test_a_clip_that_takes_too_much_ends_its_process_alone(
     """The child starts anew, so it is given the lower bound in its program."""
     low = f"import backend.engine.media.limits as it; it.{bound} = 1; "
     run = f"{low}from {video_process.__name__} import main; main()"
-    real = video.subprocess.Popen
+    real = subprocess.Popen
     monkeypatch.setattr(
-        video.subprocess,
+        subprocess,
         "Popen",
         lambda command, **rest: real([command[0], "-c", run, command[-1]], **rest),
     )
