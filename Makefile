@@ -6,14 +6,15 @@ TESTS ?=
 BENCH ?=
 FUZZ ?=
 SERVE ?=
-CHAT ?=
 MODELS ?=
 CHECKED := backend bench common demo gateway tests
+PYTEST := OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+FAST := tests/common tests/rpc
 
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test test-models lint fuzz bench protogen package lock clean
+.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,11 +33,14 @@ demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat
 
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
-	@OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(PYTEST) --durations=20 $(TESTS)
+
+test-fast: install-dev ## run the tests that need no process, browser or client program
+	@$(PYTEST) --durations=5 $(FAST)
 
 test-models: install-dev ## try every architecture in a small size, and write docs/models-known.md
 	@mkdir -p build
-	@EVERY_ARCHITECTURE=1 OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n 2 --dist load \
+	@EVERY_ARCHITECTURE=1 OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist load \
 	  -o junit_family=xunit1 --junitxml=build/models.xml \
 	  tests/architectures tests/engine/vision/test_families.py; \
 	  failed=$$?; \

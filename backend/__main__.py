@@ -1,8 +1,8 @@
 """`python -m backend --addr HOST:PORT`: the process that a host starts through run.sh.
 
-Only the wire is imported here. The host probes Health from the first moment and gives up after
-a while (contract 1.3), and MLX takes long to import, so the engine does that on its own thread
-when the first model is loaded.
+Only the gRPC side is imported here. A host calls Health from the start and gives up after a while
+(LocalAI after 40 seconds), and importing MLX takes long, so the engine thread imports it with the
+first load.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from backend.rpc import logs
 from common.log_lines import traceback_of
+from common.version import VERSION
 
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 LEVEL = "MLX_BACKEND_LOG"
 _FAILED = 1
 _MISUSED = 2
-# A call changes threads a dozen times, and waits that long each time while a long prompt is read.
+# The interpreter's switch interval. A call changes threads a dozen times, and while a long prompt
+# is computed it waits up to that long each time.
 _SWITCH_SECONDS = 0.001
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the process to its end; returns the exit code, its cause is the last line logged."""
+    """Run the process to its end. Returns the exit code; the last log line is its cause."""
     started = time.monotonic()
     logs.configure(environ.get(LEVEL, ""))
     try:
@@ -46,6 +48,9 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
+        return 0
+    if "--version" in arguments:
+        print(f"mlx-backend {VERSION}")
         return 0
     try:
         address = address_of(arguments)
@@ -79,7 +84,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
 
 def _restore(environ: MutableMapping[str, str]) -> None:
-    """Put back what run.sh changed to preload OpenBLAS: that was for this process alone."""
+    """Undo what run.sh changed to preload OpenBLAS, which is meant for this process only."""
     for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
         before = environ.pop(f"MLX_BACKEND_{name}_BEFORE", None)
         if before:
@@ -89,7 +94,7 @@ def _restore(environ: MutableMapping[str, str]) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Whatever opened a file next would be given the number of a stream that is closed."""
+    """Open closed streams, because the next file that is opened would get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -103,5 +108,5 @@ if __name__ == "__main__":
     code = main(sys.argv[1:], os.environ)
     if sys.stdout is not None:
         sys.stdout.flush()
-    # Without the interpreter's own farewell: it would wait for threads that are busy in MLX.
+    # Skip the interpreter's shutdown, which would wait for threads that are busy in MLX.
     os._exit(code)

@@ -15,7 +15,7 @@ from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
 REQUESTS = 12
-PARTS = ("weights", "kv_cache", "prompt_cache", "logits", "media_features")
+PARTS = ("weights", "kv_cache", "prompt_cache", "logits", "draft_kv_cache", "media_features")
 _EVERY = 0.05  # seconds between two looks
 
 

@@ -1,7 +1,7 @@
-"""What a parsed answer is made of: the events of a stream, and the message they add up to.
+"""The result of parsing an answer: a stream of events, and the message that they add up to.
 
-The two describe the same thing. `merged` is the sense in which they are equal: how a text was cut
-into events says nothing, so neighbours of one kind are one event.
+How a text is divided into events has no meaning. `merged` joins adjacent events of the same kind,
+so two streams are equivalent if their merged events are equal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of the thinking that comes before or between answers."""
+    """A piece of reasoning before or between parts of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins; its name is whole and comes once."""
+    """The start of a call, with its complete name."""
 
     index: int
     id: str
@@ -35,7 +35,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of a call's arguments; the pieces of one index add up to a JSON object."""
+    """A piece of a call's arguments; the pieces for one index add up to a JSON object."""
 
     index: int
     text: str
@@ -56,7 +56,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """An answer as a whole; empty strings and an empty list where there is nothing."""
+    """A complete answer; missing parts are empty strings or an empty list."""
 
     content: str = ""
     reasoning_content: str = ""
@@ -64,7 +64,7 @@ class ChatMessage:
 
 
 def merged(events: Iterable[ChatEvent]) -> list[ChatEvent]:
-    """The events with neighbouring texts of one kind, and of one call, made one."""
+    """The events with adjacent texts of the same kind and call joined."""
     groups: list[tuple[ChatEvent, list[str]]] = []
     for event in events:
         text = [] if isinstance(event, ToolCallStart) else [event.text]
@@ -94,7 +94,7 @@ def _with_text(event: ChatEvent, text: str) -> ChatEvent:
 
 
 def message_of(events: Iterable[ChatEvent]) -> ChatMessage:
-    """The message that a whole stream of events adds up to."""
+    """The message that a complete stream of events adds up to."""
     content: list[str] = []
     reasoning: list[str] = []
     starts: dict[int, ToolCallStart] = {}

@@ -1,7 +1,7 @@
-"""Which family's way of writing reasoning and tool calls a model follows.
+"""The format in which a model writes reasoning and tool calls.
 
-A format is named by the options of a host (`tool_parser:`, `reasoning_parser:`, with the names
-that serving engines share) or detected from the markers in a chat template and a vocabulary.
+The format is set by options (`tool_parser:`, `reasoning_parser:`, with names that other serving
+engines use too), or detected from markers in the chat template and the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.wording import did_you_mean, folded
 
 
 class Grammar(Protocol):
-    """How a family's answers are read, and the markers that say where its blocks are."""
+    """Parses a family's answers; also gives the markers around its blocks."""
 
     @property
     def tags(self) -> tuple[Tags, ...]: ...
@@ -33,16 +33,16 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Markers and grammar of one family's output. `name` is that of its tool parser."""
+    """Markers and grammar of one family's output. `name` is the name of its tool parser."""
 
     name: str
     grammar: Grammar
 
     @classmethod
     def named(cls, tool_parser: str | None, reasoning_parser: str | None = None) -> ChatFormat:
-        """The format that two parser names stand for; either may be left out.
+        """The format for two parser names; either may be omitted.
 
-        Raises ValueError, with the nearest known name, for a name that nobody knows.
+        Raises ValueError for an unknown name, with the most similar known one.
         """
         tool, reasoning = folded(tool_parser or ""), folded(reasoning_parser or "")
         if tool and tool not in families.TOOLS:
@@ -59,12 +59,12 @@ class ChatFormat:
 
     @staticmethod
     def knows_tool_parser(name: str) -> bool:
-        """Whether a format has this name."""
+        """Whether there is a format of this name."""
         return folded(name) in families.TOOLS
 
     @classmethod
     def detect(cls, chat_template: str | None, vocabulary: Collection[str]) -> ChatFormat:
-        """The format whose markers the template writes, or else the vocabulary has."""
+        """The format whose markers are in the template, or else in the vocabulary."""
         tool = detection.tool_parser(chat_template or "", vocabulary)
         tags = detection.reasoning_tags(chat_template or "", vocabulary)
         return cls(tool, families.TOOLS[tool])._with_tags(tags)
@@ -78,10 +78,11 @@ class ChatFormat:
         parse: Callable[[str, Sequence[Mapping[str, Any]]], Any],
         reasoning: Sequence[tuple[str, str]] = (),
     ) -> ChatFormat:
-        """A format whose completed blocks a given function reads: for families of other libraries.
+        """A format whose complete blocks are parsed by a function, such as another library's.
 
-        The function gets a block's inside and the tools, and returns a call or a list of calls as
-        dicts with `name`, `arguments` and perhaps `id`; what it raises makes the block content.
+        The function gets the content of a block and the tools, and returns a call or a list of
+        calls as dicts with `name`, `arguments` and optionally `id`. If it raises, the block is
+        text.
         """
         tags = tuple(Tags(opening, closing) for opening, closing in reasoning)
         return cls(name, Block(opener, closer, parse).grammar(tags))
@@ -102,13 +103,13 @@ class ChatFormat:
 
     @property
     def reasoning_markers(self) -> tuple[str, str] | None:
-        """The opening and closing tag of reasoning."""
+        """The opening and closing tags of reasoning."""
         tags = self.grammar.tags
         return (tags[0].opening, tags[0].closing) if tags else None
 
     @property
     def tool_call_markers(self) -> tuple[str, str] | None:
-        """What opens and what closes a call or a section of calls; the close may be ''."""
+        """The opening and closing markers of a call or a section of calls; closing may be ''."""
         openers, closers = self.grammar.openers, self.grammar.closers
         return (openers[0], closers[0] if closers else "") if openers else None
 

@@ -1,10 +1,10 @@
-"""Turns what a model writes into content, reasoning and tool calls, piece by piece.
+"""Incremental parser of a model's output: content, reasoning and tool calls.
 
-Every split of the text gives the same result, because a family's grammar sees characters and
-never pieces; a whole text is parsed by the same code as a stream. A call is handed out at its
-end: only then is it known that it was not cut by the length limit, which drops it, or written
-wrongly, which makes it content exactly as the model wrote it. With `partial_calls` it is handed
-out while it is written, and what was handed out of a call that never ends stays as it is.
+The result does not depend on how the text was split, because grammars see characters and never
+pieces; a complete text is parsed by the same code as a stream. A call is returned at its end,
+because only then is it certain that it was not truncated by the length limit (it is then dropped)
+or malformed (it is then content, exactly as the model wrote it). With `partial_calls` a call is
+returned while it is generated; what was returned of a call that never ends is not taken back.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
 
 
 class ChatParser:
-    """Parses one answer. `tools` are those the model may call: without any, calls are content.
+    """Parses one answer. `tools`: those that the model may call; without any, calls are content.
 
-    prompt_tail: the end of the prompt, which tells whether reasoning has begun. begun: where the
-    prompt ends with the beginning of the answer, that text; it is read, and its events are not
-    handed out. partial_calls: the start of a call comes when its name is certain, and its
-    arguments in pieces: strings as they are written, other values when they are complete.
+    prompt_tail: the end of the prompt, which shows whether reasoning has begun. begun: the
+    beginning of the answer, if the prompt ends with one; it is parsed, but its events are not
+    returned. partial_calls: return the start of a call when its name is certain, and its arguments
+    in pieces: strings as they are generated, other values when they are complete.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class ChatParser:
     ) -> None:
         self._answer = Answer()
         self._cursor = Cursor()
-        # A template may change how the text begins, and never how it ends.
+        # A template may change the beginning of the text but not its end.
         kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
         self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), before)
         self._grammar = format.grammar.read(self._reading)
         self._finished = False
-        self._known = ""  # what may still be told of the text that was begun
+        self._known = ""  # the events that the client's own text would still produce
         if begun:
             self.feed(begun)
             self._known = self._answer.pending + self._cursor.pending
@@ -77,16 +77,16 @@ class ChatParser:
 
     @property
     def reasoning(self) -> bool:
-        """Whether what comes next belongs to reasoning, as far as can be told by now."""
+        """Whether the next text belongs to reasoning, as far as is known now."""
         return self._answer.reasoning
 
     @property
     def reasoning_end(self) -> str:
-        """What must be written next to end the reasoning; '' where there is nothing to write.
+        """The text that must come next to close the reasoning; '' if none is needed.
 
-        That is so where none is open, where its end is written and only what follows can show that
-        it is meant, and in the middle of a call. A code block is closed first: in it, the end of
-        reasoning would be a quotation.
+        None is needed if no reasoning is open, in the middle of a call, and if the closing tag has
+        been written and only the following text can show that it is not a quotation. A code block
+        is closed first, because inside it the closing tag would be a quotation.
         """
         reading, written = self._reading, self._cursor.pending
         closing = reading.closing
@@ -106,15 +106,15 @@ class ChatParser:
         return tags.anywhere or self._answer.fresh
 
     def feed(self, text: str) -> list[ChatEvent]:
-        """Take the next piece of text; return what is certain by now."""
+        """Parse the next piece of text; returns the events that are certain now."""
         if self._finished:
-            raise ValueError("the answer is finished: start another parser")
+            raise ValueError("the answer is finished: create another parser")
         self._cursor.feed(text)
         next(self._grammar)
         return self._new()
 
     def finish(self, reason: FinishReason) -> list[ChatEvent]:
-        """The answer is over, by the model's decision or at the length limit."""
+        """Parse the end of the answer; `reason`: the model stopped, or the length limit."""
         if self._finished:
             return []
         self._finished = True
@@ -130,7 +130,7 @@ class ChatParser:
         return [new for event in events if (new := self._unknown(event)) is not None]
 
     def _unknown(self, event: ChatEvent) -> ChatEvent | None:
-        """The event without what the client has sent itself. Held text may turn into markup."""
+        """The event without the text that the client itself has sent."""
         known, self._known = self._known, ""
         if not known or not isinstance(event, Content | Reasoning):
             return event
@@ -151,6 +151,6 @@ def parse_chat(
     prompt_tail: str = "",
     reason: FinishReason = "stop",
 ) -> ChatMessage:
-    """Parse a whole answer."""
+    """Parse a complete answer."""
     parser = ChatParser(format, tools=tools, prompt_tail=prompt_tail)
     return message_of([*parser.feed(text), *parser.finish(reason)])

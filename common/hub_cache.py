@@ -1,4 +1,4 @@
-"""Where the hub's client keeps repositories."""
+"""The folder in which huggingface_hub caches repositories."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of the cache, by the environment as the host sets it.
+    """The cache folder according to the environment.
 
-    A host points both HF_HOME and HUGGINGFACE_HUB_CACHE at its models folder (contract 1.1.6);
-    the second one counts, and has no `hub` folder of its own.
+    LocalAI sets both HF_HOME and HUGGINGFACE_HUB_CACHE to its models folder; the second takes
+    precedence, and has no subfolder `hub`.
     """
     home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     given = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")

@@ -1,7 +1,8 @@
-"""One log line an event, `level=… event=… key=value …`, for every process of this project.
+"""The log format of every process in this project: one line per event, `level=… event=… key=value
+…`.
 
-What a line may hold is decided where it is written: never a prompt, a message or a secret. Here
-only its form is kept, so that no value can begin a line of its own.
+The caller decides what a line contains: never a prompt, a message or a secret. This module only
+formats it, and escapes values so that none can start a new line.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def rendered(value: object) -> str:
-    """A value in one word or in quotes, newlines escaped."""
+    """A value as one word or in quotes, with newlines escaped."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -45,14 +46,14 @@ def rendered(value: object) -> str:
 
 
 def traceback_of(failure: BaseException) -> str:
-    """Where an exception came from. Its own words are cut short: they may quote a request."""
+    """An exception's traceback. Its message is shortened, because it may quote a request."""
     frames = "".join(traceback.format_tb(failure.__traceback__))
     words = str(failure)[:_LONGEST_EXCEPTION]
     return f"{frames}{type(failure).__name__}: {words}"
 
 
 class LineFormatter(logging.Formatter):
-    """Records with a `fields` attribute are events; what libraries log becomes `event=log`."""
+    """Formats records with a `fields` attribute as events, and others as `event=log`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", None)
@@ -68,10 +69,9 @@ class LineFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Writes lines to a descriptor on a thread of its own: nobody waits for whoever reads them.
+    """Writes lines to a descriptor on its own thread, so that a slow reader delays nobody.
 
-    Of more than `_MOST_LINES` that wait, the later ones are dropped; a line tells how many, once
-    there is room again.
+    If more than `_MOST_LINES` lines wait, new ones are dropped; a later line says how many.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -89,7 +89,7 @@ class LineWriter(logging.Handler):
             self._dropped += 1
 
     def flush(self) -> None:
-        """Wait until all lines are written, but not long."""
+        """Wait briefly until all lines are written."""
         lines = self._lines
         with lines.all_tasks_done:
             lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_SECONDS)
@@ -103,34 +103,34 @@ class LineWriter(logging.Handler):
                 self.release()
                 text += f"\nlevel=warning event=log_dropped lines={dropped}"
             left = f"{text}\n".encode(errors="replace")
-            with contextlib.suppress(OSError):  # whoever read it is gone
+            with contextlib.suppress(OSError):  # the reader has gone
                 while left:
                     left = left[os.write(self._descriptor, left) :]
             self._lines.task_done()
 
 
 class EventLog:
-    """A program's own logger, one line an event: `log.info("started", port=9000)`."""
+    """A program's logger, one line per event: `log.info("started", port=9000)`."""
 
     def __init__(self, logger: str) -> None:
         self.logger = logging.getLogger(logger)
 
     def error(self, name: str, /, **fields: object) -> None:
-        """Something broke that should not."""
+        """Log a failure that should not happen."""
         self.event(logging.ERROR, name, fields)
 
     def warning(self, name: str, /, **fields: object) -> None:
-        """Something that a person may want to change."""
+        """Log something that a person may want to change."""
         self.event(logging.WARNING, name, fields)
 
     def info(self, name: str, /, **fields: object) -> None:
-        """What happened."""
+        """Log an event."""
         self.event(logging.INFO, name, fields)
 
     def debug(self, name: str, /, **fields: object) -> None:
-        """What happens all the time."""
+        """Log an event that is frequent and routine."""
         self.event(logging.DEBUG, name, fields)
 
     def event(self, level: int, name: str, fields: dict[str, object]) -> None:
-        """One line of any level (a number of `logging`)."""
+        """Log one line at any level of `logging`."""
         self.logger.log(level, name, extra={"fields": fields})

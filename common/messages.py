@@ -1,9 +1,8 @@
-"""Turns the messages of the wire into the dicts that chat templates read, with nothing lost.
+"""Protocol messages → the dicts that chat templates read, without losing anything.
 
-Templates of different families look for different keys, so everything that a message carries is
-handed on under the name that OpenAI clients know (contract 1.12, 3.2). Tool calls travel as JSON
-text inside JSON text; templates want them as data, and calls that cannot be read are an error
-instead of a conversation with a hole in it.
+Templates of different families look for different keys, so every field of a message is passed on
+under its name in OpenAI's API. Tool calls arrive as JSON text inside JSON text, but templates need
+data. A call that cannot be decoded is an error, because the conversation would be incomplete.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 # Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
-# every request, so no prompt would begin like the one before it.
+# every request, so no prompt would start with the same tokens as the previous one.
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 
 
 class WireMessage(Protocol):
-    """What a message of the wire looks like; the generated class fits."""
+    """The interface of a protocol message; the generated class satisfies it."""
 
     @property
     def role(self) -> str: ...
@@ -36,7 +35,7 @@ class WireMessage(Protocol):
 
 
 def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
-    """One dict per message, in order. Raises ValueError with the index of the one at fault."""
+    """One dict per message. Raises ValueError with the index of the message at fault."""
     return tuple(_template_message(index, message) for index, message in enumerate(messages))
 
 
@@ -54,7 +53,7 @@ def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
         entry["tool_calls"] = calls
     if message.reasoning_content:
         entry |= dict.fromkeys(("reasoning_content", "reasoning"), message.reasoning_content)
-        # gpt-oss has one place for both before a call, and its template refuses the two together.
+        # gpt-oss has one field for both before a call, and its template refuses to render the two.
         if not (calls and message.content):
             entry["thinking"] = message.reasoning_content
     return entry
@@ -75,7 +74,7 @@ def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
 
 
 def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as an object, where their text is one."""
+    """The call with its arguments decoded, if they are a JSON object."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -85,7 +84,7 @@ def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 def _object_or_text(text: str) -> Any:
     if not text.strip():
-        return {}  # how clients write a call without arguments; templates expect an object
+        return {}  # clients send this for a call without arguments; templates expect an object
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

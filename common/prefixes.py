@@ -1,4 +1,4 @@
-"""What two sequences have in common at their beginning."""
+"""The common prefix of two sequences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many items they have in common before the first that differs."""
+    """The length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))

@@ -1,7 +1,7 @@
-"""Finds stop strings in text that arrives in pieces, and never lets a part of one through.
+"""Finds stop strings in text that arrives in pieces, and never outputs part of one.
 
-Text is held back only while it can still become a stop string, so a stream shows everything else
-at once. The result does not depend on how the text was cut into pieces.
+Text is held back only while it may still become a stop string; everything else is output at once.
+The result does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 class StopMatcher:
     """Incremental matcher for several stop strings; empty ones are ignored.
 
-    The stop that is complete first ends the text, as if the text had been read character by
-    character; of two that end at the same character the longer one counts. `found` is the stop
-    that ended the text, '' before.
+    The first stop string that is complete ends the text, as if the text had been read character by
+    character; of two that end at the same character, the longer one applies. `found`: the stop
+    string that ended the text, or '' if none has.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class StopMatcher:
         return bool(self.found)
 
     def feed(self, text: str) -> str:
-        """Take the next piece; return what may be shown now. After a match: always ''."""
+        """Add the next piece; returns the text that may be output now, '' after a match."""
         if self.stopped or not text:
             return ""
         if not self._stops:
@@ -45,12 +45,12 @@ class StopMatcher:
         return shown
 
     def finish(self) -> str:
-        """The text is over without a match: return what was held back."""
+        """End the text without a match; returns the text that was held back."""
         shown, self._pending = self._pending, ""
         return shown
 
     def _first_open(self) -> int:
-        """The first place from which the pending text is the beginning of a stop string."""
+        """The first offset from which the pending text is the beginning of a stop string."""
         end = len(self._pending)
         for start in range(max(0, end - self._longest + 1), end):
             if any(stop.startswith(self._pending[start:]) for stop in self._stops):

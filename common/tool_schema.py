@@ -1,8 +1,8 @@
-"""Types the arguments that a format carries as bare text, by the JSON schema of the offered tool.
+"""Gives arguments that a format writes as bare text their types, by the tool's JSON schema.
 
-A text such as `42` may be a number, a string or neither; only the tool's schema knows. Where the
-schema allows several types, the most specific one that the text can be wins, because templates
-write a string and a number alike. Numbers keep the digits that the model wrote.
+A text such as `42` may be a number or a string; only the tool's schema says which. If the schema
+allows several types, the most specific one that fits the text is used, because templates write
+strings and numbers alike. Numbers keep the digits that the model wrote.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from common.formats.values import NUMBER, PYTHON, as_json, json_string
 
 Undeclared = Literal["text", "guess"]
-"""What an argument is that no schema declares: its text, or what the text looks like."""
+"""The type of an argument that is not declared: a string, or inferred from its text."""
 
 _LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
@@ -26,7 +26,7 @@ _ALIASES = {
     "double": "number", "bool": "boolean", "dict": "object", "list": "array", "tuple": "array",
     "none": "null",
 }  # fmt: skip
-"""Names that hosts and hand-written tools use in place of JSON Schema's own."""
+"""Type names that hosts and hand-written tools use instead of JSON Schema's."""
 
 
 class ToolSchemas:
@@ -53,11 +53,11 @@ class ToolSchemas:
         return list(self._parameters)
 
     def properties(self, name: str) -> list[str]:
-        """The declared arguments of a tool, in their order."""
+        """The declared arguments of a tool, in order."""
         return list(_properties(self._parameters.get(name, {})))
 
     def lacks(self, name: str, arguments: Iterable[str]) -> bool:
-        """Whether a required argument of a tool is not among these."""
+        """Whether a required argument of the tool is missing from these."""
         required = self._parameters.get(name, {}).get("required")
         given = set(arguments)
         return isinstance(required, list) and any(
@@ -65,7 +65,7 @@ class ToolSchemas:
         )
 
     def accepting(self, arguments: Iterable[str]) -> list[str]:
-        """The tools that have all of these arguments and require no others."""
+        """The tools that declare all of these arguments and require no others."""
         given = set(arguments)
         return [
             name
@@ -74,7 +74,7 @@ class ToolSchemas:
         ]
 
     def typed(self, name: str, argument: str, text: str, undeclared: Undeclared) -> str:
-        """The JSON of an argument that was written as bare text."""
+        """An argument that was written as bare text, as JSON."""
         root = self._parameters.get(name, {})
         schema = _properties(root).get(argument, root.get("additionalProperties"))
         types = _types(schema, root)
@@ -83,7 +83,7 @@ class ToolSchemas:
         return _typed(text, types)
 
     def is_text(self, name: str, argument: str, begun: str, undeclared: Undeclared) -> bool:
-        """Whether `typed` makes a string of every text that begins like this."""
+        """Whether `typed` returns a string for every text that begins like this."""
         root = self._parameters.get(name, {})
         schema = _properties(root).get(argument, root.get("additionalProperties"))
         types = _types(schema, root)
@@ -96,7 +96,7 @@ class ToolSchemas:
 
 
 def _excludes(begun: str, kind: str) -> bool:
-    """Whether no text that begins like this is a value of a type."""
+    """Whether no text that begins like this can have this type."""
     if not begun:
         return False
     match kind:
@@ -122,7 +122,7 @@ def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """A schema and all that it refers to or is made of, each once: references may be circular."""
+    """A schema and all its subschemas and references, each once; references may be circular."""
     queue, seen = [schema], set()
     while queue:
         entry = queue.pop(0)
@@ -196,7 +196,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
 
 
 def _number(text: str) -> str | None:
-    """A number as JSON writes it, with the digits it has."""
+    """The text as a JSON number with the same digits; None if it is not a number."""
     if NUMBER.fullmatch(text):
         return text
     match = _LOOSE_NUMBER.fullmatch(text)

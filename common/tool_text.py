@@ -1,7 +1,7 @@
-"""Tools, calls and results as the text of a conversation, for templates that show none of them.
+"""Tools, calls and results as plain text in messages, for templates that do not render them.
 
-Calls are written as Hermes models write them, so that format reads the answers. Contents may be
-texts or lists of parts, in which images and sounds stand.
+Calls are written in Hermes' format, so the Hermes parser can read the answers. The content of a
+message may be text or a list of parts, which may include images and sounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ between <tool_response> and </tool_response>. If no tool is of use, answer in wo
 
 
 def speaks_of_calls(messages: Iterable[Message]) -> bool:
-    """Whether a tool was called, or has answered."""
+    """Whether the messages contain a tool call or a result."""
     return any(message.get("tool_calls") or message.get("role") in _RESULTS for message in messages)
 
 
@@ -36,11 +36,11 @@ def in_words(
     system: bool = True,
     lists: bool = False,
 ) -> tuple[Message, ...]:
-    """The messages with all that tools are, do and say in their contents.
+    """The messages with tools, calls and results written into their content.
 
-    Results become what the user says, together with his words right after them, so roles still
-    alternate. system: whether there may be a system message; without one, the first user's message
-    begins with the tools. lists: contents must be lists of parts.
+    Results become user messages, joined with a user message right after them, so that roles still
+    alternate. system: whether system messages are allowed; if not, the tools go into the first user
+    message. lists: content must be a list of parts.
     """
     rewritten: list[Message] = []
     after_results = False
@@ -82,14 +82,14 @@ def _introduction(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the model has to know; `strict` is a promise of the grammar's."""
+    """The tool without `strict`, which concerns only the grammar and not the model."""
     function = tool.get("function")
     entry = function if isinstance(function, Mapping) else tool
     return {key: value for key, value in entry.items() if key != "strict" and value is not None}
 
 
 def _introduce(messages: list[Message], text: str, role: str, *, lists: bool) -> None:
-    """Put the text where the system speaks, or before the first words of a user."""
+    """Add the text to the system message, or in front of the first user message."""
     first: Message = {"content": [{"type": "text", "text": text}] if lists else text}
     if role == "system" and messages and messages[0].get("role") == "system":
         messages[0] = {**messages[0], "content": _joined(messages[0]["content"], "\n\n", first)}
@@ -103,7 +103,7 @@ def _introduce(messages: list[Message], text: str, role: str, *, lists: bool) ->
 
 
 def _joined(before: Any, gap: str, message: Message) -> Any:
-    """Two contents as one, with the gap between them where both say something."""
+    """Two contents joined, with the gap between them if both are non-empty."""
     after = _content(message)
     if isinstance(before, str) and isinstance(after, str):
         return before + (gap if before and after else "") + after

@@ -1,7 +1,7 @@
-"""The tools of a request and the choice among them, from the JSON texts that hosts send.
+"""Parses the JSON texts Tools and ToolChoice of a request.
 
-The choice arrives in many spellings (contract 3.6.3): OpenAI's, Anthropic's and that of the
-Responses API, as JSON, as JSON inside a JSON string, and as a bare word.
+The choice may be in OpenAI's form, Anthropic's, or that of the Responses API, as JSON, as JSON
+inside a JSON string, or as a bare word.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MODES: dict[str, Mode] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must or must not call a tool; `name`: which one it must call."""
+    """Whether the model may, must or must not call a tool; `name`: the tool that it must call."""
 
     mode: Mode = "auto"
     name: str = ""
 
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
-    """The tools, as templates read them. Raises ValueError with what is wrong."""
+    """The tools as templates expect them. Raises ValueError with an explanation."""
     if not text.strip():
         return ()
     try:
@@ -54,10 +54,10 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
 
 
 def in_order(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools by their names, with their keys in OpenAI's order; a schema's own mean something.
+    """The tools sorted by name, with their keys in OpenAI's order. Schemas keep their key order.
 
-    Programs that collect tools from several servers send them in the order of arrival. The same
-    tools must make the same prompt, or nothing behind them is found in the prefix cache.
+    Programs that collect tools from several servers send them in changing order. The same tools
+    must give the same prompt, or the prompt cache cannot be used after them.
     """
     return tuple(sorted(map(_with_keys_in_order, tools), key=lambda tool: tool["function"]["name"]))
 
@@ -72,9 +72,9 @@ def _keyed(given: dict[str, Any], first: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_tool_choice(text: str) -> ToolChoice:
-    """The choice. Raises ValueError for one that cannot be understood."""
+    """The choice. Raises ValueError if it cannot be interpreted."""
     value: Any = text.strip()
-    for _ in range(2):  # a JSON string may hold JSON
+    for _ in range(2):  # a JSON string may contain JSON
         if not isinstance(value, str):
             break
         try:
@@ -107,9 +107,9 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
 
 
 def meant(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
-    """The choice among these tools.
+    """The choice, given these tools.
 
-    LocalAI takes the word `required` for the name of a function, where a tool is strict.
+    If a tool is strict, LocalAI sends the choice `required` as a function of that name.
     """
     mode = _MODES.get(choice.name.lower()) if choice.name else None
     if mode is None or choice.name in {tool["function"]["name"] for tool in tools}:
@@ -118,7 +118,7 @@ def meant(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def offered(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """The tools that the model may see. Raises ValueError where the choice names another."""
+    """The tools to show to the model. Raises ValueError if the choice names an unknown one."""
     if choice.mode == "none":
         return ()
     if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:

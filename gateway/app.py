@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 
+from common.version import VERSION
 from gateway import openapi, refusals
 from gateway.access import AccessMiddleware
 from gateway.auth import KeyMiddleware
@@ -72,7 +73,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
         static_url="/docs/static",
         favicon_url="/page/icon.svg",
         title="mlx-backend gateway",
-        version="1",
+        version=VERSION,
         summary="OpenAI's API, and those of llama.cpp, MLC-LLM and Anthropic, for local models",
         lifespan=lifespan,
         generate_unique_id_function=openapi.operation_id,

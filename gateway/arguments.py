@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from common.version import VERSION
 from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
-_KEY_FILE = "File of keys, one a line; lines that begin with # are skipped."
+_KEY_FILE = "File of keys, one per line; lines that begin with # are skipped."
 _SHORTEST_KEY = 8  # characters; a guard against typing errors, not a measure of strength
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -83,7 +84,7 @@ def settings_table() -> str:
 def _default(row: Field[Any]) -> str:
     rule: Rule = row.metadata["rule"]
     if row.default is MISSING:
-        return "needed"
+        return "required"
     if rule.kind == "switch":
         return "off"
     if rule.kind == "bytes":
@@ -119,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
                 metavar=rule.kind.upper(),
             )
     parser.add_argument("--api-key-file", type=Path, help=_KEY_FILE)
+    parser.add_argument("--version", action="version", version=f"gateway {VERSION}")
     return parser
 
 

@@ -35,11 +35,11 @@ class ToolCallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next part of an answer; `logprobs`: of the tokens behind it, where they were asked for.
+    """The next part of an answer; `logprobs`: those of its tokens, if they were requested.
 
-    Each entry of `logprobs` is {id, token, bytes, logprob, top_logprobs} (contract 4.10).
-    `prompt_tokens`: of the whole prompt, as the backend tells it with every part; the parts that
-    were not computed are known at the end only.
+    Each entry of `logprobs` is {id, token, bytes, logprob, top_logprobs}, as in Reply.logprobs.
+    `prompt_tokens`: length of the whole prompt, which the backend reports with every part; how much
+    of it was cached is known only at the end.
     """
 
     content: str = ""
@@ -242,7 +242,7 @@ def _done(
         last.timing_prompt_processing,
         last.timing_token_generation,
     )
-    # A backend that is not ours does not say why it ended: contract 4.6.1 has the host's rule.
+    # Other backends do not report a finish reason; then LocalAI's rule applies.
     cut = 0 < options.Tokens <= last.tokens
     reason = trailing.get("mlx-finish-reason", "length" if cut else "stop")
     stop = trailing.get("mlx-stop-sequence-bin")
@@ -250,5 +250,5 @@ def _done(
 
 
 def _has(options: pb.PredictOptions, key: str, value: str) -> bool:
-    # To look a missing key up would add it: that is how maps of protobuf are.
+    # Looking up a missing key would add it, because protobuf maps work that way.
     return key in options.Metadata and options.Metadata[key] == value

@@ -34,51 +34,57 @@ def setting(
 class GatewaySettings:
     """One gateway's settings, from the command line and the environment."""
 
-    models_dir: Path = field(metadata={"rule": Rule("path", "Folder of YAML files, one a model.")})
-    host: str = setting("127.0.0.1", "text", "Address to listen on; beyond loopback needs a key.")
-    port: int = setting(8080, "count", "Port to listen on; 0 takes a free one.", 0, 65_535)
+    models_dir: Path = field(
+        metadata={"rule": Rule("path", "Folder of YAML files, one per model.")}
+    )
+    host: str = setting("127.0.0.1", "text", "Address to listen on; any but loopback needs a key.")
+    port: int = setting(8080, "count", "Port to listen on; 0 picks a free one.", 0, 65_535)
     api_keys: tuple[str, ...] = setting(
         (),
         "keys",
-        "A key that lets in; may be repeated. Others can read a command line: prefer"
-        " MLX_GATEWAY_API_KEYS (separated by commas) or --api-key-file (one a line).",
+        "A key that clients may use; may be repeated. Other users can see a command line: prefer"
+        " MLX_GATEWAY_API_KEYS (separated by commas) or --api-key-file (one per line).",
     )
     cors_origins: tuple[str, ...] = setting(
         (),
         "texts",
-        "An origin such as http://localhost:3000 whose pages may call; may be repeated."
+        "An origin such as http://localhost:3000 whose pages may call the API; may be repeated."
         " * means any, and needs a key.",
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "texts",
-        "A further host name under which a gateway without a key may be called; may be repeated.",
+        "Another host name under which a gateway without a key may be called; may be repeated.",
     )
     max_body_bytes: int = setting(50 << 20, "bytes", "Largest request body.", 1024)
-    request_timeout: float = setting(600.0, "seconds", "Time that one request may take; 0: no end.")
-    load_timeout: float = setting(600.0, "seconds", "Time that a model may take to load.", 1)
+    request_timeout: float = setting(600.0, "seconds", "Longest time for one request; 0: no limit.")
+    load_timeout: float = setting(600.0, "seconds", "Longest time for loading a model.", 1)
     keepalive_interval: float = setting(
-        3.0, "seconds", "Silence in a stream after which it says that it goes on.", 0.05, 3600
+        3.0, "seconds", "Silence in a stream after which a keep-alive event is sent.", 0.05, 3600
     )
-    max_loaded_models: int = setting(0, "count", "Most models loaded at a time; 0: no limit.")
+    max_loaded_models: int = setting(
+        0, "count", "Maximum number of models loaded at a time; 0: no limit."
+    )
     max_memory_bytes: int = setting(
-        0, "bytes", "Memory of all loaded models together, as their backends tell; 0: no limit."
+        0,
+        "bytes",
+        "Maximum memory of all loaded models, as reported by their backends; 0: no limit.",
     )
     idle_unload: float = setting(
         0.0, "seconds", "Time without a request after which a model is unloaded; 0: never."
     )
     drain_timeout: float = setting(
-        10.0, "seconds", "Time that running requests get after SIGTERM.", 0, 86_400
+        10.0, "seconds", "Time that running requests get to finish after SIGTERM.", 0, 86_400
     )
     allow_unlisted_models: bool = setting(
         False, "switch", "Let requests name hub ids and local folders as their model."
     )
     allow_remote_images: bool = setting(
-        False, "switch", "Fetch image and video URLs of requests, from public addresses only."
+        False, "switch", "Fetch image and video URLs in requests, from public addresses only."
     )
     strict: bool = setting(
-        False, "switch", "Refuse fields that mean nothing here, instead of leaving them out."
+        False, "switch", "Refuse unknown and meaningless fields instead of ignoring them."
     )
     max_image_bytes: int = setting(
-        20 << 20, "bytes", "Largest image, video or sound of a request.", 1024
+        20 << 20, "bytes", "Largest image, video or sound in a request.", 1024
     )

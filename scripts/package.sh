@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Lays out a directory with run.sh at its root and everything that it needs beside it. It can be
-# moved or copied: nothing in it points back here; only venv/bin/python3 leads to the interpreter
-# of this machine, unless a portable one in python/ travels along.
+# Creates a directory with run.sh at its root and everything that it needs. The directory can be
+# moved or copied, because nothing in it points back here; only venv/bin/python3 is a link to this
+# machine's interpreter, unless a portable interpreter in python/ is included.
 set -euo pipefail
 root=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 target=${1:?usage: scripts/package.sh DIRECTORY}
@@ -48,4 +48,4 @@ find "$staging/venv" \( -path '*/cmeel.prefix/lib/libopenblas.so' -o -path '*/cm
 rm -rf "$target"
 mv "$staging" "$target"
 trap - EXIT
-echo "package: $target ($(du -sh "$target" | cut -f1)) is ready: local-ai backends install $(CDPATH='' cd -P -- "$target" && pwd)"
+echo "package: $target ($(du -sh "$target" | cut -f1)) is ready: local-ai backends install $(CDPATH='' cd -P -- "$target" && pwd) mlx-backend mlx"

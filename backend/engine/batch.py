@@ -242,6 +242,11 @@ class DecodeBatch:
         return self._cache.nbytes
 
     @property
+    def draft_bytes(self) -> int:
+        """Bytes of the KV of a draft model."""
+        return self._speculation.nbytes if self._speculation is not None else 0
+
+    @property
     def chooser_bytes(self) -> int:
         """Bytes of what is kept from step to step to change logits: biases, counts of tokens."""
         return self._chooser.nbytes if self._chooser is not None else 0

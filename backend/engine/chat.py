@@ -1,4 +1,4 @@
-"""Which chat format a loaded model's answers are read in: what the user named, else detected."""
+"""The chat format for a loaded model: the one that the options name, or else detected."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def chat_format(
     tool_parser: str = "",
     reasoning_parser: str = "",
 ) -> ChatFormat:
-    """The format. A parser name that nobody knows is logged, and detection decides instead.
+    """The chat format. An unknown parser name is logged, and detection decides instead.
 
-    Hosts write parser names into configurations from tables of their own (contract 2.2.2), so an
-    unknown one is no reason to refuse a model.
+    LocalAI's importer writes parser names into model files from its own table, so an unknown name
+    is no reason to refuse a model.
     """
     detected = ChatFormat.detect(chat_template, vocabulary)
     try:

@@ -43,7 +43,7 @@ from common.wording import shown
 if TYPE_CHECKING:
     from backend.engine.loading.stages import Place, Stages
 
-_SAVE_SECONDS_AT_FREE = 3.0  # the host waits 5 for the answer (contract 1.6.1)
+_SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
 _LOOK_SECONDS = 1.0  # that Status waits for a step to end
 _FAILED = "the engine cannot go on and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # that a cancelled load has to leave its files

@@ -1,7 +1,7 @@
-"""The ways in which the engine says no.
+"""The errors that the engine reports.
 
-Every message is written for the person who reads it at the far end of the wire: what was wrong,
-with which value, what to do. None carries a path of the server or a secret.
+Every message is written for the client: what was wrong, with which value, and what to do. None
+contains a path of the server or a secret.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,11 @@ CONTEXT_LENGTH = "context_length_exceeded"
 
 
 class EngineError(Exception):
-    """Base of all errors that the engine reports to a caller; `str()` is the client's sentence.
+    """Base of all errors that the engine reports to a caller; `str()` is the message for the
+    client.
 
-    fields: the fields of the request that the sentence names, the one at fault first.
-    code: a word for programs, where the kind of error and its status do not say enough.
+    fields: the fields of the request that the message names, the one at fault first.
+    code: a word for programs, if the kind of error and its status do not say enough.
     """
 
     code: ClassVar[str] = ""
@@ -49,30 +50,30 @@ class Overloaded(EngineError):
 
 
 class TooLong(EngineError):
-    """A text is longer than the model reads at once; `str()` names both lengths."""
+    """A text is longer than the model's limit; `str()` names both lengths."""
 
     code = CONTEXT_LENGTH
 
 
 class WrongKind(EngineError):
-    """The loaded model is not made for what it was asked."""
+    """The loaded model does not support this kind of request."""
 
 
 class ModelNotFound(EngineError):
-    """The model reference names nothing that exists here or on the hub."""
+    """The model reference names nothing that exists locally or on the hub."""
 
 
 class ModelRejected(EngineError):
-    """The reference leads to something, but not to a model that this backend can load."""
+    """The reference exists but is not a model that this backend can load."""
 
     @classmethod
     def because(cls, name: str, reason: str) -> Self:
-        """The refusal of the model of that name. reason: the rest of the sentence."""
+        """The error for the model of this name. reason: the rest of the message."""
         return cls(f"model {shown(name)} cannot be loaded: {reason}")
 
 
 class ShuttingDown(EngineError):
-    """The process is on its way out and takes no new work."""
+    """The process is stopping and accepts no new work."""
 
     def __init__(self, why: str = "the backend is shutting down") -> None:
         super().__init__(why)
@@ -83,11 +84,11 @@ class Cancelled(EngineError):
 
 
 class EngineFailed(EngineError):
-    """The engine met an internal fault while it served this request."""
+    """An internal fault of the engine while it served this request."""
 
 
 class NotFinite(EngineFailed):
-    """The model computed NaN or infinity where a probability is read."""
+    """The model computed NaN or infinity instead of a probability."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -193,6 +193,11 @@ class Executor:
         return sum(logits.nbytes for logits in waiting) + changing
 
     @property
+    def draft_bytes(self) -> int:
+        """Bytes of the draft model's KV."""
+        return sum(batch.draft_bytes for batch in self._batches.values())
+
+    @property
     def feature_bytes(self) -> int:
         """Bytes of the features of images and sounds, remembered or waiting for their pass."""
         if self._model.media is None:

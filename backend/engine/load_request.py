@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class LoadRequest:
     """What LoadModel asked for, typed (`backend.rpc.load_options` builds it).
 
-    model, model_file, model_path: the three references of contract 2.1, verbatim.
+    model, model_file, model_path: the request's three references to the model, verbatim
+        (`backend.engine.loading.model_reference` resolves them).
     context_size: tokens of prompt plus output; 0 means the model's own maximum.
     cache_type_key, cache_type_value: llama.cpp's names for the form of the KV cache.
     adapters: in the order in which they were named; they add up.

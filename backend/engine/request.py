@@ -28,7 +28,7 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A raw prompt that its sender has tokenised; nothing is added to it."""
+    """A raw prompt that the sender has tokenised; nothing is added to it."""
 
     tokens: tuple[int, ...]
     continues: ClassVar[bool] = True
@@ -36,11 +36,11 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages for the model's own chat template (contract 3.3).
+    """Messages for the model's own chat template.
 
     `messages` are template dicts (role, content, …); `tools` is the decoded JSON list or None;
     `template_arguments` are extra keyword arguments for the template (enable_thinking, …).
-    continues: the last message is an answer that was begun, and the model goes on with it.
+    continues: the last message is the beginning of the answer, and the model continues it.
     """
 
     messages: tuple[Mapping[str, Any], ...]

@@ -380,6 +380,8 @@ class Scheduler:
             "prompt_cache": self.executor.entry_bytes,
             "logits": self.executor.logit_bytes,
         }
+        if self._model.drafting is not None:
+            parts["draft_kv_cache"] = self.executor.draft_bytes
         if self._model.media is not None:
             parts["media_features"] = self.executor.feature_bytes
         return parts

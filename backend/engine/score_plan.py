@@ -1,8 +1,8 @@
-"""How likely are these continuations? The question in tokens, before any model is run.
+"""Prepares a Score request: the tokens whose log-probabilities are wanted.
 
-The prompt and a candidate are tokenised as one text, because the tokens at the seam may differ
-from those of the two apart; a candidate's tokens are those from the first that is not the
-prompt's (contract 5.4). All candidates go on from the longest prefix that they share.
+The prompt and each candidate are tokenised as one text, because the tokens where they meet may
+differ from those of the two texts alone. A candidate's tokens begin at the first token that differs
+from the prompt's, as in llama.cpp and vLLM. All candidates start from their longest common prefix.
 """
 
 from __future__ import annotations

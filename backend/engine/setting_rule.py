@@ -1,4 +1,4 @@
-"""What a setting accepts, and how its value is read from text."""
+"""The values that a setting accepts, and how they are parsed from text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one setting accepts. A default of None is written `auto`: the device decides."""
+    """The values of one setting. A default of None is written `auto`: it depends on the device."""
 
     kind: type
     default: Any
@@ -25,7 +25,7 @@ class Rule:
 
     @property
     def expects(self) -> str:
-        """What the setting accepts, in words."""
+        """The accepted values, in words."""
         if self.choices:
             return "one of " + ", ".join(choice or '""' for choice in self.choices)
         words = _KINDS[self.kind]
@@ -34,11 +34,11 @@ class Rule:
         return f"{words}, or auto" if self.default is None else words
 
     def parse(self, text: str) -> Any:
-        """The value that a text stands for; a setting that holds text keeps it as written."""
+        """Parse a text; a setting of type text keeps it unchanged."""
         return text if self.kind is str else parse_scalar(text)
 
     def check(self, value: Any) -> Any:
-        """The value in the setting's own type. Raises ValueError with what the setting accepts."""
+        """The value in the setting's type. Raises ValueError with the accepted values."""
         if self.default is None and (value is None or str(value).lower() == "auto"):
             return None
         if self.kind is int and isinstance(value, float) and value.is_integer():
@@ -54,14 +54,14 @@ class Rule:
         return self.kind(value)
 
     def read(self, text: str) -> Any:
-        """`check` of a text. Raises ValueError with what the setting accepts."""
+        """Parse and check a text. Raises ValueError with the accepted values."""
         return self.check(self.parse(text))
 
 
 def parse_scalar(text: str) -> bool | int | float | str:
-    """The boolean or number that a text stands for, else the text itself.
+    """The text as a boolean or number if it is one, else the text itself.
 
-    Python's number syntax is wider than what people mean: `nan`, `inf`, `1_000` and digits of
+    Python accepts more numbers than people mean: `nan`, `inf`, `1_000` and digits of
     other scripts stay text, and so does a number too large for a float.
     """
     if text.lower() in ("true", "false"):
@@ -74,7 +74,7 @@ def parse_scalar(text: str) -> bool | int | float | str:
 
 
 def number(default: float | None, minimum: int, maximum: int, meaning: str) -> Any:
-    """A field for a number, whole unless its default is a float."""
+    """A field for a number; an integer unless its default is a float."""
     kind = float if isinstance(default, float) else int
     return _field(Rule(kind, default, meaning, minimum, maximum))
 
@@ -85,7 +85,7 @@ def flag(default: bool | None, meaning: str) -> Any:
 
 
 def text(default: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field for text, or for one of a few words."""
+    """A field for text, or for one of several words."""
     return _field(Rule(str, default, meaning, choices=choices))
 
 

@@ -1,6 +1,6 @@
-"""The settings of a model: one table, by which values are checked and from which docs are made.
+"""A model's settings: one table, used to check values and to generate documentation.
 
-Nothing here needs MLX, so the servicer checks settings before the engine has to import it.
+Nothing here needs MLX, so the servicer can check settings before the engine imports it.
 `python -m backend.engine.settings` prints the table of docs/options.md.
 """
 
@@ -20,99 +20,106 @@ _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one loaded model. An empty text means: not given."""
+    """The settings of one loaded model. An empty string means: not set."""
 
-    parallel: int = number(16, 1, 256, "Generations that are decoded together.")
+    parallel: int = number(16, 1, 256, "Maximum number of requests decoded together.")
     max_queue: int = number(
-        256, 0, 100_000, "Requests that may wait for a slot; further ones are refused."
+        256, 0, 100_000, "Maximum number of requests waiting for a slot; further ones are refused."
     )
     prefill_chunk: int | None = number(
-        None, 16, 8192, "Most prompt tokens in one prefill step; auto suits the device."
+        None,
+        16,
+        8192,
+        "Maximum number of prompt tokens in one prefill pass; auto depends on the device.",
     )
     stall_ms: int = number(
-        250, 1, 60_000, "Longest pause, in ms, that a prefill step should cause in running streams."
+        250, 1, 60_000, "Longest pause, in ms, that prefill should cause in running streams."
     )
     stream_interval_ms: int = number(
         10,
         0,
         1000,
-        "Time, in ms, in which a fast model's tokens are gathered into one Reply of a stream; the"
-        " first text of an answer and its end never wait. 0 sends each token by itself.",
+        "Time, in ms, for which a fast model's tokens are collected into one streamed Reply; the"
+        " first text of an answer and its end are never delayed. 0 sends each token by itself.",
     )
     step_timeout: int | None = number(
         None,
         0,
         86_400,
-        "Seconds after which an engine step that has not ended counts as hung, and the process"
-        " exits; 0 means never, auto is 600 on a GPU and 3600 on a CPU.",
+        "Seconds after which an unfinished engine step counts as hung, and the process exits; 0"
+        " means never, auto is 600 on a GPU and 3600 on a CPU.",
     )
     prompt_cache_mib: int | None = number(
         None,
         0,
         _MIB,
-        "Memory in MiB for the KV of earlier prompts; 0 turns it off, auto is a share of the"
-        " memory.",
+        "Memory in MiB for the KV of earlier prompts; 0 turns the prompt cache off, auto is a share"
+        " of the memory.",
     )
     kv_bits: int = number(
         0,
         0,
         8,
-        "Bits of a value in the KV cache: 2, 3, 4, 5, 6 or 8; 0 keeps it as the model computes.",
+        "Bits per value in the KV cache: 2, 3, 4, 5, 6 or 8; 0 keeps the model's own type.",
     )
     kv_group_size: int = number(
         0,
         0,
         128,
-        "Values that share a scale in a quantised KV cache: 32, 64 or 128; 0 suits the model.",
+        "Values that share a scale in a quantised KV cache: 32, 64 or 128; 0 picks one for the"
+        " model.",
     )
     max_cache_entries: int = number(
-        0, 0, 1_000_000, "Most prompts kept in the prompt cache; 0 means bounded by memory alone."
+        0,
+        0,
+        1_000_000,
+        "Maximum number of prompts in the prompt cache; 0 means only memory limits it.",
     )
     prompt_cache_dir: str = text(
         "",
-        "Folder in which the KV of earlier prompts survives a restart, as an absolute path; several"
-        " models may share it. Empty turns it off.",
+        "Absolute path of a folder in which the KV of earlier prompts survives a restart; several"
+        " models may share it. Empty turns the disk cache off.",
     )
     prompt_cache_disk_mib: int = number(
         4096,
         1,
         _MIB,
-        "Most MiB of all prompt caches in prompt_cache_dir, and of a file that a request names.",
+        "Maximum size in MiB of prompt_cache_dir, and of a cache file that a request names.",
     )
     memory_limit_mib: int | None = number(
-        None, 0, _MIB, "Memory in MiB that MLX may use in all; 0 or auto suits the device."
+        None, 0, _MIB, "Total memory in MiB that MLX may use; 0 or auto depends on the device."
     )
     repetition_guard: int = number(
         0,
         0,
         100_000,
-        "Number of tokens that only repeat the stretch before them after which an answer ends with"
-        " `stop` and the trailer `mlx-ended-by: repetition`; 0 turns the guard off.",
+        "End an answer after this many tokens that only repeat the text before them, with finish"
+        " reason `stop` and the trailer `mlx-ended-by: repetition`; 0 turns the guard off.",
     )
     max_tokens: int = number(
         0,
         0,
         100_000_000,
-        "Output tokens of a request that sets no limit; 0 means up to the end of the context.",
+        "Output limit in tokens for requests that set none; 0 means up to the end of the context.",
     )
     min_tokens: int = number(
         0,
         0,
         1 << 20,
-        "Tokens before which an answer cannot end; a request may set its own (`mlx.min_tokens`).",
+        "Minimum length of an answer in tokens; a request may set its own (`mlx.min_tokens`).",
     )
     xtc_probability: float = number(
         0.0,
         0,
         1,
-        "Chance per token that XTC sampling excludes all likely tokens but the last; a request may"
-        " set its own (`mlx.xtc_probability`).",
+        "Probability per token that XTC sampling excludes all likely tokens except the least likely"
+        " of them; a request may set its own (`mlx.xtc_probability`).",
     )
     xtc_threshold: float = number(
         0.1,
         0,
         1,
-        "Probability from which XTC counts a token as likely; a request may set its own"
+        "Probability above which XTC counts a token as likely; a request may set its own"
         " (`mlx.xtc_threshold`).",
     )
     grammar_type: str = text(
@@ -123,26 +130,26 @@ class Settings:
     )
     parallel_tool_calls: bool = flag(
         True,
-        "Whether an answer that must call a tool may make several calls; a request may set its own"
-        " (`mlx.parallel_tool_calls`).",
+        "Whether an answer that must call a tool may contain several calls; a request may set its"
+        " own (`mlx.parallel_tool_calls`).",
     )
     thinking_budget: int = number(
         -1,
         -1,
         100_000_000,
-        "Most tokens of reasoning in an answer, after which its end is forced; -1 means no bound; a"
-        " request may set its own (`mlx.thinking_budget`, or a reasoning effort).",
+        "Maximum number of reasoning tokens in an answer, after which reasoning is closed; -1 means"
+        " no limit; a request may set its own (`mlx.thinking_budget`, or a reasoning effort).",
     )
     n_draft: int = number(
         8,
         1,
         64,
-        "Most tokens guessed at a time where a model drafts; a request may set its own (`NDraft`).",
+        "Maximum number of tokens drafted at a time; a request may set its own (`NDraft`).",
     )
     prompt_lookup: bool = flag(
         False,
-        "Whether tokens are guessed from earlier text of the same request: faster where an answer"
-        " quotes or repeats, with the same output.",
+        "Whether tokens are drafted from earlier text of the same request, which speeds up answers"
+        " that quote or repeat and does not change the output.",
     )
     dtype: str = text(
         "auto",
@@ -152,30 +159,29 @@ class Settings:
     )
     dequantize: bool | None = flag(
         None,
-        "Whether quantised weights become dense ones at load where memory allows, which takes more"
-        " of it; auto means on a CPU, where dense weights are faster.",
+        "Whether quantised weights are converted to dense ones at load if memory allows; auto means"
+        " only on a CPU, where dense weights are faster.",
     )
     load_trial: bool = flag(
         True,
-        "Whether a load ends with a few requests, alone and together, that are compared with the"
-        " model's plain forward passes; a model that fails in a batch is then served one request at"
-        " a time. It takes a quarter of the time of the load before it at most, or 3 seconds if"
-        " that is more.",
+        "Whether a load ends with a few test requests, alone and batched, that are compared with"
+        " plain forward passes of the model; a model that fails in a batch is then served one"
+        " request at a time. The test takes at most a quarter of the load time before it, or 3"
+        " seconds if that is more.",
     )
-    trust_remote_code: bool = flag(
-        False, "Whether Python files that come with the checkpoint may be run."
-    )
+    trust_remote_code: bool = flag(False, "Whether Python files in the checkpoint may be run.")
     allow_media_paths: bool = flag(
         False,
-        "Whether an item of a request's media may be an absolute path of a file here; only for"
-        " hosts that stage files.",
+        "Whether an item of a request's media may be the absolute path of a file on this machine;"
+        " only for hosts that stage files.",
     )
     max_image_pixels: int = number(
         33_554_432,
         1,
         89_478_485,
-        "Most pixels of an image as it is decoded, of a frame of a video as it is stored, and of"
-        " all frames taken from a video; all media of a request may have four times as many.",
+        "Maximum number of pixels of an image as it is decoded, of a video frame as it is stored, and"
+        " of all frames used of a video; all images and videos of a request together may have four"
+        " times as many.",
     )
     video_frames: int = number(
         16,
@@ -186,43 +192,45 @@ class Settings:
     )
     max_video_seconds: int = number(3600, 1, 86_400, "Most seconds of one video.")
     max_audio_seconds: int = number(
-        600, 1, 7200, "Most seconds of all sounds of a request together."
+        600, 1, 7200, "Maximum length in seconds of all sounds in a request together."
     )
-    max_media_mib: int = number(64, 1, 1024, "Most MiB of one image, video or sound, as encoded.")
+    max_media_mib: int = number(
+        64, 1, 1024, "Maximum file size in MiB of one image, video or sound."
+    )
     vision_cache_mib: int = number(
         512,
         0,
         _MIB,
         "Memory in MiB for images, videos and sounds of earlier requests: half for the model's"
-        " features, half for the processor's output; 0 turns it off.",
+        " features, half for the processor's output; 0 turns this cache off.",
     )
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")
     type: str = text(
         "",
-        "Kind of model, in place of what the checkpoint says; text serves only the text part of a"
-        " vision-language model.",
+        "Kind of model; empty means detected from the checkpoint, text serves only the text part of"
+        " a vision-language model.",
         ("", "text", "vision", "embedding", "rerank", "token_classify"),
     )
     pooling: str = text(
         "",
-        "How token vectors become the vector of Embedding: none returns each of them; empty means"
-        " what the checkpoint says, and last for a model that generates.",
+        "How token vectors are combined for Embedding; none returns each of them; empty means the"
+        " checkpoint's own, or last for a generative model.",
         ("", "mean", "last", "cls", "max", "none"),
     )
     normalize: bool | None = flag(
         None,
-        "Whether vectors of Embedding are scaled to length 1; auto means what the checkpoint says,"
-        " and true for a model that generates.",
+        "Whether Embedding vectors are normalised to length 1; auto means as the checkpoint says,"
+        " or true for a generative model.",
     )
-    tool_parser: str = text("", "Format of tool calls; empty means detected from the model.")
-    reasoning_parser: str = text("", "Format of reasoning; empty means detected from the model.")
-    eos_token: str = text("", "End-of-sequence token in place of the tokenizer's own.")
-    bos_token: str = text("", "Beginning-of-sequence token in place of the tokenizer's own.")
-    pad_token: str = text("", "Padding token in place of the tokenizer's own.")
-    unk_token: str = text("", "Unknown-word token in place of the tokenizer's own.")
-    sep_token: str = text("", "Separator token in place of the tokenizer's own.")
-    cls_token: str = text("", "Classifier token in place of the tokenizer's own.")
-    mask_token: str = text("", "Mask token in place of the tokenizer's own.")
+    tool_parser: str = text("", "Tool call format; empty means detected from the model.")
+    reasoning_parser: str = text("", "Reasoning format; empty means detected from the model.")
+    eos_token: str = text("", "End-of-sequence token that replaces the tokenizer's own.")
+    bos_token: str = text("", "Beginning-of-sequence token that replaces the tokenizer's own.")
+    pad_token: str = text("", "Padding token that replaces the tokenizer's own.")
+    unk_token: str = text("", "Unknown-word token that replaces the tokenizer's own.")
+    sep_token: str = text("", "Separator token that replaces the tokenizer's own.")
+    cls_token: str = text("", "Classifier token that replaces the tokenizer's own.")
+    mask_token: str = text("", "Mask token that replaces the tokenizer's own.")
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Settings:
@@ -231,7 +239,7 @@ class Settings:
 
     @property
     def extras(self) -> Extras:
-        """The defaults of what requests have no field for."""
+        """Defaults for settings that requests have no field for."""
         return Extras(
             min_tokens=self.min_tokens,
             xtc_probability=self.xtc_probability,
@@ -243,7 +251,7 @@ class Settings:
 
     @property
     def tokenizer_overrides(self) -> dict[str, str]:
-        """The special tokens that were given, by the tokenizer's name for them."""
+        """The special tokens that are set, by the tokenizer's names for them."""
         return {name: token for name in SPECIAL_TOKENS if (token := getattr(self, name))}
 
 
@@ -262,7 +270,7 @@ SPECIAL_TOKENS = (
 def weight_dtype(settings: Settings, field_value: str) -> str:
     """The wanted dtype: the setting, else the DType field of the load request, else `auto`.
 
-    The field is meant for several engines, so their names for the same types are taken too.
+    The field serves several engines, so their names for the same types are accepted too.
     """
     if settings.dtype != "auto":
         return settings.dtype
@@ -289,7 +297,7 @@ def checked(source: str, name: str, value: Any) -> Any:
 
 
 def unknown_setting(source: str, name: str) -> str:
-    """What to say of a name that is none of ours; source: where it was given."""
+    """The error message for an unknown name; source: where it was given."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
 

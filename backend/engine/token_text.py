@@ -1,9 +1,9 @@
-"""Token ids to text, piece by piece, with characters that span tokens held until they are whole.
+"""Incremental detokenisation. A character that spans several tokens is held back until complete.
 
-A vocabulary is turned into bytes once per model, so a stream costs one table look-up a token. The
-mlx-lm 0.32.2 detokenizers are not used for the two common kinds: they drop the leading space of a
-continuation, hold a single space back, and emit U+FFFD, which stalls a host for the rest of the
-stream (contract 4.1.1).
+The vocabulary is converted to bytes once per model, so streaming costs one table look-up per token.
+mlx-lm 0.32.2's detokenizers are not used for the two common kinds of tokenizer: they drop the
+leading space of a continuation, hold back a single space, and emit U+FFFD, at which LocalAI stops
+reading a stream's text.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The process and its RPCs: protobuf in, our dataclasses to the engine, protobuf out."""
+"""The process and its RPCs: protobuf requests to our dataclasses, and answers to protobuf."""

@@ -1,4 +1,4 @@
-"""Where to listen: the `--addr` argument, and whether that place is free (contract 1.1.3)."""
+"""Where to listen: the `--addr` argument, and whether that address is free."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
-USAGE = "usage: run.sh [--addr HOST:PORT]   (default localhost:50051; [::1]:PORT for IPv6)"
+USAGE = "usage: run.sh [--addr HOST:PORT | --version]   (default localhost:50051; [::1]:PORT: IPv6)"
 
 
 class UsageError(Exception):
-    """The command line cannot be followed; `str()` is the sentence for its author."""
+    """The command line is invalid; `str()` is the message for the user."""
 
 
 class AddressInUse(Exception):
-    """Another process listens there."""
+    """Another process listens on the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Address:
 
 
 def address_of(arguments: Sequence[str]) -> Address:
-    """The address that the command line asks for. The last `--addr` counts."""
+    """The address on the command line. If `--addr` is repeated, the last one applies."""
     address = Address()
     rest = iter(arguments)
     for argument in rest:
@@ -55,10 +55,10 @@ def address_of(arguments: Sequence[str]) -> Address:
 
 
 def require_free(address: Address) -> None:
-    """Raise AddressInUse if any interface behind the address is taken.
+    """Raise AddressInUse if the port is taken on any interface that the address resolves to.
 
-    gRPC is content with one of the addresses of `localhost`; the host would then talk to whoever
-    holds the other.
+    gRPC is content with one of the addresses of `localhost`; the host might then reach the process
+    that uses the other.
     """
     if address.port == 0:
         return

@@ -1,7 +1,7 @@
-"""One answer on its way out: text pieces in, chat events and log-probabilities out.
+"""Turns the text of one answer into chat events and log-probabilities.
 
-Only an answer to Messages is parsed. A raw prompt is continued as it is: its host renders and
-reads the template's markers itself (contract 3.3).
+Only an answer to Messages is parsed. The answer to a raw prompt is passed on unchanged, because the
+host that rendered the prompt also interprets the markers in the answer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from common.chat_parser import ChatParser
 
 
 class Answer:
-    """The parser of one generation; it starts with the first piece, when the prompt is known.
+    """The parser of one generation; created with the first piece, when the prompt is known.
 
-    partial_calls: the events are sent one by one, so calls may be shown while they are written.
+    partial_calls: events are sent one by one, so calls can be streamed while they are generated.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Answer:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of the reasoning so far; 0 for a raw prompt, which is not parsed."""
+        """Number of reasoning tokens so far; 0 for a raw prompt, whose answer is not parsed."""
         return self._thought.total
 
     def feed(self, piece: TextDelta) -> Sequence[ChatEvent]:
-        """The next piece of text."""
+        """Parse the next piece of text."""
         self._unsent += piece.logprobs
         parser = self._started()
         if parser is None:
@@ -61,16 +61,16 @@ class Answer:
         return merged(read)
 
     def finish(self, end: Finished) -> Sequence[ChatEvent]:
-        """The end of the text."""
+        """Parse the end of the text."""
         parser = self._started()
         events = [] if parser is None else parser.finish(end.reason)
         self._thought.add(events, end.usage.completion_tokens)
         return events
 
     def piece_logprobs(self) -> bytes:
-        """Those of the tokens since the Reply before, if a stream is to have them piece by piece.
+        """The log-probabilities of the tokens since the previous Reply, if they are streamed.
 
-        Tokens whose text is held back, or is markup, go with the next Reply that there is.
+        Those of tokens whose text is held back or is markup go with the next Reply.
         """
         if not self._request.stream_logprobs or not self._unsent:
             return b""
@@ -79,10 +79,10 @@ class Answer:
         return logprobs.as_json(entries, self._facts.token_bytes)
 
     async def last_logprobs(self, end: Finished) -> bytes:
-        """Those of the whole answer, less what has gone piece by piece, and those of the prompt."""
+        """The log-probabilities that were not streamed yet, and those of the prompt."""
         rest = (end.logprobs or ())[self._sent :]
         if end.prompt_logprobs is not None:
-            # A long prompt takes a second to write out, and other calls wait on this loop.
+            # Formatting a long prompt takes a second, which would block the event loop.
             return await asyncio.to_thread(
                 logprobs.as_json,
                 rest,

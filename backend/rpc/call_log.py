@@ -1,6 +1,6 @@
-"""One log line for each call that ended, with what the servicer noted on the way.
+"""One log line per finished call, with the fields that the servicer added.
 
-Probes and look-ups are logged at debug level only: a host asks for Health all day long.
+Health and similar calls are logged at debug level only, because a host makes them all the time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _notes: ContextVar[Notes] = ContextVar("notes")
 
 
 def begin() -> Notes:
-    """Start the notes of the call that this task serves."""
+    """Start collecting log fields for the call that this task serves."""
     notes: Notes = {}
     _notes.set(notes)
     return notes
 
 
 def note(**fields: object) -> None:
-    """Add fields to the line that the running call will end with."""
+    """Add fields to the log line of the current call."""
     _notes.get({}).update(fields)
 
 
@@ -50,7 +50,7 @@ def cancelled(method: str, notes: Notes, started: float) -> None:
 
 
 def failed(method: str, notes: Notes, started: float, status: Status, error: Exception) -> None:
-    """A refusal names its reason; a fault of ours shows where it came from as well."""
+    """Log a failed call: a refusal with its reason, an internal error also with its origin."""
     reason: Notes = {"why": status.sentence}
     if not status.expected:
         reason = {"traceback": traceback_of(error)}

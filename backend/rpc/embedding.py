@@ -1,7 +1,7 @@
-"""The Embedding RPC: one text, or its tokens, to one vector or one for each token (contract 5.3).
+"""The Embedding RPC: a text, or its tokens, to one vector or to one vector per token.
 
-The host fills the rest of PredictOptions from its configuration, as for a generation; sampling
-means nothing here. What would change the vector if it were read is refused.
+LocalAI fills the other fields of PredictOptions as for a generation; sampling fields have no effect
+here. Fields that would be expected to change the vector are refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What becomes of every field of PredictOptions and ModelOptions: honoured, refused, or unused.
+"""How each field of PredictOptions and ModelOptions is treated: honoured, refused, or unused.
 
-A host fills each message from its configuration (contract 2.2, 2.7), so most fields arrive with
-values that mean "off"; those pass. A field whose loss would change what the user gets is refused
-by value instead of being dropped. `python -m backend.rpc.fields` prints the tables of
-docs/fields.md; tests walk the descriptors and the code that reads them, so a new field needs a row.
+Hosts fill most fields from their configuration, so most fields arrive with values that mean "off";
+those are accepted. If ignoring a field would change what the user gets, any other value of it is
+refused. `python -m backend.rpc.fields` prints the tables of docs/fields.md; tests compare them with
+the protobuf descriptors and the code that reads the fields, so a new field needs a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wire import backend_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """The values of a field that ask for nothing. `words` names them for a reader."""
+    """The values of a field that request nothing. `words` describes them in documentation."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -28,7 +28,7 @@ class Neutral:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The values that pass, why others are not honoured, and what to send instead."""
+    """The accepted values, why others are refused, and what to send instead."""
 
     neutral: Neutral
     why: str
@@ -37,10 +37,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of one message, each in one of three tables.
+    """The fields of one message, each in exactly one of three tables.
 
-    honoured: what the field does. refused: when it is as good as absent. unused: why it means
-    nothing here.
+    honoured: what the field does. refused: which values are accepted. unused: why the field has no
+    effect.
     """
 
     message: type[Any]
@@ -49,7 +49,7 @@ class Fields:
     unused: Mapping[str, str]
 
     def require_neutral(self, message: Any) -> None:
-        """Raise InvalidRequest for the first refused field that asks for something."""
+        """Raise InvalidRequest for the first refused field that is set."""
         for name, row in self.refused.items():
             value = getattr(message, name)
             if not row.neutral.holds(value):
@@ -57,7 +57,7 @@ class Fields:
                 raise InvalidRequest(f"{name} {given}, but {row.why}: {row.instead}", name)
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Each field, in the order of the message, and what becomes of it in Markdown."""
+        """Each field in message order, and its treatment in Markdown."""
         for field in self.message.DESCRIPTOR.fields:
             name = field.name
             if name in self.honoured:
@@ -67,7 +67,7 @@ class Fields:
                 passes = f"**refused** unless it is {row.neutral.words}"
                 yield name, f"{passes}: {row.why}; {row.instead}"
             else:
-                yield name, f"no meaning: {self.unused[name]}"
+                yield name, f"no effect: {self.unused[name]}"
 
 
 def _one_of(*values: object) -> Neutral:
@@ -75,7 +75,7 @@ def _one_of(*values: object) -> Neutral:
 
 
 def _word_of(*words: str) -> Neutral:
-    """One of the words, in any case, or nothing."""
+    """One of the words in upper or lower case, or an empty string."""
     return Neutral(
         lambda value: value.strip().lower() in ("", *words),
         " or ".join(("empty", *(f"`{word}`" for word in words))),
@@ -83,71 +83,76 @@ def _word_of(*words: str) -> Neutral:
 
 
 _EMPTY = Neutral(lambda value: not value, "empty")
-# A probability mass that keeps every token: 0 is unset, 1 and more is everything.
-_OFF_SHARE = Neutral(lambda value: value == 0 or 1 <= value < math.inf, "0, or 1 and more")
+# A probability mass that keeps every token: 0 means unset, 1 and above means all.
+_OFF_SHARE = Neutral(lambda value: value == 0 or 1 <= value < math.inf, "0, or 1 or more")
 
-_LATER = "this version does not apply it"
-_DEVICE = "MLX places memory and work itself"
+_LATER = "this version does not support it"
+_DEVICE = "MLX manages memory and threads itself"
 _AT_LOAD = "fixed when the model is loaded"
 _MIROSTAT = "belongs to Mirostat, which is refused"
-_CHECKPOINT = "the checkpoint's config.json says it"
-_IMAGES = "for models that make images"
-_ROPE = "positions are as the checkpoint's config.json says"
+_CHECKPOINT = "the value comes from the checkpoint's config.json"
+_IMAGES = "for models that generate images"
+_ROPE = "position encoding is set by the checkpoint's config.json"
 _LOG = "MLX_BACKEND_LOG sets the log level"
 
 PREDICT_OPTIONS = Fields(
     pb.PredictOptions,
     honoured={
-        "Prompt": "goes to the model as it is, unless Messages are rendered; a BOS token is added"
-        " only where the text has none",
+        "Prompt": "goes to the model unchanged, unless Messages are rendered; a BOS token is added"
+        " only if the text has none",
         "Messages": "rendered by the model's chat template when UseTokenizerTemplate is set; the"
         " line `x-anthropic-billing-header: …` of a system message, which clients change with every"
-        " request, is left out",
-        "UseTokenizerTemplate": "renders Messages, if there are any, whatever Prompt holds",
+        " request, is removed",
+        "UseTokenizerTemplate": "renders Messages, if there are any, whatever Prompt contains",
         "Metadata": "`enable_thinking`, `reasoning_effort` and `chat_template_kwargs` reach the"
-        " chat template; keys that begin with `mlx.` are the settings below; other keys are labels"
-        " of clients and mean nothing",
-        "Images": "shown to a model that takes images, before the text of the last user's message"
-        " or where `mlx.image_messages` says (docs/vision.md); refused for other models",
-        "Videos": "the same for videos and `mlx.video_messages`; frames of them, where the model"
-        " takes no videos",
+        " chat template; keys that begin with `mlx.` are listed below; other keys are client"
+        " labels and have no effect",
+        "Images": "shown to a model that takes images, before the text of the last user message or"
+        " where `mlx.image_messages` says (docs/vision.md); refused for other models",
+        "Videos": "the same for videos and `mlx.video_messages`; shown as a sequence of images if"
+        " the model takes only images",
         "Audios": "the same for sounds and `mlx.audio_messages`",
-        "Tools": "shown by the chat template in the order of their names, or described in text"
-        " where it shows none (docs/formats.md); answers that call one become tool-call deltas;"
-        " with a tool that is `strict`, a grammar holds calls to the schemas",
+        "Tools": "rendered by the chat template, sorted by name, or described in text if the"
+        " template renders no tools (docs/formats.md); calls in the answer become tool-call deltas;"
+        " for a `strict` tool, a grammar enforces the schema",
         "ToolChoice": "`none` hides the tools; a grammar enforces `required` and a named function,"
         " in the model's own call format",
-        "Tokens": "most tokens to generate; 0, -1 and -2 mean up to the end of the context",
-        "StopPrompts": "the first to appear ends the text before it; empty ones are skipped",
-        "IgnoreEOS": "the end-of-sequence tokens cannot be chosen; a grammar still ends the answer",
-        "Temperature": "from 0 to 100; 0 takes the best token",
-        "TopP": "share of probability to keep; 0 or 1 and more is off",
-        "TopK": "tokens to keep; 0 or -1 is off",
-        "MinP": "share of the best token's probability, from 0 to 1; 0 is off",
-        "TypicalP": "locally typical sampling; 0 or 1 and more is off",
-        "Seed": "the same seed and request give the same tokens, alone or in a batch; -1 draws one",
+        "Tokens": "maximum number of tokens to generate; 0, -1 and -2 mean up to the end of the"
+        " context",
+        "StopPrompts": "the answer ends before the first one that appears; empty strings are"
+        " skipped",
+        "IgnoreEOS": "end-of-sequence tokens are never sampled; a grammar still ends the answer",
+        "Temperature": "from 0 to 100; 0 always picks the most likely token",
+        "TopP": "probability mass to keep; 0, or 1 or more, is off",
+        "TopK": "number of tokens to keep; 0 or -1 is off",
+        "MinP": "minimum probability, as a share of the most likely token's, from 0 to 1; 0 is off",
+        "TypicalP": "locally typical sampling; 0, or 1 or more, is off",
+        "Seed": "the same seed and request give the same tokens, alone or in a batch; -1 draws a"
+        " new seed",
         "Penalty": "llama.cpp's repetition penalty over prompt and output; 0 or 1 is off",
-        "Repeat": "tokens that Penalty looks back; 0 means 64, -1 means all",
+        "Repeat": "number of recent tokens that Penalty covers; 0 means 64, -1 means all",
         "FrequencyPenalty": "OpenAI's, per earlier occurrence in the output; 0 is off",
         "PresencePenalty": "OpenAI's, once per token seen in the output; 0 is off",
-        "LogitBias": "JSON object, token id → what is added to its logit; an id that the model"
-        " does not have is an error",
-        "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; reasoning"
-        " may come before it where the model thinks. GBNF beside Tools with one that is `strict` is"
-        " the host's form of calls, and left out: calls are enforced in the model's own",
-        "PromptCachePath": "an absolute path: the file that keeps a conversation's KV over a"
-        " restart; empty leaves it to the folder of `prompt_cache_dir`, if there is one",
-        "PromptCacheAll": "keeps the answer's KV on disk as well, not the prompt's alone",
-        "PromptCacheRO": "reads from disk, and writes nothing",
-        "NDraft": "most tokens guessed at a time, where the model was loaded with DraftModel or"
-        " `prompt_lookup`; the output does not depend on it; 0 leaves it to `n_draft`",
-        "Logprobs": "above 0: a log-probability per generated token, of the model's distribution"
-        " before bias, penalties, grammar and temperature",
-        "TopLogprobs": "alternatives per token, up to 20; above 0 it asks for Logprobs as well",
-        "CorrelationId": "leads the request's name in the log, if it is only a label",
+        "LogitBias": "JSON object, token id → value added to its logit; an id that the model does"
+        " not have is an error",
+        "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; a"
+        " reasoning model may think before it. If Tools has a `strict` tool, a GBNF grammar is"
+        " ignored: it is the host's own call format, and calls are enforced in the model's format"
+        " instead",
+        "PromptCachePath": "absolute path of a file that keeps a conversation's KV across restarts;"
+        " if empty, the folder `prompt_cache_dir` is used, if set",
+        "PromptCacheAll": "saves the answer's KV on disk as well, not only the prompt's",
+        "PromptCacheRO": "reads from disk but writes nothing",
+        "NDraft": "maximum number of tokens drafted at a time, if the model was loaded with"
+        " DraftModel or `prompt_lookup`; it does not change the output; 0 means the option"
+        " `n_draft`",
+        "Logprobs": "above 0: the log-probability of each generated token, in the model's"
+        " distribution before bias, penalties, grammar and temperature",
+        "TopLogprobs": "alternatives per token, up to 20; above 0 it implies Logprobs",
+        "CorrelationId": "the first part of the request's name in the log, if it is a plain label",
         "ModelIdentity": "compared with the loaded model's before anything else",
-        "Embeddings": "the text that the Embedding RPC turns into a vector; no generation reads it",
-        "EmbeddingTokens": "the same in token ids, taken as they are; send one of the two",
+        "Embeddings": "the text to embed; used only by the Embedding RPC",
+        "EmbeddingTokens": "the same as token ids, used unchanged; send one of the two",
     },
     refused={
         "TailFreeSamplingZ": Refused(_OFF_SHARE, _LATER, "send 1 and use TopP or MinP"),
@@ -156,8 +161,8 @@ PREDICT_OPTIONS = Fields(
     },
     unused={
         "Threads": _DEVICE,
-        "Batch": "prefill is cut by the prefill_chunk setting; the result does not depend on it",
-        "NKeep": "says what to keep when a context is shifted, and contexts are never shifted here",
+        "Batch": "the option prefill_chunk sets the size of prefill passes; results do not change",
+        "NKeep": "applies when a context is shifted, and contexts are never shifted here",
         "F16KV": _AT_LOAD,
         "MLock": _DEVICE,
         "MMap": _DEVICE,
@@ -167,7 +172,7 @@ PREDICT_OPTIONS = Fields(
         "Debug": _LOG,
         "RopeFreqBase": _AT_LOAD,
         "RopeFreqScale": _AT_LOAD,
-        "PenalizeNL": "Penalty counts newlines like any token, as llama.cpp does today",
+        "PenalizeNL": "Penalty counts newlines like any other token, as in llama.cpp",
         "MirostatETA": _MIROSTAT,
         "MirostatTAU": _MIROSTAT,
         "NegativePromptScale": "belongs to NegativePrompt, which is refused",
@@ -178,40 +183,40 @@ MODEL_OPTIONS = Fields(
     pb.ModelOptions,
     honoured={
         "Model": "what to load: hub id, hub URL, or path",
-        "ModelFile": "served if it exists",
-        "ModelPath": "folder in which Model is looked up",
+        "ModelFile": "loaded if it exists",
+        "ModelPath": "folder in which Model is searched",
         "ContextSize": "tokens of prompt plus output; 0 means the model's own maximum",
-        "MaxModelLen": "the same bound; the smaller one counts",
+        "MaxModelLen": "the same limit; the smaller one applies",
         "DType": "type of the weights: float32, float16, bfloat16 or auto",
-        "TrustRemoteCode": "allows Python code that comes with the checkpoint",
-        "Embeddings": "the model must answer Embedding: one that cannot is refused",
-        "Reranking": "the model must answer Rerank: a Qwen3 model is loaded as a reranker, and a"
-        " model that cannot rerank is refused",
-        "Options": "settings of docs/options.md, as `key:value`",
-        "CacheTypeKey": "form of the KV cache: empty, `f16` (as the model computes), `q8_0`,"
-        " `q5_0`, `q4_0` …; refused where the name is unknown or the model does not allow it",
-        "CacheTypeValue": "the same as CacheTypeKey: MLX has one form for both",
+        "TrustRemoteCode": "allows Python code in the checkpoint to run",
+        "Embeddings": "requires a model that supports Embedding; others are refused",
+        "Reranking": "requires a model that supports Rerank; others are refused. A Qwen3 model is"
+        " loaded as a reranker",
+        "Options": "options (docs/options.md) as `key:value`",
+        "CacheTypeKey": "type of the KV cache: empty or `f16` (the model's own type), `q8_0`,"
+        " `q5_0`, `q4_0` …; unknown names, and types that the model does not support, are refused",
+        "CacheTypeValue": "must equal CacheTypeKey: MLX has one type for both",
         "LoraAdapter": "an mlx-lm adapter: absolute path, path under ModelPath, or hub id",
-        "LoraAdapters": "further ones; several add up",
+        "LoraAdapters": "further adapters; several are added up",
         "LoraScale": "multiplies the adapter's own scale; 0 means 1",
         "LoraScales": "the same, in the order of LoraAdapters",
-        "DraftModel": "a smaller model of the same tokenizer that guesses ahead while one request"
-        " runs",
-        "LimitImagePerPrompt": "most Images of a request; 0 means 16",
-        "LimitVideoPerPrompt": "most Videos of a request; 0 means 16",
-        "LimitAudioPerPrompt": "most Audios of a request; 0 means 16",
-        "EngineArgs": "the same settings as a JSON object; an unknown key fails",
+        "DraftModel": "a smaller model with the same tokenizer, for speculative decoding while a"
+        " single request runs",
+        "LimitImagePerPrompt": "maximum number of Images in a request; 0 means 16",
+        "LimitVideoPerPrompt": "maximum number of Videos in a request; 0 means 16",
+        "LimitAudioPerPrompt": "maximum number of Audios in a request; 0 means 16",
+        "EngineArgs": "the same options as a JSON object; an unknown key is an error",
     },
     refused={
         "LoraBase": Refused(
             _EMPTY, "adapters are applied to the weights of the model itself", "leave it empty"
         ),
         "MMProj": Refused(
-            _EMPTY, "a vision model for MLX has its vision tower among its weights", "remove mmproj"
+            _EMPTY, "an MLX vision model includes its vision encoder", "remove mmproj"
         ),
         "Quantization": Refused(
             _EMPTY,
-            "an MLX checkpoint carries its own quantisation",
+            "quantisation is part of an MLX checkpoint",
             "choose a quantised checkpoint",
         ),
         "LoadFormat": Refused(
@@ -229,10 +234,10 @@ MODEL_OPTIONS = Fields(
         "TensorParallelSize": Refused(_one_of(0, 1), "one process serves the model", "send 0 or 1"),
     },
     unused={
-        "Seed": "every request brings its own",
-        "NBatch": "prefill is cut by the prefill_chunk setting",
+        "Seed": "each request has its own",
+        "NBatch": "the option prefill_chunk sets the size of prefill passes",
         "Threads": _DEVICE,
-        "F16Memory": "DType, or the platform, decides the type of weights and cache",
+        "F16Memory": "DType, or else the platform, sets the type of weights and cache",
         "MLock": _DEVICE,
         "MMap": _DEVICE,
         "NUMA": _DEVICE,
@@ -244,15 +249,15 @@ MODEL_OPTIONS = Fields(
         "NoKVOffload": _DEVICE,
         "FlashAttention": "MLX chooses its attention kernels itself",
         "EnforceEager": _DEVICE,
-        "EnableScore": "Score is always served",
+        "EnableScore": "Score is always available",
         "SwapSpace": _DEVICE,
-        "GPUMemoryUtilization": "the memory_limit_mib setting bounds memory",
+        "GPUMemoryUtilization": "the option memory_limit_mib limits memory",
         "RMSNormEps": _CHECKPOINT,
         "NGQA": _CHECKPOINT,
-        "GrammarTriggers": "for lazy grammars; here Grammar holds from the start of the answer",
+        "GrammarTriggers": "for lazy grammars; here Grammar applies from the start of the answer",
         "DisableLogStatus": _LOG,
         "VocabOnly": "no host sets it",
-        "Type": "names a class of another engine; the checkpoint says what it is",
+        "Type": "a class name for another engine; the kind of model comes from the checkpoint",
         "PipelineType": _IMAGES,
         "SchedulerType": _IMAGES,
         "CUDA": _IMAGES,
@@ -262,7 +267,7 @@ MODEL_OPTIONS = Fields(
         "CLIPSubfolder": _IMAGES,
         "CLIPSkip": _IMAGES,
         "ControlNet": _IMAGES,
-        "AudioPath": "for models that make sound",
+        "AudioPath": "for models that generate sound",
         "Proxy": "for LocalAI's cloud proxy",
     },
 )
@@ -273,9 +278,9 @@ def render() -> str:
     keys = {f"{PREFIX}{name}": key.meaning for name, key in KEYS.items()}.items()
     return "\n".join(
         (
-            _table("PredictOptions", "field | what becomes of it", PREDICT_OPTIONS.rows()),
+            _table("PredictOptions", "field | treatment", PREDICT_OPTIONS.rows()),
             _table("Metadata of a request", "key | meaning", keys),
-            _table("ModelOptions", "field | what becomes of it", MODEL_OPTIONS.rows()),
+            _table("ModelOptions", "field | treatment", MODEL_OPTIONS.rows()),
         )
     )
 

@@ -1,7 +1,7 @@
-"""Remembers which model was asked for last, and refuses calls meant for another one.
+"""Remembers which model was loaded last, and refuses calls meant for another one.
 
-In a cluster a port can come to belong to another model between the host's look-up and its call
-(contract 1.9); the host re-routes when it reads the sentinel phrase under NOT_FOUND.
+In a cluster, a port may come to serve another model between the host's look-up and its call.
+LocalAI routes the call again if it gets NOT_FOUND with the phrase `model identity mismatch`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ GUARDED = frozenset(
 
 
 class Identity:
-    """The `Model` of the last load that went well, word for word. Free does not clear it."""
+    """The `Model` field of the last successful load, verbatim. Free does not clear it."""
 
     def __init__(self) -> None:
         self._loaded = ""
 
     def check(self, method: str, request: Any) -> None:
-        """Raise IdentityMismatch if both sides have a name and the names differ."""
+        """Raise IdentityMismatch if both names are set and differ."""
         if method not in GUARDED:
             return
         requested: str = request.ModelIdentity
@@ -30,5 +30,5 @@ class Identity:
             raise IdentityMismatch(self._loaded, requested)
 
     def learn(self, name: str) -> None:
-        """Take the name of a model that has just been loaded."""
+        """Remember the name of a model that has just been loaded."""
         self._loaded = name

@@ -1,8 +1,8 @@
 """What happens to every call before and after the servicer: token, identity, errors.
 
-The order matters (contract 1.8.4): the token is checked before a byte of the request is parsed,
-and the model's identity is touched only by calls that carried it. The first interceptor covers
-all services of the process, reflection and grpc.health.v1 included; the second only our own.
+The order matters: the token is checked before any of the request is parsed, and a call without it
+never reaches the model identity. The first interceptor covers all services of the process,
+including reflection and grpc.health.v1; the second only our own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses each call that lacks the token; no method is exempt (contract 1.8)."""
+    """Refuses every call without the token; no method is exempt, not even Health."""
 
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}".encode()
@@ -46,7 +46,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         return _REFUSAL
 
     def _tell(self, method: str) -> None:
-        """Say once that tokens are wrong: a host without one would fill the log for ever."""
+        """Log only the first wrong token, because a host without one would fill the log."""
         level = logging.DEBUG if self._refused_before else logging.WARNING
         self._refused_before = True
         logs.event(level, "refused", {"rpc": method, "why": "invalid token"})
@@ -63,12 +63,12 @@ async def _refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "invalid token")
 
 
-# Bytes in, bytes out and streaming both ways: this shape fits a call of any kind.
+# Bytes in, bytes out, streaming in both directions: this handler fits every kind of call.
 _REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Parses the request, checks whom it is meant for, and turns exceptions into statuses."""
+    """Parses the request, checks the model identity, and turns exceptions into statuses."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -76,7 +76,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._answered: Container[str] = ()
 
     def close(self, *, but: Container[str] = ()) -> None:
-        """Refuse all further calls: the process is on its way out. but: methods still answered."""
+        """Refuse further calls, because the process is stopping. but: methods still answered."""
         self._closed = True
         self._answered = but
 

@@ -1,4 +1,4 @@
-"""A text field that holds a JSON object."""
+"""Reads a text field that contains a JSON object."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _KINDS = {list: "a list", str: "text", bool: "true or false", int: "a number", f
 
 
 def json_object(name: str, text: str, what: str = "a JSON object") -> dict[str, Any]:
-    """The object; a blank text and null are an empty one.
+    """The decoded object; blank text and null count as an empty object.
 
-    name, what: of the field and of what it should hold, for InvalidRequest. Its sentence does not
-    quote the text, because the log shows it, and a user may have written it.
+    name, what: the field's name and the expected content, for InvalidRequest. The error does not
+    quote the text, because it is logged and the text may come from a user.
     """
     if not text.strip():
         return {}

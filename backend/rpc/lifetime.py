@@ -1,9 +1,9 @@
-"""The life of the process: serve until a signal or a failed engine, then leave in order.
+"""The life of the process: serve until a signal or an engine failure, then shut down in order.
 
-The host sends SIGTERM to the process group and SIGKILL 15 seconds later (contract 1.6.3), in the
-middle of whatever runs. So generations are cancelled, not awaited, and every step has its limit.
-When the engine has failed, or hangs, probes are told before the calls end, so that nobody sends
-them here again.
+LocalAI sends SIGTERM to the process group, whatever is running, and SIGKILL 15 seconds later. So
+generations are cancelled instead of awaited, and every step of the shutdown has a time limit. When
+the engine has failed or hangs, Health reports it before the calls end, so that they are not sent
+here again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from backend.rpc.server import Server
 from backend.rpc.watchdog import Watchdog
 
 _ENGINE_GRACE = 5.0
-_ENGINE_LIMIT = 6.0  # for an engine that overstays its grace
+_ENGINE_LIMIT = 6.0  # for an engine that has not stopped within its grace period
 _ANSWER_GRACE = 1.0
-_LAST_LOOK = 1.0  # in which Status and probes tell of a failure
+_LAST_LOOK = 1.0  # seconds during which Status and Health report a failure
 _ECHO = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class EngineStopped(Exception):
-    """The engine cannot go on; `str()` is the cause."""
+    """The engine cannot continue; `str()` is the cause."""
 
 
 async def serve(engine: Engine, address: Address, token: str, ready: Callable[[int], None]) -> None:
-    """Serve until a signal asks to end. Raises EngineStopped, AddressInUse or UsageError."""
+    """Serve until a signal arrives. Raises EngineStopped, AddressInUse or UsageError."""
     asked = _on_signals()
     server = Server(engine, token)
     watchdog = Watchdog(engine.heartbeat, engine.fail)
@@ -62,9 +62,10 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
 
 
 def _on_signals() -> asyncio.Future[int]:
-    """Done with the first signal; the second one ends the process on the spot.
+    """A future that the first signal completes; a second signal ends the process at once.
 
-    `timeout` and the like signal a process and then its group: an echo is not a second signal.
+    `timeout` and similar programs signal a process and then its group; such a repetition does not
+    count as a second signal.
     """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[int] = loop.create_future()

@@ -1,7 +1,7 @@
-"""ModelOptions → LoadRequest, and the settings that a host gives in Options and EngineArgs.
+"""ModelOptions → LoadRequest, including the settings in Options and EngineArgs.
 
-A value that cannot work fails the load at once, with a sentence, instead of every request after
-it. `backend.rpc.fields` says what becomes of each field.
+A value that cannot work fails the load with an explanation, instead of every request after it.
+`backend.rpc.fields` lists how each field is treated.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ WITHOUT_EFFECT: dict[str, str] = dict.fromkeys(
     _PER_REQUEST,
 ) | {"quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"}
 _REFUSED: dict[str, str] = {
-    "max_kv_size": "is not supported: a rotating context forgets the start of the prompt without"
-    " saying so; set context_size to bound memory"
+    "max_kv_size": "is not supported, because a rotating context silently forgets the start of the"
+    " prompt; set context_size to limit memory"
 }
 
 
@@ -69,10 +69,10 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
 
 
 def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, Any], list[str]]:
-    """The settings that were given, typed and checked, and warnings for the log.
+    """The settings that are set, typed and checked, and warnings for the log.
 
-    An unknown option is a warning, since hosts add options of their own; an unknown key in
-    EngineArgs, and a wrong value in either, raises InvalidRequest. EngineArgs wins.
+    An unknown option is only a warning, because hosts add options of their own; an unknown key in
+    EngineArgs, or a wrong value in either, raises InvalidRequest. EngineArgs takes precedence.
     """
     given, warnings = split_options(options)
     values: dict[str, Any] = {}
@@ -94,9 +94,9 @@ def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, 
 
 
 def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The texts by key, and a sentence for each entry that is not of the form `key:value`.
+    """The values by key, and a warning for each entry that does not have the form `key:value`.
 
-    An entry is split at its first colon; of entries with the same key the last one counts.
+    An entry is split at its first colon; the last entry for a key applies.
     """
     given: dict[str, str] = {}
     warnings: list[str] = []
@@ -119,7 +119,7 @@ def _reference(name: str, value: str) -> str:
 def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
     """LoraAdapter with its LoraScale, then LoraAdapters with their LoraScales.
 
-    On the wire a scale that was not given is 0, so 0 means 1: the adapter at its own strength.
+    In the protocol an unset scale is 0, so 0 means 1: the adapter's own scale.
     """
     names, scales = list(options.LoraAdapters), list(options.LoraScales)
     if len(scales) > len(names):
@@ -150,7 +150,7 @@ def _adapter(field: str, reference: str, scale: float) -> AdapterRequest:
 
 
 def _context_size(context_size: int, max_model_len: int) -> int:
-    """Both bound prompt plus output; the smaller one that is set counts."""
+    """Both limit prompt plus output; the smaller value that is set applies."""
     for name, value in (("ContextSize", context_size), ("MaxModelLen", max_model_len)):
         if value < 0:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Log-probabilities → the JSON of Reply.logprobs, in OpenAI's shape (contract 4.10)."""
+"""Log-probabilities → the JSON of Reply.logprobs, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from backend.engine.events import PromptLogprobs, TokenLogprob
 from backend.engine.token_text import TextStream
 
-LEAST = -9999.0  # OpenAI's stand-in for a probability of zero, which JSON cannot write
+LEAST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm JSON cannot represent
 
 BytesOf = Callable[[int], bytes]
 
@@ -20,9 +20,9 @@ def as_json(
     prompt: PromptLogprobs | None = None,
     text: TextStream | None = None,
 ) -> bytes:
-    """`{"content": […]}` with an entry per generated token, and `"prompt"` if there is one.
+    """`{"content": […]}` with one entry per generated token, and `"prompt"` if requested.
 
-    bytes_of: what a token writes. text: a fresh decoder, for the texts of the prompt's tokens.
+    bytes_of: the bytes of a token. text: a new decoder, for the texts of the prompt's tokens.
     """
     shown: dict[str, Any] = {"content": [_entry(entry, bytes_of) for entry in entries]}
     if prompt is not None and text is not None:
@@ -33,7 +33,7 @@ def as_json(
 def _of_prompt(
     prompt: PromptLogprobs, bytes_of: BytesOf, text: TextStream
 ) -> Iterator[dict[str, Any]]:
-    """One entry per token; their texts add up to the text of the prompt."""
+    """One entry per token; their texts concatenated give the prompt."""
     unknown: dict[str, Any] = {"logprob": None, "top_logprobs": []}
     first = _token(prompt.first, bytes_of) | unknown
     entries = [first, *(_entry(entry, bytes_of) for entry in prompt.rest)]
@@ -55,7 +55,7 @@ def _token(token: int, bytes_of: BytesOf) -> dict[str, Any]:
     written = bytes_of(token)
     return {
         "id": token,
-        # Bytes that are only a part of a character are shown as escapes, which lose nothing.
+        # Bytes that are only part of a character are shown as escapes, so nothing is lost.
         "token": written.decode(errors="backslashreplace"),
         "bytes": list(written),
     }

@@ -1,9 +1,9 @@
-"""Logs as the host shows them: one line an event, on stderr, `level=… event=… key=value …`.
+"""The process's log on stderr: one line per event, `level=… event=… key=value …`.
 
-The host keeps the last stderr line as the cause of a crash and shows it to users (contract 1.2),
-so nothing may write lines of its own: loggers of libraries, warnings, stray prints and uncaught
-exceptions all pass through here. What a line may hold is decided where it is written: never a
-prompt, a message, a tool body or a secret. Their form is in common/log_lines.py.
+LocalAI shows the last line on stderr to users as the cause of a crash. So nothing else may write
+there: library loggers, warnings, stray prints and uncaught exceptions all pass through here. The
+caller decides what a line contains: never a prompt, a message, a tool body or a secret. The format
+is in common/log_lines.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ debug, event = _events.debug, _events.event
 
 
 class _Stray(io.TextIOBase):
-    """Stands in for `sys.stderr`: turns whatever others print into log lines."""
+    """Replaces `sys.stderr`: turns whatever other code prints into log lines."""
 
     def __init__(self) -> None:
         self._pending = threading.local()
@@ -49,7 +49,7 @@ class _Stray(io.TextIOBase):
 
 
 def configure(level_name: str) -> None:
-    """Route everything that this process says to stderr through one formatter."""
+    """Route everything that this process writes to stderr through one formatter."""
     logging.raiseExceptions = False
     logging.root.handlers[:] = [LineWriter(_STDERR)]
     level = LEVELS.get(level_name.strip().lower())
@@ -67,12 +67,12 @@ def configure(level_name: str) -> None:
 
 
 def flush() -> None:
-    """Wait a moment for the lines that are not written yet; the process is about to end."""
+    """Wait briefly for unwritten lines, because the process is about to end."""
     for handler in logging.root.handlers:
         handler.flush()
 
 
-# What libraries read when they are imported: no progress bars and no advice between our lines.
+# Environment that libraries read at import: no progress bars or advice between our log lines.
 _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TQDM_DISABLE": "1",

@@ -1,4 +1,4 @@
-"""What ModelMetadata tells of a model's chat format, in the host's terms (contract 5.7)."""
+"""ModelMetadata: a model's chat format, in the fields that LocalAI defines."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`python -m backend.rpc.monitor FILE PID`: ends a backend that can no longer end itself.
+"""`python -m backend.rpc.monitor FILE PID`: kills a backend that can no longer end itself.
 
-A native call that hangs and keeps the interpreter's lock stops every thread of the backend, its
-event loop too, so it takes another process to see that. This one shares the backend's heartbeat
-through the open file FILE, and ends when its standard input does: the backend holds the other end.
-A timer within the backend, such as faulthandler's, will not do: it counts the time in which the
-process was stopped, and would fire at the first moment after.
+A native call that hangs while it holds the interpreter's lock stops every thread of the backend,
+including its event loop, so only another process can notice. This one shares the backend's
+heartbeat through the open file descriptor FILE. It ends when its standard input is closed, whose
+other end the backend holds. A timer inside the backend, such as faulthandler's, is no substitute:
+it also counts time during which the process is stopped, and would fire as soon as it resumes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from backend.engine.heartbeat import BYTES, TICK_SECONDS, Heartbeat, Standstill
 
-GRACE = 5  # ticks that the backend has beyond its limit, to end by itself
-_DOUBTFUL = 2  # ticks of silence from which it may be that the process is stopped
+GRACE = 5  # extra ticks that the backend gets to end by itself
+_DOUBTFUL = 2  # ticks of silence after which the process may have been stopped by a signal
 
 
 def main(file: int, process: int) -> None:
-    """Watch until the process is gone, or hangs."""
+    """Watch until the process has ended or hangs."""
     heartbeat = Heartbeat(mmap.mmap(file, BYTES))
     engine, loop = Standstill(), Standstill()
     while not select.select([0], [], [], TICK_SECONDS)[0]:
@@ -34,17 +34,17 @@ def main(file: int, process: int) -> None:
         if silent >= _DOUBTFUL and _stopped(process):
             engine, loop = Standstill(), Standstill()
         elif due and silent >= heartbeat.limit + GRACE:
-            if os.getppid() == process:  # else the number may be another's by now
+            if os.getppid() == process:  # otherwise the pid may belong to another process by now
                 cause = heartbeat.complaint if stuck >= heartbeat.limit else "the event loop hangs"
                 cause += f"; the process has not answered for {silent} s"
                 os.kill(process, signal.SIGKILL)
-                if select.select([], [2], [], 0)[1]:  # else nobody reads it
+                if select.select([], [2], [], 0)[1]:  # otherwise the pipe is full
                     os.write(2, f'level=error event=exit cause="{cause}"\n'.encode())
             return
 
 
 def _stopped(process: int) -> bool:
-    """Whether the process is stopped, by a signal or by a debugger: then it need not progress."""
+    """Whether a signal or a debugger has stopped the process, so that it cannot make progress."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
     except OSError:

@@ -1,7 +1,7 @@
-"""Ends the process when the host that started it is gone (contract 1.11).
+"""Ends the process when the host that started it has ended.
 
-A killed host cannot send SIGTERM, and a backend that stays behind keeps its memory for nobody.
-The watch is a thread of its own, so that neither a blocked event loop nor the engine delays it.
+A killed host cannot send SIGTERM, and an orphaned backend would keep its memory for nothing. The
+watch has its own thread, so that neither a blocked event loop nor the engine delays it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ SWITCH = "LOCALAI_BACKEND_PARENT_WATCH"
 INTERVAL = "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL"
 _DEFAULT_SECONDS = 2.0
 _UNITS = (("ms", 0.001), ("s", 1.0), ("m", 60.0))
-_INIT = 1  # the pid that orphans are given to
+_INIT = 1  # the process that becomes the parent of orphans
 
 
 def interval_of(text: str) -> float:
-    """Seconds between two looks; the default for what is no positive duration."""
+    """Seconds between two checks; the default if the text is not a positive duration."""
     text = text.strip().lower()
     scale = 1.0
     for unit, seconds in _UNITS:
@@ -37,14 +37,14 @@ def interval_of(text: str) -> float:
 
 
 def wanted(environ: Mapping[str, str], parent: int) -> bool:
-    """Whether there is a parent worth watching, and nobody has switched the watch off."""
+    """Whether there is a parent to watch and the watch is not turned off."""
     if environ.get(SWITCH, "").strip().lower() in ("false", "0", "no", "off"):
         return False
     return sys.platform != "win32" and parent > _INIT
 
 
 def arm(environ: Mapping[str, str] = os.environ) -> bool:
-    """Start to watch; False where there is nothing to watch."""
+    """Start watching; False if there is nothing to watch."""
     parent = os.getppid()
     if not wanted(environ, parent):
         return False

@@ -14,7 +14,7 @@ LARGEST_JSON = 2 << 20
 
 
 def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Prompt:
-    """Messages for the template where asked for and present, else Prompt (contract 3.3).
+    """The Messages if the template is requested and there are any, else Prompt, as in llama.cpp.
 
     Raises InvalidRequest with the field at fault.
     """
@@ -69,7 +69,7 @@ def _require_begun(options: pb.PredictOptions) -> None:
 
 
 def _require_bounded(options: pb.PredictOptions) -> None:
-    """What is parsed here delays every other call, so there is a bound to it."""
+    """Limit what is parsed here, because parsing delays every other call."""
     if len(options.Messages) > MOST_MESSAGES:
         raise InvalidRequest(
             f"Messages has {len(options.Messages)} entries: send at most {MOST_MESSAGES}",
@@ -103,7 +103,7 @@ def _token_prompt(
 
 
 def tool_choice(options: pb.PredictOptions) -> ToolChoice:
-    """Whether the model may, must or must not call a tool (contract 3.6). Raises InvalidRequest."""
+    """Whether the model may, must or must not call a tool. Raises InvalidRequest."""
     try:
         choice = parse_tool_choice(options.ToolChoice)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""How many tokens of an answer were reasoning."""
+"""Counts the reasoning tokens of an answer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from common.chat_events import ChatEvent, Reasoning
 
 
 class ReasoningTokens:
-    """A count that does not depend on how the answer was cut into Replies.
+    """A count that does not depend on how the answer was divided into Replies.
 
-    A token that shows nothing is markup, or held back until more is known: it counts with the text
-    that comes next.
+    A token that produces no event is markup, or its text is held back; it counts as the same kind
+    as the text that follows.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class ReasoningTokens:
         self._placed = 0
 
     def add(self, events: Sequence[ChatEvent], tokens: int) -> None:
-        """What became certain when the answer had `tokens` tokens."""
+        """Add the events that became known when the answer had `tokens` tokens."""
         if not events:
             return
         if any(isinstance(event, Reasoning) for event in events):

@@ -1,7 +1,7 @@
-"""Server reflection that finds methods too.
+"""Server reflection that can also look up methods.
 
-The protobuf pool knows the file of every service and message, but not of a method, and that is
-what `grpcurl describe backend.Backend.Predict` asks for.
+The protobuf pool finds the file of a service or a message, but not of a method, which
+`grpcurl describe backend.Backend.Predict` asks for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 
 class _PoolWithMethods:
-    """The default pool, and the file of a method's service for the method's name."""
+    """The default pool, which also finds a method's file by that of its service."""
 
     def __init__(self, pool: DescriptorPool) -> None:
         self._pool = pool
@@ -33,6 +33,6 @@ class _PoolWithMethods:
 
 
 def enable(server: grpc.aio.Server, services: tuple[str, ...]) -> None:
-    """Serve reflection of the services, and of itself."""
+    """Serve reflection for these services and for itself."""
     pool = cast(DescriptorPool, _PoolWithMethods(descriptor_pool.Default()))
     reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server, pool)

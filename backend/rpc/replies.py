@@ -1,9 +1,8 @@
-"""Chat events → Reply, in the one form that every endpoint of the host reads right.
+"""Chat events → Reply, in the one form that every endpoint of LocalAI reads correctly.
 
-Contract 4.9: content travels both as `message` and as a delta; reasoning and tool calls only as
-deltas, because the host parses markup out of `message` a second time; nothing is repeated. Counts
-and times are running totals on every Reply, because the host overwrites them with each, and the
-last one says nothing but the totals.
+Content is sent both as `message` and as a delta. Reasoning and tool calls are sent only as deltas,
+because LocalAI parses `message` for markup again. Nothing is repeated. Counts and times are running
+totals on every Reply, because LocalAI keeps those of the last one; the last Reply has only totals.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
 
 
 def progress(event: Progress) -> pb.Reply:
-    """How far the prompt is; nothing of an answer."""
+    """Prompt progress, without any text."""
     counts = {
         "total": event.usage.prompt_tokens,
         "cached": event.usage.cached_tokens,
@@ -78,5 +77,5 @@ def _add_content(reply: pb.Reply, text: str) -> None:
 
 
 def _safe(text: str) -> str:
-    """The host stops reading a stream for good at the first U+FFFD in `message` (4.1.1)."""
+    """Replace U+FFFD, because LocalAI stops reading a stream at the first one in `message`."""
     return text.replace(_REPLACEMENT, "?")

@@ -1,8 +1,8 @@
-"""What the Metadata of a request says: variables of the chat template, and `mlx.` keys.
+"""Reads a request's Metadata: chat template variables, and `mlx.` keys.
 
-Hosts copy the labels of a client's `metadata` object into Metadata (contract 3.5), so anybody can
-send any key. The prefix `mlx.` marks the ones that are for us, and a wrong one is an error; labels
-mean nothing.
+LocalAI copies the entries of a client's `metadata` object into Metadata, so a client can send any
+key. The prefix `mlx.` marks the keys for this backend, and an unknown or invalid one is an error;
+all other keys are labels and are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.wording import did_you_mean, shown
 PREFIX = "mlx."
 _LONGEST_LIST = 2 << 20
 _LARGEST_BLOB = 64 * 1024
-# Arguments that decide what is rendered and how: no client may set them.
+# Arguments that control rendering itself; clients may not set them.
 RESERVED = frozenset(
     {
         "add_generation_prompt",
@@ -53,14 +53,14 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of Metadata. `read` raises ValueError with what should have been sent."""
+    """A Metadata key. `read` raises ValueError that says what should have been sent."""
 
     read: Callable[[str], Any]
     meaning: str
 
 
 def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
-    """What the `mlx.` keys set, over the model's defaults. Raises InvalidRequest."""
+    """The model's defaults with the `mlx.` keys applied. Raises InvalidRequest."""
     given: dict[str, Any] = {}
     for key, text in metadata.items():
         if not key.startswith(PREFIX):
@@ -79,7 +79,7 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
 
 
 def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Variables of the chat template by name; keys of their own win over chat_template_kwargs."""
+    """Chat template variables by name; separate keys override chat_template_kwargs."""
     arguments = {
         name: value
         for name, value in _blob(metadata.get("chat_template_kwargs", "")).items()
@@ -106,7 +106,7 @@ def _blob(text: str) -> dict[str, Any]:
 def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
     """Whether chat_template_kwargs may set the variable.
 
-    The host copies labels into it as well; such a copy is dropped, not refused.
+    LocalAI copies labels into chat_template_kwargs too; such a copy is dropped, not refused.
     """
     if name not in RESERVED:
         return True
@@ -146,18 +146,18 @@ _FLAG = Rule(bool, False, "")
 _MESSAGES = _integers("a JSON list with the index of a message for each item")
 
 KEYS: Mapping[str, Key] = {
-    "min_tokens": Key(RULES["min_tokens"].read, "tokens before which the answer cannot end"),
+    "min_tokens": Key(RULES["min_tokens"].read, "minimum length of the answer in tokens"),
     "xtc_probability": Key(
-        RULES["xtc_probability"].read, "XTC sampling: chance per token, from 0 to 1"
+        RULES["xtc_probability"].read, "XTC sampling: probability per token, from 0 to 1"
     ),
     "xtc_threshold": Key(
         RULES["xtc_threshold"].read,
-        "XTC sampling: share of probability from which a token counts as likely",
+        "XTC sampling: probability above which a token counts as likely",
     ),
     "presence_window": Key(
         _WINDOW.read,
-        "how many of the last tokens of prompt and output PresencePenalty looks at; 0: the whole"
-        " output, and nothing of the prompt",
+        "number of recent tokens of prompt and output that PresencePenalty covers; 0: the whole"
+        " output and none of the prompt",
     ),
     "frequency_window": Key(_WINDOW.read, "the same for FrequencyPenalty"),
     "grammar_type": Key(
@@ -169,39 +169,39 @@ KEYS: Mapping[str, Key] = {
     ),
     "thinking_budget": Key(
         RULES["thinking_budget"].read,
-        "most tokens of reasoning, of an answer to Messages; then its end is forced. 0: none; -1:"
-        " no bound. Where it is not sent, `reasoning_effort` bounds it unless the chat template"
-        " knows that variable: minimal and low 1024, medium 8192, high 24576",
+        "maximum number of reasoning tokens in an answer to Messages; then reasoning is closed. 0:"
+        " none; -1: no limit. If it is not sent, `reasoning_effort` sets the limit, unless the"
+        " chat template uses that variable: minimal and low 1024, medium 8192, high 24576",
     ),
     "grammar_or_calls": Key(
         _FLAG.read,
-        "`true`: the answer matches Grammar, or calls the offered tools as ToolChoice allows;"
-        " without it, only Grammar counts",
+        "`true`: the answer must match Grammar or call the offered tools as ToolChoice allows;"
+        " otherwise it must match Grammar",
     ),
     "stream_logprobs": Key(
         _FLAG.read,
-        "`true`: where log-probabilities are asked for, each Reply of a stream carries those of its"
-        " own tokens, and the last Reply only the rest",
+        "`true`: if log-probabilities are requested, each streamed Reply carries those of its own"
+        " tokens, and the last Reply only the rest",
     ),
     "stream_progress": Key(
         _FLAG.read,
-        "`true`: until the first text, Replies of a stream tell how far the prompt is: `logprobs`"
-        ' is `{"progress": {"total", "cached", "processed"}}` in tokens; the first comes as soon as'
+        "`true`: until the first text, streamed Replies report prompt progress: `logprobs` is"
+        ' `{"progress": {"total", "cached", "processed"}}` in tokens; the first comes as soon as'
         " the request is accepted",
     ),
     "prompt_token_ids": Key(
         _integers("a JSON list of token ids"),
-        "JSON list of token ids: the raw prompt, in place of Prompt; no BOS is added",
+        "JSON list of token ids: the raw prompt, instead of Prompt; no BOS is added",
     ),
     "prompt_logprobs": Key(
         _FLAG.read,
-        "`true`: the last Reply's `logprobs` have a list `prompt` beside `content`, one entry per"
-        " token of the raw prompt, with TopLogprobs alternatives; `text` is what the token adds to"
-        " the text, and the first `logprob` is null",
+        "`true`: the last Reply's `logprobs` has a list `prompt` next to `content`, with one entry"
+        " per token of the raw prompt and TopLogprobs alternatives; `text` is what the token adds"
+        " to the text, and the first `logprob` is null",
     ),
     "prompt_only": Key(
         _FLAG.read,
-        "`true`: the prompt is prefilled and nothing is generated, whatever Tokens says; the finish"
+        "`true`: the prompt is prefilled and nothing is generated, regardless of Tokens; the finish"
         " reason is `length`",
     ),
     "count_only": Key(
@@ -211,8 +211,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "continue_final_message": Key(
         _FLAG.read,
-        "`true`: the last of Messages is an answer that was begun, and the model goes on with its"
-        " text",
+        "`true`: the last of Messages is the beginning of the answer, and the model continues it",
     ),
     "image_messages": Key(
         _MESSAGES,

@@ -1,8 +1,7 @@
 """PredictOptions → GenerationRequest: the one place where a generation is validated.
 
-What comes out can be served as it is; what cannot is refused with the field, its value and what
-to send instead (contract 3.1). `backend.rpc.fields` says what becomes of the fields that
-are not read here.
+The result can be served as it is. A request that cannot be served is refused with the field, its
+value and what to send instead. `backend.rpc.fields` lists the fields that are not read here.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from wire import backend_pb2 as pb
 MOST_STOPS = 64
 LONGEST_STOP = 4096
 MOST_GUESSES = 64
-MOST_ALTERNATIVES = 20  # OpenAI's bound of top_logprobs
-# What Gemini's API makes of an effort, https://ai.google.dev/gemini-api/docs/openai#thinking
+MOST_ALTERNATIVES = 20  # OpenAI's limit for top_logprobs
+# Gemini's token budgets by effort, https://ai.google.dev/gemini-api/docs/openai#thinking
 EFFORT_BUDGETS = {
     "none": 0,
     "minimal": 1024,
@@ -38,12 +37,12 @@ EFFORT_BUDGETS = {
     "max": -1,
 }
 _BUDGET = f"{PREFIX}thinking_budget"
-_UNLIMITED = (0, -1, -2)  # what hosts send for "no limit"
+_UNLIMITED = (0, -1, -2)  # values that hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
-    """The validated request to the loaded model. Raises InvalidRequest with the field at fault."""
+    """The validated request. Raises InvalidRequest with the field at fault."""
     PREDICT_OPTIONS.require_neutral(options)
     extras = extras_of(options.Metadata, facts.defaults)
     prompt = prompt_of(options, extras, facts.vocabulary_size)
@@ -81,7 +80,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
 
 
 def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest:
-    begun = "an answer that was begun: send none, or"
+    begun = "an answer that the client has started: send none, or"
     if constraint.kind != "calls":
         return InvalidRequest(f"the grammar cannot constrain {begun} leave out Grammar", "Grammar")
     if constraint.optional:
@@ -95,7 +94,7 @@ def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest
 def _attachments(
     options: pb.PredictOptions, extras: Extras, facts: ServedModel
 ) -> Attachments | None:
-    """The media of the prompt, still encoded: a prompt thread decodes them."""
+    """The media of the prompt, still encoded; a prompt thread decodes them."""
     given = Attachments(
         tuple(options.Images),
         tuple(options.Audios),
@@ -129,7 +128,7 @@ def _attachments(
 
 
 def _request_id(label: str) -> str:
-    """A name for logs, unique here; a client's label leads it if it is only a label."""
+    """A unique name for the log, with the client's label in front if that is plain text."""
     unique = secrets.token_hex(6)
     return f"{label}.{unique}" if _LABEL.fullmatch(label) else unique
 
@@ -145,7 +144,7 @@ def _max_tokens(value: int) -> int | None:
 
 
 def _stop_strings(given: list[str]) -> tuple[str, ...]:
-    """The stop strings, each once; empty ones are how hosts write "none" in a list."""
+    """The distinct stop strings; hosts send an empty one for "none"."""
     stops = tuple(dict.fromkeys(stop for stop in given if stop))
     if len(stops) > MOST_STOPS:
         raise InvalidRequest(
@@ -164,13 +163,13 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
 def _constraint(
     options: pb.PredictOptions, prompt: Prompt, extras: Extras
 ) -> ConstraintSpec | None:
-    """What the answer must match: the grammar, else a tool call where one is required.
+    """The constraint on the answer: the grammar, or a tool call if one is required.
 
-    Where the model may choose, a strict tool constrains the calls that it makes: of all tools,
-    since they share the call format. LocalAI makes a GBNF of its own form for calls where a tool is
-    strict; the tools say the same in the model's form, so that GBNF is left out. Any other grammar
-    beside tools is all there is, unless the host says that it holds only for an answer without
-    calls.
+    If the model may choose whether to call, a strict tool constrains the calls of all tools,
+    because they share the call format. If a tool is strict, LocalAI sends a GBNF for its own call
+    format; that grammar is ignored, because the tools themselves are enforced in the model's
+    format. Any other grammar sent with tools excludes calls, unless the host says that it applies
+    only to an answer without calls.
     """
     answer = None
     tools = prompt.tools or () if isinstance(prompt, ChatPrompt) else ()
@@ -198,16 +197,16 @@ def _constraint(
 def _thinking_budget(
     options: pb.PredictOptions, prompt: Prompt, extras: Extras, facts: ServedModel
 ) -> int | None:
-    """Most tokens of reasoning: the request's word, else its effort, else the model's default.
+    """Maximum reasoning tokens: the request's budget, else its effort, else the model's default.
 
-    An effort is the template's to tell the model, where the template has a word for it.
+    An effort is not turned into a budget if the template has a variable for it.
     """
     asked = _BUDGET in options.Metadata
     if not isinstance(prompt, ChatPrompt):
         if asked and extras.thinking_budget >= 0:
             raise InvalidRequest(
                 f"Metadata {_BUDGET} is {extras.thinking_budget}, but only in an answer to Messages"
-                " is it known what is reasoning: send Messages, or leave it out",
+                " is reasoning recognised: send Messages, or leave it out",
                 f"Metadata {_BUDGET}",
             )
         return None
@@ -223,9 +222,9 @@ def _thinking_budget(
 
 
 def _told_of_budget(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:
-    """The prompt with what its template can make of the budget.
+    """The prompt with the template variables that express the budget.
 
-    Templates open no reasoning, or close it at once, where none is wanted.
+    With thinking disabled, templates open no reasoning or close it at once.
     """
     arguments = dict(prompt.template_arguments)
     if "thinking_budget" in facts.template_words:

@@ -1,4 +1,4 @@
-"""The Rerank RPC: documents in the order of their relevance to a query (contract 5.5)."""
+"""The Rerank RPC: documents sorted by relevance to a query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from backend.engine.errors import InvalidRequest
 from backend.rpc.call_log import note
 from wire import backend_pb2 as pb
 
-MOST_DOCUMENTS = 1000  # what Cohere's API takes
+MOST_DOCUMENTS = 1000  # the limit of Cohere's API
 
 
 async def answer(engine: Engine, request: pb.RerankRequest) -> pb.RerankResult:
@@ -37,9 +37,7 @@ async def answer(engine: Engine, request: pb.RerankRequest) -> pb.RerankResult:
 
 def _require_sound(request: pb.RerankRequest) -> None:
     if not request.query:
-        raise InvalidRequest(
-            "query is empty: send what the documents are to be compared with", "query"
-        )
+        raise InvalidRequest("query is empty: send the text to compare the documents with", "query")
     if not request.documents:
         raise InvalidRequest("documents is empty: send at least one", "documents")
     if len(request.documents) > MOST_DOCUMENTS:

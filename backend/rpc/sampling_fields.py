@@ -1,4 +1,4 @@
-"""The fields of PredictOptions that say how a token is chosen → Sampling."""
+"""The sampling fields of PredictOptions → Sampling."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LARGEST_BIAS = 1e6
 MOST_BIASES = 10_000
 LARGEST_PENALTY = 100.0
 _DEFAULT_WINDOW = 64  # llama.cpp's repeat_last_n
-_GREEDY_BELOW = 1e-5  # logits divided by less leave float32
+_GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:
-    """The validated fields. Raises InvalidRequest with the one at fault."""
+    """The validated fields. Raises InvalidRequest with the field at fault."""
     return Sampling(
         logit_bias=_logit_bias(options.LogitBias, vocabulary_size),
         repetition=_repetition(options.Penalty),
@@ -42,7 +42,7 @@ def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -
 
 
 def _within(name: str, value: float, low: float, high: float) -> float:
-    """The value, if it is a finite number in the range."""
+    """The value if it is finite and in the range. Raises InvalidRequest."""
     if math.isfinite(value) and low <= value <= high:
         return value
     limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
@@ -55,7 +55,7 @@ def _temperature(value: float) -> float:
 
 
 def _share(name: str, value: float) -> float:
-    """A share of probability: 0 is unset, and 1 or more keeps everything."""
+    """A probability mass: 0 means unset, and 1 or more keeps all tokens."""
     value = _within(name, value, 0.0, math.inf)
     return value if 0 < value < 1 else 1.0
 
@@ -88,12 +88,12 @@ def _window(value: int) -> int:
 
 
 def _seed(value: int) -> int:
-    """-1 asks for a fresh one; any other number is a seed, the negative ones as unsigned."""
+    """-1 draws a new seed; any other number is a seed, negative ones as unsigned."""
     return secrets.randbits(63) if value == -1 else value & 0xFFFF_FFFF
 
 
 def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
-    """Contract 3.1: a JSON object, token id → what is added to its logit."""
+    """Parse a JSON object of token id → value added to its logit."""
     given = json_object("LogitBias", text, 'a JSON object such as {"42": -100}')
     if len(given) > MOST_BIASES:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The Score RPC: its request as the engine wants it, and the sums it answers (contract 5.4)."""
+"""The Score RPC: the request for the engine, and the sums that it returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def response(
     logprobs: Sequence[Sequence[TokenLogprob]],
     bytes_of: Callable[[int], bytes],
 ) -> pb.ScoreResponse:
-    """Natural logarithms throughout; an empty candidate has the probability 1."""
+    """The reply: natural logarithms; an empty candidate has the probability 1."""
     answer = pb.ScoreResponse()
     for tokens in logprobs:
         values = [max(token.logprob, LEAST) for token in tokens]

@@ -1,4 +1,4 @@
-"""The gRPC server: what it serves, with which limits, and how it starts and stops."""
+"""The gRPC server: its services and limits, and how it starts and stops."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from backend.rpc.interceptors import SERVICE, CallInterceptor, TokenInterceptor
 from backend.rpc.servicer import Servicer
 from wire import backend_pb2_grpc
 
-MOST_BYTES = 50 * 1024 * 1024  # the host's own limit, both ways (contract 1.5.2)
+MOST_BYTES = 50 * 1024 * 1024  # LocalAI's own limit in both directions
 _MOST_PENDING = 100_000
 _OPTIONS = (
     ("grpc.max_send_message_length", MOST_BYTES),
     ("grpc.max_receive_message_length", MOST_BYTES),
-    ("grpc.so_reuseport", 0),  # two backends on one port would share its calls
-    # gRPC cancels calls of its own accord, without a word, where many arrive before they are taken.
-    # They are to be taken and refused by us: that is fast, and the caller is told.
+    ("grpc.so_reuseport", 0),  # otherwise two backends on one port would share its calls
+    # If many calls arrive before the server accepts them, gRPC cancels some without an error
+    # message. Accept them all instead: refusing them here is fast, and the caller learns why.
     ("grpc.server.max_pending_requests", _MOST_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
     ("grpc.server_max_unrequested_time_in_server", 600),  # seconds
@@ -55,13 +55,13 @@ class Server:
         return port
 
     async def refuse_new(self, *, failed: bool = False) -> None:
-        """Answer further calls with UNAVAILABLE and probes with NOT_SERVING.
+        """Answer further calls with UNAVAILABLE, and health checks with NOT_SERVING.
 
-        failed: Status is answered still, since it has something to tell.
+        failed: Status is still answered, because it reports the failure.
         """
         self._calls.close(but=("Status",) if failed else ())
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace: float) -> None:
-        """Close the port, give the last answers `grace` seconds to leave, cancel the rest."""
+        """Close the port, give running answers `grace` seconds to end, cancel the rest."""
         await self._server.stop(grace)

@@ -1,8 +1,8 @@
-"""The RPCs: each turns protobuf into our data, asks the engine, and turns the answer back.
+"""The RPCs: each converts the request, calls the engine, and converts the answer.
 
-Exceptions leave here as they are; `backend.rpc.interceptors` makes statuses of them. A model is
-asked for before a request is validated (contract 9.3). A cancelled call raises inside
-`async with`, so the engine hears of it at once, wherever the generation is.
+Exceptions pass through; `backend.rpc.interceptors` turns them into statuses. Whether a model is
+loaded is checked before the request is validated. A cancelled call raises inside `async with`,
+which cancels the generation in the engine at once, whatever its state.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return pb.Result(success=True, message=words)
 
     async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
-        """Load, and remember the name even if the caller left just before the end."""
+        """Load, and remember the name even if the caller disconnected just before the end."""
         async with self._loading:
             before = self._engine.loaded
             try:
@@ -188,7 +188,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
 
 def _read(answer: Answer, event: TextDelta | Finished) -> Sequence[ChatEvent]:
-    """What an event adds to the answer, and a note of it for the log line of the call."""
+    """The chat events of an engine event; also adds fields to the call's log line."""
     note_usage(event.usage)
     if isinstance(event, Finished):
         note(finish=event.reason)

@@ -1,9 +1,9 @@
-"""Bounds on the fields of a request, checked on its bytes before anything is parsed.
+"""Size limits for the fields of a request, checked on its bytes before anything is parsed.
 
-To parse, decode and look through a message keeps every other call waiting, and a few bytes can
-become a thousand times as much memory: each empty message in a list is an object. So a request of
-more than `_FREE` bytes is walked from field to field by its tags and lengths
-(https://protobuf.dev/programming-guides/encoding/), which costs next to nothing.
+Parsing and validating a message blocks every other call, and a few bytes can become a thousand
+times as much memory, because each empty message in a list is an object. So a request of more than
+`_FREE` bytes is first scanned field by field, by tags and lengths
+(https://protobuf.dev/programming-guides/encoding/), which costs almost nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LARGER = {
     "StopPrompts": MIB,
     "Tools": 8 * MIB,
 }
-# As large as a message may be: what is too much of them depends on the model.
+# No limit but the message's own: how much is too much depends on the model.
 _WHOLE = frozenset(
     {
         "Audios", "Embeddings", "Images", "Messages", "Prompt", "Videos",
@@ -39,9 +39,9 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def require_bounded(message: type[Any], raw: bytes) -> None:
-    """Raise InvalidRequest for a field that is too large, and for too many of them.
+    """Raise InvalidRequest if a field is too large, or if there are too many.
 
-    message: the generated class that `raw` is to be parsed as.
+    message: the generated class for `raw`.
     """
     if len(raw) <= _FREE:
         return
@@ -66,7 +66,7 @@ def require_bounded(message: type[Any], raw: bytes) -> None:
             elif form in (_FIXED32, _FIXED64):
                 at += 4 if form == _FIXED32 else 8
             else:
-                return  # no message at all, as the parser will say
+                return  # not a valid message; the parser will report it
     except IndexError:
         return
     for number, size in sizes.items():
@@ -76,7 +76,7 @@ def require_bounded(message: type[Any], raw: bytes) -> None:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it."""
+    """The number at an offset, and the offset after it."""
     value = shift = 0
     while True:
         byte = raw[at]

@@ -1,8 +1,8 @@
-"""Which gRPC status an exception becomes, and with which words (contract 1.10, 4.11.4).
+"""The gRPC status and message for each exception.
 
-The host reads meaning out of codes and even out of substrings of the text, and shows the text to
-end users. So FAILED_PRECONDITION is kept for "no model", an unknown exception says nothing of
-itself, and words that would set off the host by accident are exchanged for harmless ones.
+LocalAI acts on certain codes, and even on certain phrases in the message, and shows the message to
+end users. So FAILED_PRECONDITION is used only for "no model loaded", the text of an unknown
+exception is not shown, and phrases that LocalAI would act on by mistake are replaced.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from backend.engine import errors
 
 IDENTITY_MISMATCH = "model identity mismatch"
 ERROR_CODE = "mlx-error-code"
-ERROR_FIELD = "mlx-error-field"  # once for each field, the one at fault first
-_LONGEST_SENTENCE = 1000  # details travel in a trailer, and those are capped at some KiB
+ERROR_FIELD = "mlx-error-field"  # repeated for each field, the one at fault first
+_LONGEST_SENTENCE = 1000  # the message travels in a trailer, whose size is limited to a few KiB
 
 
 class NotServed(Exception):
-    """An RPC that this backend knows and does not serve."""
+    """An RPC that this backend does not implement."""
 
 
 class IdentityMismatch(Exception):
-    """The request is meant for another model than the loaded one."""
+    """The request is meant for a model other than the loaded one."""
 
     def __init__(self, loaded: str, requested: str) -> None:
         super().__init__(f"{IDENTITY_MISMATCH}: loaded {loaded!r}, requested {requested!r}")
@@ -33,10 +33,10 @@ class IdentityMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the caller gets to see. `expected` is False for a fault of ours.
+    """What the caller sees. `expected` is False for an internal error.
 
-    trailers: the error's code and the request's fields that the sentence names, for programs, so
-    that nobody has to read them out of the sentence.
+    trailers: the error's code and the request fields that the message names, so that programs need
+    not extract them from the text.
     """
 
     code: StatusCode
@@ -59,7 +59,7 @@ _CODES: dict[type[Exception], StatusCode] = {
     IdentityMismatch: StatusCode.NOT_FOUND,
 }
 
-# Phrase that the host acts on → the code or exception it belongs to, and what to say elsewhere.
+# A phrase that LocalAI acts on, the exception that it belongs to, and its replacement elsewhere.
 _TRIGGERS: tuple[tuple[re.Pattern[str], type[Exception] | None, str], ...] = tuple(
     (re.compile(re.escape(phrase), re.IGNORECASE), owner, harmless)
     for phrase, owner, harmless in (
@@ -74,7 +74,7 @@ _TRIGGERS: tuple[tuple[re.Pattern[str], type[Exception] | None, str], ...] = tup
 
 
 def status_of(error: Exception) -> Status:
-    """The status for an exception that a call ended with."""
+    """The status for the exception that ended a call."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return Status(code, _defused(error), trailers=_trailers(error))
@@ -84,7 +84,7 @@ def status_of(error: Exception) -> Status:
 
 
 def _trailers(error: Exception) -> tuple[tuple[str, str], ...]:
-    """Metadata holds ASCII only, and a field may name a key that a client made up."""
+    """The error as metadata; non-ASCII characters in a client's key are replaced."""
     if not isinstance(error, errors.EngineError):
         return ()
     told = (

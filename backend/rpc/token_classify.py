@@ -1,4 +1,4 @@
-"""The TokenClassify RPC: what a text names, with its place in bytes (contract 5.6)."""
+"""The TokenClassify RPC: the entities in a text, with byte offsets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wire import backend_pb2 as pb
 
 
 async def answer(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenClassifyResponse:
-    """An empty text names nothing. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    """An empty text has no entities. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
     reader = engine.reader(LabelReader)
     if not 0 <= request.threshold <= 1:
         raise InvalidRequest(

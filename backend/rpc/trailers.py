@@ -1,8 +1,7 @@
-"""What the wire has no field for, in the trailing metadata of a Predict or PredictStream.
+"""Trailing metadata of Predict and PredictStream, for what the protocol has no field for.
 
-A host has to know why an answer ended, how much of its prompt was remembered, and how much of the
-answer was reasoning. Only a call that ends well has these trailers; hosts that do not look for them
-never see them.
+A host needs to know why an answer ended, how many prompt tokens came from the cache, and how many
+answer tokens were reasoning. Only successful calls have these trailers, and hosts may ignore them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ENDED_BY = "mlx-ended-by"
 
 
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
-    """The trailers of an answer that came to this end."""
+    """The trailers for this end of an answer."""
     trailers: list[tuple[str, str | bytes]] = [
         (FINISH_REASON, end.reason),
         (CACHED_TOKENS, str(end.usage.cached_tokens)),

@@ -1,8 +1,9 @@
-"""Ends a process whose engine hangs, with or without the process's help.
+"""Ends a process whose engine hangs.
 
-While the event loop runs, it counts how long the engine's step has not ended; then calls can be
-answered, and the process leaves in order. A second process (`monitor`) does the rest; it starts
-with the first load, so that an answer to the first probe need not wait for it.
+While the event loop runs, it counts how long the engine has been in the same step; calls can then
+still be answered, and the process exits in order. If the event loop hangs too, a second process
+(`monitor`) takes over. It starts with the first load, so that the first Health need not wait for
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ROOT = Path(__file__).parents[2]
 class Watchdog:
     """Watches one heartbeat. hangs: called once, with the cause.
 
-    Made before the engine thread starts, because the heartbeat moves into shared memory.
+    Create it before the engine thread starts, because it moves the heartbeat into shared memory.
     """
 
     def __init__(self, heartbeat: Heartbeat, hangs: Callable[[str], None]) -> None:
@@ -36,7 +37,7 @@ class Watchdog:
         heartbeat.move(mmap.mmap(self._file, BYTES))
 
     async def watch(self) -> None:
-        """Look once a tick, for ever."""
+        """Check once per tick, for ever."""
         heartbeat, engine = self._heartbeat, Standstill()
         reported = False
         while True:
@@ -49,9 +50,9 @@ class Watchdog:
                 self._hangs(heartbeat.complaint)
 
     def start_monitor(self) -> None:
-        """Start the second process, if it is not there.
+        """Start the second process unless it is already running.
 
-        In a session of its own, since signals to the backend's group are none of its business.
+        It has its own session, because signals to the backend's process group are not meant for it.
         """
         if self._monitor is not None:
             return
@@ -70,7 +71,7 @@ class Watchdog:
             logs.warning("monitor", started=False, why=failure)
 
     def close(self) -> None:
-        """End the monitor: there is nothing left to watch."""
+        """End the monitor, because there is nothing left to watch."""
         if self._monitor is not None:
             assert self._monitor.stdin is not None
             self._monitor.stdin.close()
@@ -78,7 +79,7 @@ class Watchdog:
 
 
 def _shared_file() -> int:
-    """The descriptor of a file that has no name, of BYTES zeros."""
+    """The descriptor of an unnamed file with BYTES zero bytes."""
     if sys.platform == "linux":
         file = os.memfd_create("heartbeat")
     else:

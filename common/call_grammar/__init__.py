@@ -1,4 +1,4 @@
-"""Grammars under which a model can write nothing but calls, in its own way of writing them."""
+"""Grammars that allow only tool calls, in the model's own syntax."""
 
 from common.call_grammar.build import call_grammar, writes_hermes_calls
 from common.call_grammar.tools import CallableTool

@@ -1,4 +1,4 @@
-"""Families that write arguments as keywords: Python calls, and Gemma's JSON with fenced strings."""
+"""Families without tags around arguments: Python calls, and Gemma's JSON-like notation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from common.call_grammar.tools import CallableTool, alternatives, check_name
 
 _KEY = r"[^:,{}\[\]<>\s\"'=()]+"
 _ESCAPES = 'nrt\\"'
-"""What JSON and Python agree on: Python knows neither `\\/` nor halves of a character."""
+"""The strings that JSON and Python share: Python knows neither `\\/` nor surrogates."""
 _SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
 
 
 @dataclass(frozen=True, slots=True)
 class PythonicCalls:
-    """`NAME(key=value, …)`; values are JSON that Python's literals agree with."""
+    """`NAME(key=value, …)`; values are JSON that is also a Python literal."""
 
     opening: str
     separator: str
@@ -43,14 +43,14 @@ class PythonicCalls:
 
 @dataclass
 class _FencedValues:
-    """Values in a JSON whose strings stand, raw, between two equal fences."""
+    """Values in a JSON-like notation whose strings are raw text between two equal delimiters."""
 
     book: RuleBook
     fence: str
     _known: dict[str, str] = field(default_factory=dict)
 
     def value(self, schema: Mapping[str, Any]) -> str:
-        """A rule for a value; a schema that refers to itself becomes a rule that does."""
+        """A rule for a value; a recursive schema becomes a recursive rule."""
         key = json.dumps(schema, sort_keys=True)
         if key not in self._known:
             self._known[key] = name = self.book.reserve()
@@ -70,7 +70,10 @@ class _FencedValues:
             case "array":
                 items = schema.get("items", {})
                 if not isinstance(items, Mapping):
-                    raise ValueError("lists with a schema for each place cannot be enforced here")
+                    raise ValueError(
+                        "lists with a schema for each position cannot be enforced in this model's"
+                        " call format"
+                    )
                 item = self.value({**shared, **items})
                 return self._list(item, schema.get("minItems", 0), schema.get("maxItems"))
             case None:

@@ -1,4 +1,4 @@
-"""Which grammar of calls belongs to which chat format."""
+"""The call grammar for each chat format."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
 FAMILIES: Mapping[str, _Family] = {
     name: family for family, names in _NAMES for name in names.split()
 }
-"""By the names of `common.formats.families`."""
+"""Keys are the names in `common.formats.families`."""
 
 
 def writes_hermes_calls(format_name: str) -> bool:
-    """Whether calls of the format are JSON between <tool_call> and </tool_call>."""
+    """Whether the format's calls are JSON between <tool_call> and </tool_call>."""
     return FAMILIES.get(format_name) is as_json.HERMES
 
 
@@ -63,20 +63,20 @@ def call_grammar(
     *,
     parallel: bool,
 ) -> str:
-    """Lark, with the rule `start`, of one call, or with `parallel` of one or more.
+    """A Lark grammar with the rule `start` for one call, or with `parallel` for one or more.
 
-    json_options: llguidance's options for JSON in it. Raises ValueError, with a sentence, for a
-    format or a tool that cannot be enforced.
+    json_options: llguidance's options for the JSON in it. Raises ValueError, with an explanation,
+    for a format or a tool that cannot be enforced.
     """
     if not tools:
-        raise ValueError("there is no tool that could be called")
+        raise ValueError("there is no tool to call")
     family = FAMILIES.get(format_name)
     if family is as_json.MISTRAL_LIST and markers.has("[ARGS]"):
         family = as_json.MISTRAL_ARGS
     if family is None:
         raise ValueError(
-            "tool calls cannot be enforced with this model: its answers are read in the format"
-            f" {format_name}, which has no grammar of calls; demand no call and mark no tool as"
+            "tool calls cannot be enforced with this model: its answers have the format"
+            f" {format_name}, which has no grammar for calls; require no call and mark no tool as"
             " strict, or load the model with another tool_parser"
         )
     return family.grammar(RuleBook(markers, json_options), tools, parallel=parallel)

@@ -1,4 +1,4 @@
-"""Families that write a call's arguments as one JSON object, which the schema then governs."""
+"""Families that write a call's arguments as one JSON object, which follows the schema."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from common.call_grammar.tools import CallableTool, check_name
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """What stands around the arguments. `{name}` is the tool's name, `{index}` the call's number.
+    """The text around the arguments. `{name}` is the tool's name, `{index}` the call's number.
 
-    quoted: the name stands in a JSON string. pattern: names that the family can write bare.
+    quoted: the name is in a JSON string. pattern: names that the family can write without quotes.
     """
 
     head: str

@@ -1,4 +1,4 @@
-"""Pieces of llguidance's Lark that hold free text."""
+"""Parts of llguidance's Lark for free text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ ANY_TEXT = "/(?s:.*)/"
 
 
 def regex_text(text: str) -> str:
-    """A text as a regular expression that matches it alone, safe between slashes."""
+    """A regular expression that matches only this text, safe between slashes."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
 
 
 def text_without(forbidden: Iterable[str]) -> str:
-    """A terminal's body for any text, the empty one too, in which none of these occurs."""
+    """The body of a terminal for any text, also empty, that contains none of these."""
     listed = "|".join(regex_text(text) for text in dict.fromkeys(forbidden) if text)
-    # One expression, not one for each: llguidance's lexer grows with every negation.
+    # A single expression, because llguidance's lexer grows with every negation.
     return f"({ANY_TEXT} & ~/(?s:.*)({listed})(?s:.*)/)" if listed else ANY_TEXT
 
 
 def literals_of(option: Mapping[str, Any]) -> list[str] | None:
-    """The strings that an option allows, where it lists them."""
+    """The strings that a schema alternative lists; None if it lists none."""
     values = option.get("enum", [option["const"]] if "const" in option else None)
     if not isinstance(values, list):
         return None
@@ -30,7 +30,7 @@ def literals_of(option: Mapping[str, Any]) -> list[str] | None:
 
 
 def shape_of(option: Mapping[str, Any]) -> str:
-    """What a string's schema asks of its text, as a terminal's body; '/(?s:.*)/' where nothing."""
+    """A string schema's constraints as the body of a terminal; '/(?s:.*)/' if there are none."""
     if (values := literals_of(option)) is not None:
         return f"/({'|'.join(map(regex_text, values))})/"
     parts = []
@@ -45,9 +45,9 @@ _TOKEN = re.compile(r"\\.|.", re.DOTALL)
 
 
 def _branches(pattern: str) -> list[list[str]]:
-    """The alternatives of a regular expression, each in tokens that are safe between slashes."""
+    """The alternatives of a regular expression, as tokens that are safe between slashes."""
     branches: list[list[str]] = [[]]
-    depth, listed = 0, False  # within how many groups, and whether within a class
+    depth, listed = 0, False  # depth of groups, and whether inside a class
     for token in _TOKEN.findall(pattern):
         if listed:
             listed = token != "]"
@@ -63,7 +63,7 @@ def _branches(pattern: str) -> list[list[str]]:
 
 
 def _whole(branch: list[str]) -> str:
-    """What a text looks like in which this alternative is found; JSON schemas search."""
+    """An expression for a whole text that contains a match, because JSON schema patterns search."""
     before = branch[:1] != ["^"]
     after = branch[-1:] != ["$"]
     core = "".join(branch[0 if before else 1 : None if after else -1])

@@ -1,4 +1,4 @@
-"""A Lark grammar while it is being written, and what it has to know of the model's tokens."""
+"""Builds a Lark grammar; also the interface to the model's special tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from common.call_grammar.lark_text import text_without
 
 
 class Markers(Protocol):
-    """How a model's tokens spell a marker."""
+    """Writes markers with a model's tokens."""
 
     def pieces(self, text: str) -> list[str | int]:
-        """A marker as texts, and the ids of the special tokens that are in it."""
+        """A marker as texts and the ids of its special tokens."""
 
     def lark(self, text: str) -> str:
         """A marker as a sequence of Lark symbols."""
@@ -25,7 +25,7 @@ class Markers(Protocol):
 
 @dataclass
 class RuleBook:
-    """Rules by body: equal ones are written once. json_options: llguidance's `x-guidance`."""
+    """Rules by body, so equal ones are written once. json_options: llguidance's `x-guidance`."""
 
     markers: Markers
     json_options: Mapping[str, Any]
@@ -39,7 +39,7 @@ class RuleBook:
         return self._line("T", body)
 
     def reserve(self) -> str:
-        """A name for a rule that is needed before its body is known; see `define`."""
+        """Reserve the name of a rule that is needed before its body is known; see `define`."""
         name = f"p{len(self.lines)}"
         self.lines.append("")
         return name
@@ -51,16 +51,16 @@ class RuleBook:
         return self.markers.lark(marker)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> str:
-        """A value of a schema, as JSON."""
+        """A rule for a JSON value that matches the schema."""
         whole = {**schema, "x-guidance": {**self.json_options, **options}}
         return self.rule(f"%json {json.dumps(whole)}")
 
     def text_until(self, closing: str, without: Iterable[str], *also: str) -> str:
-        """Free text and the marker that closes it.
+        """A rule for free text and the marker that closes it.
 
-        without: what must not occur in it, besides the marker itself. also: further terminals
-        that the text must be one of. Text and the beginning of the marker are one lexeme, so that
-        neither is taken for the other.
+        without: texts that it must not contain, besides the marker itself. also: terminals that it
+        must match as well. Text and the beginning of the marker are one lexeme, so that the lexer
+        cannot mistake one for the other.
         """
         first, *rest = self.markers.pieces(closing)
         body = " & ".join([text_without([*without, closing.strip()]), *also])
@@ -69,7 +69,7 @@ class RuleBook:
         ]
         if isinstance(first, int):
             text = self.terminal(f"({body}) & /(?s:.+)/") + "?"
-            if also:  # the empty text may not be among what is allowed
+            if also:  # the empty text may not be allowed
                 text = self.terminal(body)
             return " ".join([text, f"<[{first}]>", *tail])
         literal = json.dumps(first, ensure_ascii=False)
@@ -87,7 +87,7 @@ class RuleBook:
 
 
 def one_or_more(call: str, separator: str, *, several: bool) -> str:
-    """Calls one after the other, or just one."""
+    """Several calls with separators, or a single one."""
     return f"{call} ({separator} {call})*" if several else call
 
 
@@ -96,7 +96,7 @@ def either(options: Sequence[str]) -> str:
 
 
 def separated(book: RuleBook, items: Sequence[tuple[str, bool]], separator: str) -> str:
-    """Items in their order with a separator between them; those marked False may be left out."""
+    """Items in order with separators between them; those marked False are optional."""
     first, later = "", ""
     for item, required in reversed(items):
         follows = f"{separator} {item} {later}" if later else f"{separator} {item}"

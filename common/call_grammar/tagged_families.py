@@ -1,7 +1,7 @@
-"""Families that write each argument between tags of its own, its value as bare text.
+"""Families that write each argument in its own tags, with the value as bare text.
 
-What an argument without quotes is, only the tool's schema tells, by the rules of
-`common/tool_schema.py`: a grammar must write nothing that would be read as another type.
+Only the tool's schema gives the type of a value without quotes, by the rules of
+`common/tool_schema.py`. So a grammar must not allow text that would be read as another type.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _KEY = r"""[^<>"'/=\s&]+"""
 
 @dataclass(frozen=True, slots=True)
 class TaggedCalls:
-    """The tags of a family, with `{name}` and `{key}` where those stand, and line breaks.
+    """The tags of a family, with placeholders `{name}` and `{key}`, and line breaks.
 
-    value_end closes a value and is followed by `after`. forbidden: what no value may hold, so
-    that no part of one is taken for markup. text_flag, other_flag: stand for `{flag}` in a
-    parameter's tag where its value is text, or is not. breaks: line breaks may be left out.
+    value_end: closes a value, and is followed by `after`. forbidden: texts that no value may
+    contain, so that no part of one is mistaken for markup. text_flag, other_flag: replace `{flag}`
+    in a parameter's tag if its value is text, or not. breaks: line breaks are optional.
     """
 
     call: str
@@ -96,7 +96,7 @@ class TaggedCalls:
         texts: Sequence[Any],
         others: Sequence[Any],
     ) -> str:
-        """Text, and nothing that would be read as one of the other types against its schema."""
+        """A rule for text that cannot be read as one of the schema's other types."""
         if all(literals_of(option) is not None for option in texts) and not others:
             return self._literals(book, tool, key, texts)
         also = [shape_of(option) for option in texts if not others]
@@ -112,7 +112,7 @@ class TaggedCalls:
         return f"{value} {self._text(book, line_break + rest)}"
 
     def _literals(self, book: RuleBook, tool: CallableTool, key: str, texts: Sequence[Any]) -> str:
-        """The strings of an enumeration that are read back as strings."""
+        """Rules for the strings of an enumeration that are parsed as strings again."""
         schemas = ToolSchemas([{"name": tool.name, "parameters": tool.schema}])
         found = []
         for option in texts:
@@ -148,7 +148,7 @@ def _is_unbounded(option: Any) -> bool:
 
 
 def _function_tags(opening: str, closing: str, value: str) -> TaggedCalls:
-    """`<function=NAME><parameter=KEY>`, with the family's own block around it."""
+    """`<function=NAME><parameter=KEY>`, inside the family's own block."""
     return TaggedCalls(
         call=f"{opening}\n<function={{name}}>\n",
         call_end=f"</function>\n{closing}",
@@ -160,7 +160,7 @@ def _function_tags(opening: str, closing: str, value: str) -> TaggedCalls:
 
 
 def _invoke_tags(prefix: str, block: str, value_flag: tuple[str, str] | None = None) -> TaggedCalls:
-    """`<invoke name="NAME"><parameter name="KEY">`, with a prefix, in one block for all calls."""
+    """`<invoke name="NAME"><parameter name="KEY">` with a prefix, all calls in one block."""
     flag = ' string="{flag}"' if value_flag else ""
     return TaggedCalls(
         call=f'<{prefix}invoke name="{{name}}">\n',

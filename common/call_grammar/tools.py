@@ -1,4 +1,4 @@
-"""The tools of a call grammar, and what their schemas say of each argument."""
+"""The tools of a call grammar, and the schemas of their arguments."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MAX_REFERENCES = 20
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """A tool and the JSON schema of its arguments, an object."""
+    """A tool and the JSON schema of its arguments object."""
 
     name: str
     schema: Mapping[str, Any]
 
     @classmethod
     def of(cls, tool: Mapping[str, Any]) -> CallableTool:
-        """The tool of an OpenAI tool object. Raises ValueError.
+        """The tool in an OpenAI tool object. Raises ValueError.
 
-        Where the schema does not say whether further arguments are allowed, they are not.
+        Additional arguments are forbidden unless the schema allows them.
         """
         function = tool.get("function")
         entry = function if isinstance(function, Mapping) else tool
@@ -39,9 +39,9 @@ class CallableTool:
         return cls(name, whole)
 
     def arguments(self) -> list[tuple[str, dict[str, Any], bool]]:
-        """Each argument's name, schema, and whether it must be given, in declared order.
+        """Each argument's name, schema, and whether it is required, in declared order.
 
-        Raises ValueError where the schema does not list its arguments.
+        Raises ValueError if the schema does not list its arguments.
         """
         properties = self.schema.get("properties", {})
         if _COMPOSED & self.schema.keys() or not isinstance(properties, Mapping):
@@ -67,7 +67,7 @@ def _as_object(schema: Any) -> dict[str, Any]:
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema with references at its top followed. Raises ValueError where they lead nowhere."""
+    """The schema with top-level references resolved. Raises ValueError if that is impossible."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str):
@@ -77,14 +77,14 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
             step = step.replace("~1", "/").replace("~0", "~")
             target = target.get(step) if isinstance(target, Mapping) else None
         if not isinstance(target, Mapping):
-            raise ValueError(f"the reference {reference!r} leads nowhere")
+            raise ValueError(f"the reference {reference!r} has no target")
         shared = {key: schema[key] for key in _SHARED if key in schema}
         schema = {**shared, **target}
-    raise ValueError(f"the reference {reference!r} goes round in circles")
+    raise ValueError(f"the reference {reference!r} is circular")
 
 
 def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas of which a value follows one, references followed."""
+    """The alternative schemas for a value, with references resolved."""
     schema = resolved(schema)
     shared = {key: schema[key] for key in _SHARED if key in schema}
     for key in ("anyOf", "oneOf"):
@@ -101,7 +101,7 @@ def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def check_name(kind: str, name: str, pattern: str) -> str:
-    """The name, if a family can write it. Raises ValueError."""
+    """The name if the family can write it. Raises ValueError."""
     if not re.fullmatch(pattern, name):
         raise ValueError(f"the {kind} name {name!r} cannot be written in this model's call format")
     return name

@@ -1,1 +1,1 @@
-"""How each family of models writes reasoning and tool calls: one small module per grammar."""
+"""The output formats of model families, one small module per grammar."""

@@ -1,10 +1,10 @@
-"""Collects what a grammar finds, and leaves out the blank lines that templates put around blocks.
+"""Collects the events that a grammar finds, without the blank lines that separate blocks.
 
-Templates separate reasoning, answer and calls by newlines that belong to none of them, while
-whitespace inside an answer is the model's own. So newlines are held until it is known what
-follows: text makes them part of it, the edge of a block drops them. Text that goes on after a
-block keeps the newlines before it: no template puts them there, and without them two sentences
-would become one. What stands between two blocks and is nothing but whitespace is dropped.
+Templates put newlines between reasoning, answer and calls that belong to none of them, while
+whitespace inside an answer is output. So newlines are held back until the next text is known:
+before text they are output, at the edge of a block they are dropped. If text continues after a
+block, the newlines before it are kept: no template puts them there, and without them two sentences
+would run together. Whitespace alone between two blocks is dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPENING_QUOTE = re.compile(r"(?:^|[\s(\[{])[`'\"“‘«]\Z")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call as it was read: `arguments` is the text of a JSON object."""
+    """A parsed call: `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
@@ -29,7 +29,7 @@ class Call:
 
 
 class Answer:
-    """The events of one answer; `take` hands out those that are new."""
+    """The events of one answer; `take` returns the new ones."""
 
     def __init__(self) -> None:
         self._events: list[ChatEvent] = []
@@ -40,10 +40,10 @@ class Answer:
         self._ids: set[str] = set()
         self.calls = 0
         self._begun = False
-        self._told = 0  # characters of the arguments of the call that has begun
+        self._told = 0  # characters already sent of the open call's arguments
         self._latest = ""
         self.fresh = True
-        """Nothing but whitespace has come since the beginning or the last block."""
+        """Only whitespace has come since the beginning or the last block."""
         self.markdown = Markdown()
 
     @property
@@ -52,12 +52,12 @@ class Answer:
 
     @property
     def quotes(self) -> bool:
-        """The latest character opens a quotation: it stands at the beginning of a word."""
+        """The latest character is an opening quotation mark: it is at the beginning of a word."""
         return bool(_OPENING_QUOTE.search(self._latest))
 
     @property
     def pending(self) -> str:
-        """Space that is not shown before it is known what follows."""
+        """Whitespace that is held back until the next text is known."""
         return "".join(self._blank)
 
     def take(self) -> list[ChatEvent]:
@@ -65,7 +65,7 @@ class Answer:
         return events
 
     def write(self, text: str) -> None:
-        """Add text to what is being written: an answer or reasoning."""
+        """Add text to the current kind of output: answer or reasoning."""
         if not text:
             return
         self.markdown.feed(text)
@@ -86,7 +86,7 @@ class Answer:
         self._events.append(self._kind(shown))
 
     def edge(self, *, reasoning: bool | None = None) -> None:
-        """A block begins or ends here; what follows may be of another kind."""
+        """Mark the edge of a block; the following text may be of another kind."""
         self._blank = []
         self._after_block = self.fresh = True
         self.markdown = Markdown()
@@ -95,13 +95,13 @@ class Answer:
             self._kind = Reasoning if reasoning else Content
 
     def exact(self, *, reasoning: bool) -> None:
-        """An edge without separators: whitespace on both its sides is the model's own."""
+        """Mark an edge without separators: whitespace on both sides of it is output."""
         self.flush()
         self.edge(reasoning=reasoning)
         self._after_block = False
 
     def begin(self, name: str, identity: str) -> None:
-        """A call of this name is being written; `tell` adds what is certain of its arguments."""
+        """Begin a call of this name; `tell` adds the certain part of its arguments."""
         if not identity or identity in self._ids:
             identity = f"call_{uuid.uuid4().hex}"
         self._ids.add(identity)
@@ -109,13 +109,13 @@ class Answer:
         self._begun = True
 
     def tell(self, text: str) -> None:
-        """More of the arguments of the call that has begun, if one has."""
+        """Add to the arguments of the open call, if there is one."""
         if self._begun and text:
             self._events.append(ToolCallArguments(self.calls, text))
             self._told += len(text)
 
     def call(self, call: Call) -> None:
-        """A call is complete: what was not told of it is told."""
+        """Complete a call; sends the part that has not been sent."""
         self.edge()
         if not self._begun:
             self.begin(call.name, call.id)
@@ -123,12 +123,12 @@ class Answer:
         self.abandon()
 
     def abandon(self) -> None:
-        """No more comes of the call that has begun, if one has."""
+        """Leave the open call, if there is one, incomplete."""
         self.calls += self._begun
         self._begun, self._told = False, 0
 
     def flush(self) -> None:
-        """The text is over: whitespace at its end is the model's own, unless it is all there is."""
+        """End the text: trailing whitespace is output unless there is nothing else."""
         if not (self.fresh and self._after_block) and (text := "".join(self._blank)):
             self._events.append(self._kind(text))
         self._blank = []

@@ -1,4 +1,4 @@
-"""Blocks that a given function reads once complete, for families without a grammar here."""
+"""Blocks that a function parses once they are complete, for families without a grammar here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.formats.values import json_string
 
 @dataclass(frozen=True)
 class Block:
-    """The markers of a block, and the function that reads its inside."""
+    """The markers of a block, and the function that parses its content."""
 
     opener: str
     closer: str
@@ -28,7 +28,7 @@ class Block:
         return TaggedText(tags=tags, calls=(CallSyntax((self.opener,), self.read, closers),))
 
     def read(self, reading: Reading) -> Wait[None]:
-        """Hand on the calls of a block that is complete; without a closer it ends with the text."""
+        """Parse the calls of a complete block; without a closing marker it ends with the text."""
         cursor = reading.cursor
         cursor.take(len(self.opener))
         chunks: list[str] = []
@@ -39,7 +39,7 @@ class Block:
         try:
             found = self.parse("".join(chunks), reading.tools.offered)
             calls = [_call(entry) for entry in (found if isinstance(found, list) else [found])]
-        except Exception as error:  # whatever a foreign parser raises, the block is then text
+        except Exception as error:  # any exception of a foreign parser means that the block is text
             raise Unreadable from error
         for call in calls:
             reading.call(call)

@@ -1,10 +1,10 @@
-"""A place in a text that is still arriving, and the waits that grammars are written with.
+"""A position in a text that is still arriving, and the operations that grammars are written with.
 
-A grammar is a generator that reads as if the whole text were there; where a decision needs
-characters that have not come yet, it yields, and is resumed when they have. Decisions look at
-characters only, never at where a piece ended, so every split of a text is read alike. Text that
-was read is let go, except after `save`: then it can be put back, should it turn out not to be
-what it seemed.
+A grammar is a generator that reads as if the whole text were available. If a decision needs
+characters that have not arrived, it yields, and is resumed when they have. Decisions depend only on
+characters, never on where a piece ended, so every split of a text gives the same result. Text that
+was read is discarded, except after `save`: then it can be put back if it turns out to be something
+else.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Wait = Generator[None, None, T]
-"""A grammar that gives a T in the end and yields while it needs more text."""
+"""A grammar that returns a T and yields whenever it needs more text."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Unreadable(Exception):
-    """The text is not what it seemed to begin as."""
+    """The text is not what its beginning suggested."""
 
 
 class Cut(Unreadable):
@@ -30,7 +30,7 @@ class Cut(Unreadable):
 
 
 class Markers:
-    """A set of literals, and where one of them is, or may be about to be, in a text."""
+    """A set of literals to search for, including ones whose beginning ends the text."""
 
     def __init__(self, literals: Iterable[str]) -> None:
         self.literals = tuple(sorted({text for text in literals if text}, key=len, reverse=True))
@@ -40,7 +40,7 @@ class Markers:
         self._first = re.compile("|".join({re.escape(text[0]) for text in self.literals}) or "(?!)")
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
-        """Where the plain text stops, and the marker there: '' when it has yet to be seen."""
+        """The end of the plain text, and the marker there, or '' if it is not complete yet."""
         if match := self._any.search(text, at):
             start = match.start()
             left = len(text) - start
@@ -49,7 +49,7 @@ class Markers:
         return (len(text) if ended else self.open_end(text, at)), ""
 
     def open_end(self, text: str, at: int = 0) -> int:
-        """The first place from which the text is the beginning of a marker."""
+        """The first offset from which the text is the beginning of a marker."""
         at = max(at, len(text) - self._longest + 1)
         while match := self._first.search(text, at):
             at = match.start()
@@ -60,7 +60,7 @@ class Markers:
 
 
 class Cursor:
-    """The text that has arrived and not been read; `ended` tells that no more will come."""
+    """The text that has arrived and not been read; `ended`: no more text will come."""
 
     __slots__ = ("_at", "_kept", "_saves", "_text", "ended", "position")
 
@@ -74,12 +74,12 @@ class Cursor:
 
     @property
     def pending(self) -> str:
-        """What has arrived and was not read, or may be put back."""
+        """Text that has arrived and was not read, or can be put back."""
         return "".join(self._kept) + self._text[self._at :]
 
     @property
     def over(self) -> bool:
-        """All of the text has been read."""
+        """Whether all of the text has been read."""
         return self.ended and self._at == len(self._text)
 
     def feed(self, text: str) -> None:
@@ -87,7 +87,7 @@ class Cursor:
         self._at = 0
 
     def take(self, length: int) -> str:
-        """Read characters that `peek` or a search has shown to be there."""
+        """Read characters that `peek` or a search has found."""
         chunk = self._text[self._at : self._at + length]
         self._at += len(chunk)
         self.position += len(chunk)
@@ -96,12 +96,12 @@ class Cursor:
         return chunk
 
     def save(self) -> int:
-        """Remember this place; every save must be released."""
+        """Remember this position; every save must be released."""
         self._saves += 1
         return len(self._kept)
 
     def restore(self, place: int) -> None:
-        """Put back everything that was read since the place was saved."""
+        """Put back everything that was read since the position was saved."""
         back = "".join(self._kept[place:])
         del self._kept[place:]
         self._text = back + self._text[self._at :]
@@ -109,18 +109,18 @@ class Cursor:
         self.position -= len(back)
 
     def forget(self) -> None:
-        """What was read so far cannot be put back any more; only the outermost save may do this."""
+        """Discard what was read so far; only the outermost save may do this."""
         self._kept.clear()
 
     def release(self) -> None:
-        """Forget the latest saved place."""
+        """Discard the latest saved position."""
         self._saves -= 1
         if not self._saves:
             self._kept.clear()
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Look further than a few characters: what is read in here is put back."""
+        """Look ahead: everything read inside the block is put back."""
         place = self.save()
         try:
             yield
@@ -154,7 +154,7 @@ class Cursor:
         return self.take(len(found))
 
     def accept_after_space(self, literal: str) -> Wait[None]:
-        """Read a literal and the space before it, or, where it does not come, neither."""
+        """Read a literal and the space before it, or nothing if the literal does not follow."""
         with self.ahead():
             space = len((yield from self.space()))
             found = yield from self.at([literal])
@@ -168,7 +168,7 @@ class Cursor:
         return found
 
     def drop_cut(self, literals: tuple[str, ...]) -> Wait[None]:
-        """Read the beginning of a literal, and space before it, where the text ends in it."""
+        """Read the beginning of a literal, and space before it, if the text ends inside it."""
         start = self.position
         with self.ahead():
             yield from self.space()
@@ -179,7 +179,7 @@ class Cursor:
             self.take(length + len(left))
 
     def run(self, pattern: re.Pattern[str], show: Callable[[str], None] | None = None) -> Wait[str]:
-        """Read characters while the pattern, a repeated character class, takes them."""
+        """Read characters as long as the pattern, a repeated character class, matches."""
         chunks: list[str] = []
         while True:
             match = pattern.match(self._text, self._at)
@@ -195,7 +195,7 @@ class Cursor:
         return (yield from self.run(_SPACE))
 
     def until(self, markers: Markers, show: Callable[[str], None]) -> Wait[str]:
-        """Hand on text up to a marker, which is left unread; '' at the end of the text."""
+        """Pass text to `show` up to a marker, which is left unread; '' at the end of the text."""
         while True:
             end, marker = markers.find(self._text, self._at, self.ended)
             if end > self._at:
@@ -205,7 +205,7 @@ class Cursor:
             yield
 
     def unreadable(self) -> Unreadable:
-        """The right complaint for this place: a text that ended was cut."""
+        """The exception for this position: Cut if the text has ended, else Unreadable."""
         return Cut() if self.over else Unreadable()
 
     def rest(self) -> str:
@@ -225,7 +225,7 @@ class Cursor:
 
 
 def complete(grammar: Callable[[Cursor], Wait[T]], text: str) -> T | None:
-    """What a grammar makes of a whole text, or None if that is not all of it or not readable."""
+    """The grammar's result for a complete text; None if it cannot parse all of it."""
     cursor = Cursor()
     cursor.feed(text)
     cursor.ended = True

@@ -1,7 +1,7 @@
-"""Tells a family from the markers in a chat template, or from the tokens of a vocabulary.
+"""Recognises a family by the markers in a chat template, or by the tokens in a vocabulary.
 
-The template comes first: families share vocabularies (a fine-tune keeps its base's tokens), but a
-template writes what the model was taught. Markers are tried from the most to the least telling.
+The template comes first: a fine-tuned model keeps the vocabulary of its base model, but the
+template shows what it was trained on. Markers are tried from the most to the least specific.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TAGS = tuple(
 
 
 def tool_parser(chat_template: str, vocabulary: Collection[str]) -> str:
-    """The name of the tool parser whose markers are there; `plain` where none are."""
+    """The name of the tool parser whose markers are present; `plain` if there are none."""
     has: Callable[[str], bool]
     for has in (chat_template.__contains__, frozenset(vocabulary).__contains__):
         for name, markers in _SIGNS:
@@ -61,7 +61,7 @@ def tool_parser(chat_template: str, vocabulary: Collection[str]) -> str:
 
 
 def reasoning_tags(chat_template: str, vocabulary: Collection[str]) -> tuple[Tags, ...]:
-    """The tags that the template writes, or that are tokens."""
+    """The reasoning tags that the template contains, or that are tokens."""
     return tuple(
         tags
         for tags in _TAGS

@@ -1,4 +1,4 @@
-"""The names under which hosts and serving engines know each family's parsers."""
+"""The names that hosts and serving engines use for each family's parsers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
 TOOLS: Mapping[str, TaggedText | Harmony] = {
     name: grammar for grammar, names in _TOOL_NAMES.items() for name in names.split()
 }
-"""Names of `tool_parser:` and the grammar that each stands for."""
+"""The grammar for each value of `tool_parser:`."""
 
 _THINK = (qwen.THINK,)
 _THINKERS = """
@@ -62,4 +62,4 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     "seed_oss": others.SEED_TEXT.tags,
     "none": (),
 }
-"""Names of `reasoning_parser:` and the tags that each stands for."""
+"""The tags for each value of `reasoning_parser:`."""

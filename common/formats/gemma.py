@@ -1,4 +1,4 @@
-"""Gemma 4 and FunctionGemma: `call:NAME{key:value,…}` in a JSON without quotes of its own."""
+"""Gemma 4 and FunctionGemma: `call:NAME{key:value,…}`, like JSON but without quotes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _begins_line(reading: Reading, _opener: str) -> bool:
 GEMMA4_TEXT = TaggedText(
     tags=(
         Tags("<|channel>thought", "<channel|>", anywhere=True),
-        Tags("thought\n", "<channel|>"),  # what is left where the token before it was not shown
+        Tags("thought\n", "<channel|>"),  # what remains if the token before it was not shown
     ),
     calls=(
         CallSyntax(("<|tool_call>",), _read_gemma4, ("<tool_call|>",)),

@@ -1,4 +1,4 @@
-"""GLM 4.5, 4.7 and 5, and Longcat, which follows them: keys and values in tags of their own."""
+"""GLM 4.5, 4.7 and 5, and Longcat, which is similar: keys and values in separate tags."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KeyValueTags(CallTags):
         return name, False, ""
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
-        """A key opens; where its opening tag is missing, its closing one must be there."""
+        """Whether a key comes next; if its opening tag is missing, its closing tag must follow."""
         if (yield from cursor.accept(self.parameter)):
             return True
         with cursor.ahead():

@@ -1,7 +1,8 @@
-"""gpt-oss: messages with headers that say on which channel, and to whom, each one speaks.
+"""gpt-oss: messages whose headers give their channel and recipient.
 
-The reply begins inside a header that the prompt opened, and ends without the token that stopped
-it. Analysis is reasoning, a message to `functions.NAME` is a call, all else is the answer.
+The answer begins inside a header that the prompt opened, and ends without the token that stopped
+it. The channel `analysis` is reasoning, a message to `functions.NAME` is a call, and the rest is
+content.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _PEOPLE = frozenset({"assistant", "user", "all"})
 
 @dataclass
 class _Header:
-    """What a header says.
+    """A parsed header.
 
-    marked: markup says it, and not words that look like it. whole: its end has been read.
+    marked: it was recognised by markup, not only by words. whole: its end has been read.
     """
 
     channel: str = ""
@@ -46,7 +47,7 @@ class _Header:
 
 @dataclass(frozen=True)
 class Harmony:
-    """The grammar; its markers are the same for all models that write it."""
+    """The grammar; its markers are the same for all models of the family."""
 
     tags: tuple[Tags, ...] = (Tags("<|channel|>analysis<|message|>", "<|end|>", anywhere=True),)
     openers: tuple[str, ...] = ("<|channel|>commentary to=functions.",)
@@ -81,7 +82,7 @@ class Harmony:
                 yield from self._body(reading, header)
 
     def _header(self, reading: Reading, header: _Header) -> Wait[None]:
-        """What stands between the start of a message and its text, whose mark may be missing."""
+        """Read the header between a message's start and its text, whose marker may be missing."""
         cursor = reading.cursor
         while True:
             with cursor.ahead():
@@ -109,7 +110,7 @@ class Harmony:
         header.whole = True
 
     def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
-        """Whether words that may be a header's are, since markup came before or comes after."""
+        """Whether possible header words are a header, by the markup before or after them."""
         if header.marked:
             return True
         with cursor.ahead():
@@ -135,7 +136,7 @@ class Harmony:
         reading.call(Call(name, arguments))
 
     def _body(self, reading: Reading, header: _Header) -> Wait[None]:
-        """The text of a message that is no call."""
+        """Read the text of a message that is not a call."""
         cursor, answer = reading.cursor, reading.answer
         reading.closing = _ENDS[0]
         answer.exact(reasoning=header.channel == "analysis")
@@ -148,7 +149,7 @@ class Harmony:
         answer.exact(reasoning=False)
 
     def _quoted(self, reading: Reading, marker: str) -> Wait[int]:
-        """The length of what a marker inside a text begins, if it is only being talked about."""
+        """The length of the quoted text that a marker begins; 0 if the marker is real."""
         cursor, answer = reading.cursor, reading.answer
         if (yield from is_quoted(reading, marker)):
             return len(marker)
@@ -176,9 +177,9 @@ class Harmony:
             return length if (yield from cursor.peek()) in ("`", "'", '"') else 0
 
     def _other(self, reading: Reading, header: _Header) -> Wait[None]:
-        """Text without a header is the answer; a call that cannot be read is kept as written.
+        """Text without a header is content; a malformed call is kept as written.
 
-        What was meant for a tool that the model has by its training, and is no JSON, is a message.
+        Text that is not JSON, sent to a tool that the model knows from training, is a message.
         """
         cursor, answer = reading.cursor, reading.answer
         if not header.recipient:
@@ -196,7 +197,7 @@ class Harmony:
 
 
 def _header_in(text: str) -> _Header:
-    """What a header says that the prompt has begun; it is markup, since a turn's start is."""
+    """The header that the prompt has begun; it counts as markup, because a turn's start is."""
     channel = next((name for name in _CHANNELS if f"{_CHANNEL}{name}" in text), "")
     recipient = re.search(r"to=([^\s<]+)", text)
     return _Header(channel, recipient[1] if recipient else "")

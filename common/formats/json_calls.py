@@ -1,4 +1,4 @@
-"""Calls that are written as JSON objects: `{"name": …, "arguments": {…}}` and its relatives."""
+"""Calls written as JSON objects: `{"name": …, "arguments": {…}}` and variants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_KEY = re.compile(r'[\w" \t\r\n{\[]*')
 
 
 def arguments_of(text: str | None) -> str | None:
-    """Arguments as the text of an object: a JSON string of one is decoded, nothing is `{}`."""
+    """Arguments as the text of an object: a JSON string is decoded, None becomes `{}`."""
     if text is None or text == "null":
         return "{}"
     inner = string_of(text)
@@ -34,9 +34,9 @@ def arguments_of(text: str | None) -> str | None:
 def read_arguments(
     reading: Reading, ends: tuple[str, ...] = (), dialect: Dialect = JSON
 ) -> Wait[str]:
-    """The arguments of the call that has begun, which are told as they come.
+    """Read the arguments of the open call, and send them as they come.
 
-    A JSON string that holds them is told when it is complete.
+    Arguments inside a JSON string are sent when the string is complete.
     """
     cursor = reading.cursor
     yield from cursor.space()
@@ -48,7 +48,7 @@ def read_arguments(
 
 
 def calls_of(text: str, *, strict: bool = False) -> list[Call]:
-    """The calls in a JSON object or list; `strict` wants nothing in it but a call."""
+    """The calls in a JSON object or list; `strict`: it must contain nothing else."""
     items = [value for _, value in parts(text)] if text.startswith("[") else [text]
     if not items:
         raise Unreadable
@@ -70,7 +70,7 @@ def _call_of(text: str, strict: bool) -> Call:
 
 
 def _members(text: str) -> dict[str, str]:
-    """An object's members; of those with one key the first, which may have been shown already."""
+    """An object's members; of repeated keys the first, which may already have been sent."""
     found: dict[str, str] = {}
     for key, value in parts(text) if text.startswith("{") else ():
         found.setdefault(key, value)
@@ -78,14 +78,14 @@ def _members(text: str) -> dict[str, str]:
 
 
 def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
-    """Which of the keys comes first, for the same reason."""
+    """The key that comes first, for the same reason."""
     return next((key for key in members if key in keys), "")
 
 
 class _Shown:
-    """Shows a call while its object is read: from its arguments on, if its name came before.
+    """Sends a call while its object is read, from its arguments on, if its name came before them.
 
-    outer: of the object around it, where the call is the value of its `function`.
+    outer: the members of the object around it, if the call is the value of a key `function`.
     """
 
     def __init__(self, reading: Reading, outer: _Shown | None = None) -> None:
@@ -119,7 +119,7 @@ class _Shown:
 
 
 def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
-    """A call, or a list of them; a bracket too few or too many before an end is mended."""
+    """Read a call or a list of calls; one bracket too few or too many before an end is repaired."""
     cursor = reading.cursor
     if not (yield from cursor.accept("[")):
         yield from _read_json_call(reading, ends)
@@ -147,7 +147,7 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
 
 
 def may_be_bare(text: str, names: Collection[str]) -> bool:
-    """Whether a text that was cut is the beginning of a call of one of these tools."""
+    """Whether a truncated text is the beginning of a call to one of these tools."""
     packed = _SPACE.sub("", text).removeprefix("[")
     begun = [
         f'{opening}"{key}":"{name}"' for opening in _OPENINGS for key in _NAMES for name in names
@@ -157,11 +157,10 @@ def may_be_bare(text: str, names: Collection[str]) -> bool:
 
 
 def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[None]:
-    """Calls without an opening marker, separated by semicolons; they must be nothing but calls.
+    """Read calls without an opening marker, separated by semicolons; nothing else may be there.
 
-    A family that closes its calls wants one of its closers, or the end of the text, after them.
-    A name that was not offered is taken for a call's only where it is all of the answer, in the
-    family's way of writing a call.
+    If the family has closing markers, one of them or the end of the text must follow. A call to a
+    name that was not offered counts only if it is the whole answer, in the family's own syntax.
     """
     cursor = reading.cursor
     alone = reading.answer.fresh
@@ -191,11 +190,11 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
         cursor.take(length)
         if not (yield from cursor.more()):
             return
-        reading.begun = alone  # a separator after a call is not there for anything else
+        reading.begun = alone  # a separator after a call can only belong to a call
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
-    """Give up at once on JSON that does not begin as a call does, so that it can be shown."""
+    """Raise at once for JSON that does not begin like a call, so that it can be output as text."""
     cursor = reading.cursor
     with cursor.ahead():
         key = (yield from cursor.run(_FIRST_KEY)).strip(_KEY_EDGE)

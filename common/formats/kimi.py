@@ -1,4 +1,4 @@
-"""Kimi: marked sections with ids of the model's own in K2, nested tags (XTML) in K3."""
+"""Kimi: marked sections with the model's own ids in K2, nested tags (XTML) in K3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IDENTITY = re.compile(r"(?:functions\.)?(\S+?)(?::\d+)?")
 
 
 def _read_call(reading: Reading) -> Wait[Call]:
-    """`functions.NAME:INDEX`, which is also the call's id, and JSON."""
+    """Read `functions.NAME:INDEX`, which is also the call's id, and JSON."""
     cursor = reading.cursor
     words: list[str] = []
     marker = yield from cursor.until(Markers([_ARGUMENTS, _CALL_END, "{", "\n\n"]), words.append)
@@ -34,7 +34,9 @@ def _read_call(reading: Reading) -> Wait[Call]:
     if (yield from cursor.at([_CALL_END])):
         return Call(name, "{}", identity)
     arguments = yield from read_arguments(reading, (_CALL_END,))
-    if name.isdecimal() and name not in reading.tools:  # only the index: the arguments may tell
+    if (
+        name.isdecimal() and name not in reading.tools
+    ):  # only an index: the arguments may identify the tool
         fitting = reading.tools.accepting(key for key, _ in parts(arguments))
         if len(fitting) != 1:
             raise Unreadable

@@ -1,4 +1,4 @@
-"""Llama 3 and 4, LFM2 and others whose calls may stand without any marker: JSON or Python calls."""
+"""Llama 3 and 4, LFM2 and others whose calls may have no marker: JSON or Python calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _is_answer(reading: Reading, _opener: str) -> bool:
 
 
 def _read_unmarked(reading: Reading) -> Wait[None]:
-    """JSON or a list of Python calls; only tools that were offered, since no marker says so."""
+    """Read JSON or a list of Python calls; only offered tools, because there is no marker."""
     cursor = reading.cursor
     with cursor.ahead():
         opening = cursor.take(1)
@@ -31,7 +31,7 @@ def _read_unmarked(reading: Reading) -> Wait[None]:
 
 
 def _read_tagged(reading: Reading) -> Wait[None]:
-    """After a tag: JSON calls separated by semicolons, or Python calls."""
+    """Read the calls after a tag: JSON separated by semicolons, or Python calls."""
     cursor = reading.cursor
     cursor.take(len(reading.opener))
     yield from cursor.space()
@@ -45,7 +45,7 @@ def _read_tagged(reading: Reading) -> Wait[None]:
 
 
 def _separated(reading: Reading) -> Wait[bool]:
-    """Read what stands between two calls, if another one follows."""
+    """Read the separator between two calls, if another call follows."""
     cursor = reading.cursor
     start = cursor.position
     with cursor.ahead():

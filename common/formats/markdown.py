@@ -1,8 +1,8 @@
-"""Whether a place in a text is inside a code block or inline code, as far as has been read.
+"""Whether the current position in a text is inside a code block or inline code.
 
 Markers that a model quotes are text. Fences follow CommonMark (up to three spaces, three or more
-backticks or tildes, closed by at least as many); inline code is taken to end with its line, so
-that one stray backtick cannot hide all that follows.
+backticks or tildes, closed by at least as many). Inline code ends at the latest with its line, so
+that one stray backtick cannot hide everything after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _RUN = re.compile(r"`+|~+|\n|[^`~\n]+")
 
 
 class Markdown:
-    """Follows a text piece by piece; pieces may be cut anywhere."""
+    """Follows a text piece by piece; it may be split anywhere."""
 
     def __init__(self) -> None:
         self._fence = ""
@@ -37,7 +37,7 @@ class Markdown:
 
     @property
     def fence(self) -> str:
-        """What opened the code block."""
+        """The fence that opened the code block."""
         return self._fence or self._run
 
     @property
@@ -51,7 +51,7 @@ class Markdown:
 
     @property
     def line_start(self) -> bool:
-        """Only blanks stand before this place on its line."""
+        """Only blanks come before this position on its line."""
         return self._line_is_blank and not self._run
 
     def _read(self, run: str) -> None:
@@ -83,7 +83,9 @@ class Markdown:
         if not self._run:
             return
         if self._fence and self._opening_line and self._fence[0] == self._run[0] == "`":
-            self._fence = ""  # a fence's first line holds no further backticks: it was inline code
+            self._fence = (
+                ""  # the first line of a fence has no further backticks: it was inline code
+            )
         elif self._fence:
             self._closing = self._run_closes()
         elif self._starts_line() and len(self._run) >= 3:

@@ -37,7 +37,7 @@ def _read(reading: Reading) -> Wait[None]:
 
 
 def _read_named(reading: Reading) -> Wait[None]:
-    """`NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions the mark of arguments, is absent."""
+    """Read `NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions `[ARGS]`, may be missing."""
     cursor = reading.cursor
     name = yield from cursor.run(_NAME)
     if not name:
@@ -56,7 +56,7 @@ def _read_named(reading: Reading) -> Wait[None]:
 
 
 def _read_without_opening(reading: Reading) -> Wait[None]:
-    """A call whose first token the model left out: its arguments' mark still tells."""
+    """Read a call whose first token is missing; `[ARGS]` still identifies it."""
     cursor = reading.cursor
     if (yield from cursor.peek()) in ("[", "{"):
         yield from read_bare_calls(reading)

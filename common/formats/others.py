@@ -1,4 +1,4 @@
-"""Families of one grammar each that is a variation of another's."""
+"""Families whose grammars are variations of another family's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the escapes of a Python string literal stand for, without evaluating anything."""
+"""Decodes the escapes in a Python string literal, without evaluating anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
 
 
 def read_escape(cursor: Cursor) -> Wait[str]:
-    """What the escape that comes next stands for; one that Python does not know stays as it is."""
+    """Decode the next escape; one that Python does not know is left unchanged."""
     pair = yield from cursor.peek(2)
     match = _ESCAPE.match((yield from cursor.peek(_LENGTHS.get(pair[1:], 2))))
     if match is None:

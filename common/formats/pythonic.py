@@ -1,4 +1,4 @@
-"""Calls that are written as Python calls, in a list or alone: `[get_weather(city='Rome')]`."""
+"""Calls written as Python calls, in a list or alone: `[get_weather(city='Rome')]`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NEXT_ARGUMENT = re.compile(r"[,\s]*")
 
 
 def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool) -> Wait[None]:
-    """A list of calls, or calls one after the other.
+    """Read a list of calls, or consecutive calls.
 
-    `offered`: no marker says that these are calls, so the names must be those of tools, unless
-    the list is all of the answer.
+    `offered`: there is no marker, so the names must be those of offered tools, unless the list is
+    the whole answer.
     """
     cursor = reading.cursor
     alone = reading.answer.fresh
     certain = alone or not offered
     in_list = bool((yield from cursor.accept("[")))
-    held: list[Call] = []  # those that count only if all of the list is read
+    held: list[Call] = []  # calls that count only if the whole list can be parsed
     count = 0
     while True:
         yield from cursor.space()
@@ -66,7 +66,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
 
 
 def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
-    """Calls that may stand in a code block of their own inside the family's markers."""
+    """Read calls that may be in a code block inside the family's markers."""
     cursor = reading.cursor
     fence = yield from cursor.accept("```")
     if fence:
@@ -101,7 +101,7 @@ def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
 
 
 def _read_keyword(reading: Reading) -> Wait[str | None]:
-    """The name before an equals sign; None, with nothing read, for a positional argument."""
+    """The name before an equals sign; None, without reading, for a positional argument."""
     cursor = reading.cursor
     with cursor.ahead():
         start = cursor.position

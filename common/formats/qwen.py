@@ -1,4 +1,4 @@
-"""Qwen3, Hermes and all who write `<tool_call>` blocks: with JSON in them, or tagged parameters."""
+"""Qwen3, Hermes and other families with `<tool_call>` blocks: JSON or tagged parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grammar works with while it reads one answer, and how a family says what it writes."""
+"""The state of a grammar while it parses one answer, and the declarations of a family."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class Reading:
-    """One answer being read.
+    """The state of parsing one answer.
 
-    partial: calls are shown while they are written. pending_calls: those that may still turn out
-    to be quotations. begun: the call that is being read names an offered tool in the family's own
-    syntax, so that nothing but a mistake of the model can keep it from being one. closing: what
-    closes the reasoning that was opened last.
+    partial: calls are sent while they are generated. pending_calls: calls that may still turn out
+    to be quotations. begun: the current call names an offered tool in the family's own syntax, so
+    only a mistake of the model can make it text. closing: the marker that closes the reasoning
+    opened last.
     """
 
     cursor: Cursor
@@ -40,9 +40,9 @@ class Reading:
     _failed: int = -1
 
     def begin(self, name: str, identity: str = "") -> None:
-        """A call of this name has begun; what `tell` gets from here on are its arguments.
+        """Begin a call of this name; the following `tell` calls add its arguments.
 
-        Text that an attempt has failed on is read a second time, and not shown as a call again.
+        Text of a failed attempt is read again, and is not sent as a call a second time.
         """
         if name not in self.tools or self.cursor.position <= self._failed:
             return
@@ -51,11 +51,11 @@ class Reading:
             self.answer.begin(name, identity)
 
     def tell(self, text: str) -> None:
-        """The next piece of the arguments of the call that has begun, if one has."""
+        """Add to the arguments of the open call, if there is one."""
         self.answer.tell(text)
 
     def call(self, call: Call) -> None:
-        """A call is complete, so what was read up to here will not be put back."""
+        """Complete a call; the text up to here cannot be put back any more."""
         self.begun = False
         if self.pending_calls is not None:
             self.pending_calls.append(call)
@@ -64,20 +64,20 @@ class Reading:
         self.settle()
 
     def settle(self) -> None:
-        """Nothing before this place is put back any more."""
+        """Discard the text before this position; it cannot be put back any more."""
         if self.pending_calls is None:
             self.cursor.forget()
             self._progress = self.cursor.position
 
     def worth_trying(self) -> bool:
-        """Whether another attempt fits the budget that keeps hostile texts linear."""
+        """Whether the budget that keeps parsing time linear allows another attempt."""
         return self.reread <= 2 * self.cursor.position + 65536
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Read something that may turn out to be text: then it is put back, unread.
+        """Read something that may turn out to be text; then it is put back.
 
-        Raises Cut where it was readable up to the length limit.
+        Raises Cut if it was readable up to the length limit.
         """
         waits = not self.cursor.ended
         self.cursor.save()
@@ -99,22 +99,22 @@ class Reading:
 
     @property
     def settled(self) -> bool:
-        """Whether the latest attempt found something before it failed."""
+        """Whether the latest attempt found a call before it failed."""
         return self._progress >= 0
 
     def was_cut(self) -> bool:
-        """The text ended here, and not by the model's own decision."""
+        """Whether the text was truncated here by the length limit."""
         return self.cursor.ended and self.reason == "length"
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What opens and closes a family's reasoning."""
+    """The markers that open and close a family's reasoning."""
 
     opening: str
     closing: str
     anywhere: bool = False
-    """The opening tag is a token of its own, which nobody writes by accident."""
+    """The opening tag is a dedicated token, which is never written by accident."""
 
 
 def always(_reading: Reading, _opener: str) -> bool:
@@ -122,10 +122,10 @@ def always(_reading: Reading, _opener: str) -> bool:
 
 
 def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
-    """Whether a marker that ends a block, and comes next, is only being talked about.
+    """Whether the closing marker that comes next is only quoted.
 
-    Taking a real end for a quotation would hide all that follows, so both sides must show it:
-    quotation marks around it, or a code block that goes on or ends behind it.
+    Mistaking a real end for a quotation would hide everything after it, so both sides must show it:
+    there are quotation marks around it, or it is in a code block that ends right after it.
     """
     answer, cursor = reading.answer, reading.cursor
     behind = yield from cursor.peek(len(marker) + 1)
@@ -140,25 +140,25 @@ def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
 
 
 def nothing_said(reading: Reading, _opener: str) -> bool:
-    """What begins like ordinary text counts at the beginning of an answer, and nowhere else."""
+    """Whether nothing was said since the last block: only there may calls begin like text."""
     return reading.answer.fresh and not reading.answer.reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """What may open calls, and how they are read once an opener has come."""
+    """The openers of calls, and how calls are parsed after one."""
 
     openers: tuple[str, ...]
     read: Callable[[Reading], Wait[None]]
-    """Starts at the opener, which `Reading.opener` names; hands each call to `Reading.call`."""
+    """Starts at the opener, `Reading.opener`; passes each call to `Reading.call`."""
     closers: tuple[str, ...] = field(default=())
-    """What closes calls: left out where it stands alone after one."""
+    """Closing markers; one that follows a call on its own is dropped."""
     begins: Callable[[Reading, str], bool] = always
-    """Whether an opener counts where it stands, as far as that can be told from before."""
+    """Whether an opener counts at its position, judging by the text before it."""
     by_name: bool = False
-    """The names of the tools are openers too: models leave out what should stand before them."""
+    """Tool names are openers too, because models sometimes omit the marker before them."""
 
     @property
     def marked(self) -> bool:
-        """Its openers are markup, and not what ordinary text may hold too."""
+        """Whether its openers are markup that does not occur in ordinary text."""
         return self.begins is always and not any(opener[0].isalnum() for opener in self.openers)

@@ -1,4 +1,4 @@
-"""Calls in a marked section, each between markers of its own: DeepSeek V3, V3.1 and Kimi K2."""
+"""Calls in a marked section, each between its own markers: DeepSeek V3, V3.1 and Kimi K2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _nothing(_text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The markers, and how to read what stands between those of one call."""
+    """The markers, and how the text between the markers of one call is parsed."""
 
     opener: str
     closer: str
@@ -24,7 +24,7 @@ class Section:
     call_close: str
     read_call: Callable[[Reading], Wait[Call]]
     unmarked: tuple[str, ...] = ()
-    """What tells a call that lacks its marker; where nothing does, none may lack it."""
+    """Recognises a call without its marker; if None, the marker is required."""
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class Section:
         return (self.closer, self.call_close)
 
     def read(self, reading: Reading) -> Wait[None]:
-        """A section, or calls whose section marker is missing; an empty section is nothing."""
+        """Read a section, or calls whose section marker is missing; an empty section is dropped."""
         cursor = reading.cursor
         in_section = bool((yield from cursor.accept(self.opener)))
         count = 0
@@ -62,9 +62,10 @@ class Section:
             raise cursor.unreadable()
 
     def _before_call(self, cursor: Cursor) -> Wait[int]:
-        """The length of text and the marker of the call that it stands before; 0 if none does.
+        """The length of the text before the next call, and of the call's marker; 0 if no call
+        follows.
 
-        No template writes text there, and no reader of these families shows it.
+        Templates write no text there, and other parsers of these families do not show it.
         """
         start = cursor.position
         with cursor.ahead():
@@ -74,7 +75,7 @@ class Section:
         return length if marker == self.call else 0
 
     def _close_call(self, reading: Reading) -> Wait[None]:
-        """A call's closing marker, which may be missing where what follows says as much."""
+        """Read a call's closing marker, which may be missing if the next text implies it."""
         cursor = reading.cursor
         with cursor.ahead():
             space = len((yield from cursor.space()))

@@ -1,9 +1,8 @@
-"""Calls whose arguments stand one by one between tags, as in `<parameter=city>Paris</parameter>`.
+"""Calls with each argument in its own tags, as in `<parameter=city>Paris</parameter>`.
 
-A value is raw text and may hold anything, the family's own tags included. A closing tag ends it
-only where the grammar goes on after it; whole calls quoted inside it are skipped by counting
-them. Closing tags that a model left out are taken as given where the next thing can only follow
-them.
+A value is raw text and may contain anything, even the family's own tags. A closing tag ends the
+value only if valid syntax follows it; complete calls quoted inside the value are skipped by
+counting them. A missing closing tag is tolerated if the next element can only follow it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ _WRAPPERS = frozenset({"arguments", "parameters", "input"})
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 Pairs = Sequence[tuple[str, str]]
-"""Arguments in their order: keys, and values that are JSON."""
+"""Arguments in order: keys, and values as JSON."""
 
-_TYPED_BY = 64  # characters after which a value that may still be more than text waits for its end
+_TYPED_BY = 64  # characters after which a value of undecided type waits for its end
 
 
 class _Value:
-    """Tells of a value while it is read, as soon as no more text can make it but a string.
+    """Sends a value while it is read, as soon as it can only be a string.
 
-    cdata: a value may be wrapped as XML does; what is in there is the value.
+    cdata: the value may be in a CDATA section, whose content is then the value.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class _Value:
         self._trims_line = trims_line
         self._cdata = cdata
         self._wrapped = False
-        self._text = ""  # what has come and was not told
+        self._text = ""  # text that was read and not sent yet
         self._telling: bool | None = None
         self.told = 0
 
@@ -62,11 +61,11 @@ class _Value:
             self._text = self._text[end:]
 
     def stop(self) -> None:
-        """What comes from here on may not be part of the value."""
+        """The following text may not belong to the value."""
         self._telling = False
 
     def whole(self, value: str) -> None:
-        """The value is over: this is its JSON."""
+        """End the value, with its complete JSON."""
         self._put(value[self.told :])
 
     def _decide(self) -> None:
@@ -91,7 +90,7 @@ class _Value:
 
 
 class _Section:
-    """Follows whether a value is inside the CDATA section that it begins with."""
+    """Tracks whether a value is inside the CDATA section that it begins with."""
 
     def __init__(self) -> None:
         self.inside = False
@@ -113,7 +112,7 @@ class _Section:
 
 
 def _unwrapped_text(text: str) -> str:
-    """The inside of a CDATA section, whose end may be missing; any other text as it is."""
+    """The content of a CDATA section, whose end may be missing; other text is unchanged."""
     bare = text.lstrip()
     if not bare.startswith(_CDATA_OPEN):
         return text
@@ -123,9 +122,9 @@ def _unwrapped_text(text: str) -> str:
 
 
 def attributes_of(header: str) -> dict[str, str]:
-    """The attributes of a tag, with the quotes and the two escapes that templates write undone.
+    """The attributes of a tag, without quotes and with the two escapes of the templates decoded.
 
-    None, where the header holds anything else: then it is no tag of the family.
+    There are none if the header contains anything else; then it is not a tag of the family.
     """
     if _ATTRIBUTE.sub("", header).strip():
         return {}
@@ -138,14 +137,14 @@ def attributes_of(header: str) -> dict[str, str]:
 
 
 def named(header: str) -> dict[str, str]:
-    """The attributes where the header is nothing but a name, as in `<function=NAME>`."""
+    """The attributes of a header that is only a name, as in `<function=NAME>`."""
     name = header.strip().strip("\"'")
     return {"name": name} if name and not re.search(r"\s", name) else {}
 
 
 @dataclass(frozen=True)
 class CallTags:
-    """The tags of a family. Openings are the part before the header that names things."""
+    """The tags of a family. Opening tags are given up to the header with the name."""
 
     call: str
     call_close: str
@@ -158,14 +157,14 @@ class CallTags:
     name_key: str = "name"
     parameter_key: str = "name"
     trims_line: bool = False
-    """The template writes each value on lines of its own."""
+    """The template puts each value on separate lines."""
     cdata: bool = False
-    """Text that could be taken for markup is wrapped as XML does."""
+    """Text that could be mistaken for markup is in a CDATA section."""
     undeclared: Undeclared = "text"
     text_flag: tuple[str, str] = ("", "")
-    """The attribute, and its value, that say of a value whether it is text."""
+    """The attribute, and its value, that mark a value as text."""
     json_block: str = ""
-    """Opens arguments that are written as one JSON object, with its close after it."""
+    """The tags around arguments that are written as one JSON object."""
     json_close: str = ""
     _ends: Markers = field(init=False, repr=False, compare=False)
 
@@ -187,7 +186,7 @@ class CallTags:
         return tuple(filter(None, (self.block_close, self.call_close)))
 
     def read(self, reading: Reading) -> Wait[None]:
-        """A block of calls, or calls without the block's tags."""
+        """Read a block of calls, or calls without the block's tags."""
         cursor = reading.cursor
         in_block = bool(self.block) and bool((yield from cursor.accept(self.block)))
         count = 0
@@ -207,7 +206,7 @@ class CallTags:
             raise cursor.unreadable()
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
-        """The length of the space before another call of this block; None if no call follows."""
+        """The length of the space before the next call of the block; None if there is none."""
         cursor = reading.cursor
         with cursor.ahead():
             space = len((yield from cursor.space()))
@@ -216,12 +215,12 @@ class CallTags:
             return space if (yield from cursor.peek()) in ("{", "[") else None
 
     def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
-        """The name of a call whose opening was read, whether it closes itself, and its id."""
+        """The name of a call whose opening was read, whether the tag closes itself, and the id."""
         attributes, closed = yield from self._read_header(cursor)
         return attributes.get(self.name_key, ""), closed, attributes.get("id", "")
 
     def _read_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
-        """The attributes of a tag whose beginning was read, and whether it closes itself."""
+        """The attributes of a tag whose beginning was read, and whether it is self-closing."""
         text: list[str] = []
         if self.header_close == ">":
             text.append((yield from cursor.run(_HEADER_RUN)))
@@ -236,7 +235,7 @@ class CallTags:
         return (yield from self.read_inside(reading))
 
     def read_inside(self, reading: Reading) -> Wait[Call]:
-        """A call from its name on."""
+        """Read a call from its name on."""
         cursor = reading.cursor
         name, closed, identity = yield from self._read_call_header(cursor)
         if not name:
@@ -264,9 +263,9 @@ class CallTags:
         return bool((yield from cursor.accept(self.parameter)))
 
     def _left_open(self, reading: Reading, name: str, arguments: Pairs) -> Wait[bool]:
-        """The call's closing tag is missing, but what comes shows that the call is over.
+        """Whether the next text shows that the call has ended, although its closing tag is missing.
 
-        Where nothing comes, a call that lacks a required argument was cut.
+        At the end of the text, a call without a required argument counts as truncated.
         """
         cursor = reading.cursor
         if not (yield from cursor.more()):
@@ -281,7 +280,7 @@ class CallTags:
         return bool((yield from cursor.at(following)))
 
     def _read_json(self, reading: Reading) -> Wait[str]:
-        """Arguments that are written as one JSON object, up to the end of the call."""
+        """Read arguments that are one JSON object, up to the end of the call."""
         cursor = reading.cursor
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
@@ -318,7 +317,7 @@ class CallTags:
         attributes: Mapping[str, str],
         arguments: Pairs,
     ) -> _Value:
-        """Tells of the value whose key was read, unless the first may hold all arguments."""
+        """The sender for the next value, unless this first value may contain all arguments."""
         first = arguments[0][0] if arguments else key
         wraps = first in _WRAPPERS and first not in reading.tools.properties(name)
         tell = _tell_nobody if wraps else reading.tell
@@ -343,7 +342,7 @@ class CallTags:
         return reading.tools.typed(name, key, text, self.undeclared)
 
     def _read_text(self, reading: Reading, open_keys: list[str], value: _Value) -> Wait[str]:
-        """A value up to its end; calls quoted in it are skipped, unless that leaves no end."""
+        """Read a value to its end; quoted calls are skipped, unless no end would remain."""
         cursor = reading.cursor
         place = cursor.save()
         try:
@@ -385,7 +384,7 @@ class CallTags:
         raise Cut
 
     def _is_quoted_call(self, cursor: Cursor) -> Wait[bool]:
-        """Whether a call's opening inside a value is followed by what follows it in a call."""
+        """Whether a call's opening inside a value is followed by the rest of a call."""
         with cursor.ahead():
             cursor.take(len(self.call))
             try:
@@ -396,7 +395,7 @@ class CallTags:
             return bool((yield from cursor.at([self.parameter, self.call_close])))
 
     def _ends_text(self, reading: Reading, marker: str, open_keys: list[str]) -> Wait[bool]:
-        """Whether what comes after a tag shows that it is the grammar's and not the value's."""
+        """Whether the text after a closing tag shows that the tag ends the value."""
         cursor = reading.cursor
         following = [t for t in (self.call_close, self.block_close, self.block, self.call) if t]
         with cursor.ahead():
@@ -426,7 +425,7 @@ def _tell_nobody(_text: str) -> None:
 
 
 def _unwrapped(reading: Reading, name: str, arguments: Pairs) -> str | None:
-    """The arguments as an object; models that saw JSON calls may put all of them into one."""
+    """The arguments as an object; a model may put all of them as JSON into one value."""
     declared = set(reading.tools.properties(name))
     if len(arguments) == 1 and arguments[0][0] in _WRAPPERS - declared:
         inner = arguments_of(arguments[0][1])
@@ -436,5 +435,5 @@ def _unwrapped(reading: Reading, name: str, arguments: Pairs) -> str | None:
 
 
 def object_of(arguments: Pairs) -> str:
-    """A JSON object of values that are JSON already; of those with one key, the last counts."""
+    """A JSON object of values that are already JSON; of repeated keys, the last applies."""
     return "{" + ", ".join(f"{json_string(k)}: {v}" for k, v in arguments) + "}"

@@ -1,9 +1,9 @@
 """The grammar that most families share: reasoning between tags, marked calls, and text.
 
-A marker counts only where it can be meant. Reasoning whose tag is ordinary text opens where
-nothing has been said since the last block; a call that is quoted (in a code block, in inline
-code, in a sentence of reasoning) is text. What looks like a call and turns out not to be one is
-put back and read again as text.
+A marker counts only if it is not quoted. A reasoning tag that is ordinary text opens reasoning only
+if nothing has been said since the last block; a quoted call (in a code block, in inline code, in a
+sentence of reasoning) is text. Text that turns out not to be a call is put back and read again as
+text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TURNS = re.compile(
     r"|<\|(?:start_header_id|end_header_id|header_start|header_end|start_of_role|end_of_role)\|>"
     r"|<｜(?:User|Assistant)｜>|<\|turn>|<start_of_turn>|\[/INST\]|<\|open\|>message|\]~b\]"
 )
-"""Where a turn begins in a prompt: tags before the latest are of other turns, or a user's words."""
+"""Markers that begin a turn in a prompt; tags before the last one belong to earlier turns."""
 
 
 _REST_OF_CODE = re.compile(r"[^`\n]*")
@@ -29,16 +29,16 @@ _REST_OF_CODE = re.compile(r"[^`\n]*")
 
 @dataclass(frozen=True, eq=False)
 class TaggedText:
-    """A family's markers in the shared grammar."""
+    """A family's markers for the shared grammar."""
 
     tags: tuple[Tags, ...] = ()
     calls: tuple[CallSyntax, ...] = ()
     silent: tuple[str, ...] = ()
-    """Markup that stands for nothing a reader sees."""
+    """Markup that produces no output."""
     answer: str = ""
-    """Opens the answer, and so ends reasoning that was left open; one of the silent markers."""
+    """One of the silent markers; it begins the answer and so closes open reasoning."""
     starts_line: bool = False
-    """The template begins every answer with a line break, which is a separator too."""
+    """The template begins every answer with a line break, which is also a separator."""
     _with_tools: Markers = field(init=False, repr=False, compare=False)
     _without_tools: Markers = field(init=False, repr=False, compare=False)
     _marked: Markers = field(init=False, repr=False, compare=False)
@@ -61,7 +61,7 @@ class TaggedText:
         return self.calls[0].closers if self.calls else ()
 
     def with_tags(self, tags: Iterable[Tags]) -> TaggedText:
-        """The same family with further tags of reasoning, which come first."""
+        """The same family with additional reasoning tags, which are tried first."""
         together = tuple(dict.fromkeys((*tags, *self.tags)))
         return self if together == self.tags else replace(self, tags=together)
 
@@ -71,7 +71,7 @@ class TaggedText:
         markers = self._markers(reading)
 
         def write(text: str) -> None:
-            """Show text, but for the beginning of a marker that the length limit has cut."""
+            """Output text, without the beginning of a marker that the length limit cut off."""
             end = len(text)
             if cursor.over and reading.was_cut() and not answer.markdown.quoted:
                 end = self._marked.open_end(text)
@@ -93,7 +93,7 @@ class TaggedText:
         return Markers([*self._with_tools.literals, *reading.tools.names])
 
     def _begin(self, reading: Reading) -> None:
-        """Start where the prompt stopped: inside reasoning, after it, or in plain text."""
+        """Start in the state that the prompt ends in: inside reasoning, after it, or in text."""
         tail = _TURNS.split(reading.prompt_tail)[-1]
         for tags in self.tags:
             opened, closed = tail.rfind(tags.opening), tail.rfind(tags.closing)
@@ -111,7 +111,7 @@ class TaggedText:
             reading.answer.edge()
 
     def _block(self, reading: Reading, marker: str) -> Wait[bool]:
-        """Whether the marker was one here, and has been read."""
+        """Read the marker if it counts here; returns whether it did."""
         for tags in self.tags:
             if marker == tags.opening and self._opens(reading, tags):
                 reading.closing = tags.closing
@@ -137,13 +137,13 @@ class TaggedText:
         return True
 
     def _opens(self, reading: Reading, tags: Tags) -> bool:
-        """Reasoning opens; a tag that repeats the one in the prompt opens nothing new."""
+        """Whether the tag opens reasoning; one that repeats the prompt's tag opens nothing."""
         if reading.answer.fresh:
             return True
         return tags.anywhere and not reading.answer.reasoning and not reading.answer.markdown.quoted
 
     def _closes(self, reading: Reading, tags: Tags) -> Wait[bool]:
-        """Reasoning ends here; or an empty one, which the prompt closed already, ends again."""
+        """Whether the tag closes reasoning, or repeats the end of an empty one in the prompt."""
         if not reading.answer.reasoning:
             return reading.answer.fresh
         return not (yield from is_quoted(reading, tags.closing))
@@ -183,7 +183,7 @@ class TaggedText:
                 answer.write(cursor.rest())
             return True
         except Unreadable:
-            # With all that is in it: a call in a block that is quoted is quoted too.
+            # Together with its content: a call inside a quoted block is quoted too.
             answer.write(cursor.take(quoted))
             return bool(quoted) or reading.settled
         finally:
@@ -196,13 +196,13 @@ class TaggedText:
         return True
 
     def _code_ends(self, reading: Reading) -> Wait[bool]:
-        """Whether inline code that was open before a call is closed behind it, on its line."""
+        """Whether inline code that was open before a call is closed after it, on the same line."""
         with reading.cursor.ahead():
             yield from reading.cursor.run(_REST_OF_CODE)
             return (yield from reading.cursor.peek()) == "`"
 
     def _meant(self, reading: Reading, own_line: bool) -> Wait[bool]:
-        """Whether calls read inside reasoning are calls, and not an example in a sentence."""
+        """Whether calls inside reasoning are real, and not an example in a sentence."""
         if not all(call.name in reading.tools for call in reading.pending_calls or ()):
             return False
         if own_line or (yield from reading.cursor.peek()) in ("", "\n"):

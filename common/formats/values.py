@@ -1,8 +1,8 @@
-"""Reads one value of an argument, in JSON or a family's dialect of it, and gives it as JSON text.
+"""Parses one argument value, in JSON or a family's dialect of it, and returns it as JSON text.
 
-The text is kept as the model wrote it wherever it is JSON already, so that whole numbers beyond
-2^53, exponents and the order of keys survive. Raw control characters and unknown escapes inside
-strings, which models write and JSON forbids, are escaped. Nesting is a list, not a call stack.
+Text that is already JSON is kept as the model wrote it, so that integers beyond 2^53, exponents and
+key order survive. Raw control characters and unknown escapes in strings, which models write but
+JSON forbids, are escaped. Nesting is tracked in a list, not on the call stack.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _PYTHON_WORDS = {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"
 
 
 Tell = Callable[[str], None]
-"""Gets a text in pieces, as they come."""
+"""Receives a text in pieces, as they come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How values are written where it is not JSON."""
+    """How the notation of values differs from JSON."""
 
     words: Mapping[str, str] = field(default_factory=lambda: _JSON_WORDS)
     fence: str = ""
-    """Stands before and after a string that is written raw."""
+    """The delimiter around a string that is written raw."""
     bare: bool = False
-    """Keys, and strings of a single line, may stand without quotes."""
+    """Keys, and strings of a single line, may have no quotes."""
     python: bool = False
 
 
@@ -50,9 +50,9 @@ PYTHON = Dialect(_PYTHON_WORDS, python=True)
 
 
 def escaped(text: str) -> str:
-    """The inside of a JSON string that every encoder can carry: no lone surrogates.
+    """The content of a JSON string, without lone surrogates, which some encoders reject.
 
-    The inside of a whole string is that of its pieces, one after the other.
+    Escaping a text in pieces gives the same result as escaping it at once.
     """
     written = json.dumps(text, ensure_ascii=False)[1:-1]
     return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", written)
@@ -64,23 +64,23 @@ def json_string(text: str) -> str:
 
 
 class Told(Protocol):
-    """Who is told of an object's members, each when its value begins."""
+    """Receives the members of an object, each when its value begins."""
 
     def member(self, key: str, head: str, /) -> Tell | None:
-        """The key, as JSON, and the value's first character; gives what is told of the value."""
+        """The key, as JSON, and the value's first character; returns the receiver of the value."""
 
     def inside(self, key: str, /) -> Told | None:
-        """Who is told of the members of a value that is an object itself."""
+        """The receiver for the members of a value that is an object."""
 
 
 class _Written:
-    """The JSON of a value as far as it has been read; each piece is told when it is certain."""
+    """The JSON of a value as far as it has been read; pieces are sent when they are certain."""
 
     __slots__ = ("_comma", "_texts", "tell", "tell_member")
 
     def __init__(self, tell: Tell | None) -> None:
         self._texts: list[str] = []
-        self._comma: list[str] = []  # a comma, which may turn out to be one too many, and space
+        self._comma: list[str] = []  # a comma, which may turn out to be superfluous, and space
         self.tell = tell
         self.tell_member: Tell | None = None
 
@@ -100,7 +100,7 @@ class _Written:
         self._comma = [text]
 
     def after_comma(self, *, item: bool) -> None:
-        """Something comes after a comma: an item, or the bracket that makes it one too many."""
+        """Handle what follows a comma: an item, or the bracket that makes it superfluous."""
         held, self._comma = self._comma, []
         self.add("".join(held if item else held[1:]))
 
@@ -116,13 +116,13 @@ def read_value(
     tell: Tell | None = None,
     told: Told | None = None,
 ) -> Wait[str]:
-    """The next value as JSON. With `ends`, brackets that are still open at one of them close.
+    """The next value as JSON. `ends`: markers at which open brackets are closed.
 
-    tell: gets the same text in pieces, as soon as they are certain. told: the same for members.
+    tell: receives the same text in pieces, as soon as they are certain. told: the same for members.
     """
     out = _Written(tell)
     stack: list[str] = []
-    levels: list[Told | None] = []  # who is told of the members of each open bracket
+    levels: list[Told | None] = []  # the receiver for the members of each open bracket
     told_depth = 0
     state, key = "value", ""
     while True:
@@ -181,7 +181,7 @@ def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
 
 
 def _read_string(cursor: Cursor, dialect: Dialect, add: Tell) -> Wait[bool]:
-    """Whether a string in quotes came next, and was read."""
+    """Read a quoted string if one comes next; returns whether it did."""
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
         yield from _read_fenced(cursor, dialect.fence, add)
         return True
@@ -243,7 +243,7 @@ def _read_quoted(cursor: Cursor, add: Tell) -> Wait[None]:
 
 
 def _read_escape(cursor: Cursor) -> Wait[str]:
-    """An escape as it is, or, where JSON does not know it, the two characters it is made of."""
+    """An escape unchanged, or as two literal characters if it is not valid in JSON."""
     pair = yield from cursor.peek(2)
     if len(pair) < 2:
         cursor.rest()
@@ -275,7 +275,7 @@ def _read_python_string(cursor: Cursor, add: Tell) -> Wait[None]:
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:
-    """A whole text as JSON, or None where it is not one value."""
+    """A complete text as JSON; None if it is not a single value."""
     return complete(lambda cursor: read_value(cursor, dialect), text)
 
 
@@ -283,9 +283,9 @@ _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}:,]|[^][{}:,"\s]+')
 
 
 def parts(text: str) -> list[tuple[str, str]]:
-    """The members of a JSON object as key and raw value, or a list's items under empty keys.
+    """The members of a JSON object as key and raw value, or a list's items with empty keys.
 
-    The text must be JSON already, as `read_value` gives it.
+    The text must be valid JSON, as `read_value` returns it.
     """
     depth, start, key = 0, 0, ""
     found: list[tuple[str, str]] = []
@@ -308,7 +308,7 @@ def parts(text: str) -> list[tuple[str, str]]:
 
 
 def string_of(text: str) -> str | None:
-    """The text that a JSON string stands for; None for any other value."""
+    """The decoded text of a JSON string; None for any other value."""
     if not text.startswith('"'):
         return None
     decoded: str = json.loads(text)

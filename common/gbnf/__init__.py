@@ -1,4 +1,4 @@
-"""GBNF, the grammar notation of llama.cpp: read, and turned into Lark for llguidance."""
+"""GBNF, llama.cpp's grammar notation: parsed, and converted to Lark for llguidance."""
 
 from common.gbnf.lark import gbnf_to_lark
 from common.gbnf.parser import GbnfError, parse

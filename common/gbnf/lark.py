@@ -1,7 +1,7 @@
-"""Writes a GBNF grammar as Lark for llguidance, with the same language to the character.
+"""Converts a GBNF grammar to Lark for llguidance, with exactly the same language.
 
-The rules are named by the order in which `root` needs them, so two texts that differ in the order
-of their rules (hosts write them in the order of a hash map, contract 3.7.5) give the same Lark.
+Rules are named in the order in which `root` needs them, so two texts that differ only in the order
+of their rules give the same Lark. LocalAI writes rules in the random order of a hash map.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from common.gbnf.syntax import (
 
 MAX_GROUPS = 500
 MAX_WORK = 300_000
-"""Steps that looking for safe lexemes may take: a second or so."""
+"""Maximum steps of the search for safe lexemes: about a second."""
 _MAX_NESTING = 8
 
 
 def gbnf_to_lark(text: str) -> str:
-    """The grammar in llguidance's Lark, its rule `start` being `root`. Raises GbnfError."""
+    """The grammar in llguidance's Lark, with `root` as `start`. Raises GbnfError."""
     try:
         rules = reachable(parse(text))
         return _written(_safe_productions(rules, regular_rules(rules)))
     except RecursionError:
-        raise GbnfError("the rules lead into each other too deeply", text, 0) from None
+        raise GbnfError("the rules are nested too deeply", text, 0) from None
 
 
 def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
-    """Productions in which the lexer's greed loses nothing."""
+    """Productions that a greedy lexer reads correctly."""
     if "root" in regular:
         return Productions(rules, regular)
     split: frozenset[Expr] = frozenset()
@@ -57,7 +57,7 @@ def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) ->
 
 
 def _clashes(productions: Productions, budget: list[int]) -> set[str]:
-    """The lexemes that a greedy lexer would misread in some place. Raises TooLarge."""
+    """The lexemes that a greedy lexer would misread somewhere. Raises TooLarge."""
     lexemes = {
         name: Lexeme.of(expr, productions.regular) for name, expr in productions.lexemes.items()
     }
@@ -106,7 +106,7 @@ def _written(productions: Productions) -> str:
     terminals = _Terminals(productions.regular)
     for name, expr in productions.lexemes.items():
         body = terminals.text(expr)
-        # An empty lexeme is none: where it may be left out, the rule says so.
+        # A lexeme cannot be empty; if it is optional, the rule says so.
         whole = f"({body}) & /(?s:.+)/" if is_nullable(expr, productions.nullable) else body
         lines.append(f"{name}: {whole}")
     return "\n".join([*lines, *terminals.lines]) + "\n"
@@ -130,7 +130,7 @@ def _counts(least: int, most: int | None) -> str:
 
 
 class _Terminals:
-    """Regular expressions as terminals; what is nested too deeply gets a terminal of its own."""
+    """Regular expressions as terminals; deeply nested parts get their own terminals."""
 
     def __init__(self, regular: Mapping[str, Expr]) -> None:
         self.lines: list[str] = []

@@ -1,9 +1,9 @@
-"""Whether a greedy lexer may read two expressions where either may come.
+"""Whether a greedy lexer reads two expressions correctly where either may come.
 
-llguidance reads bytes with a lexer that always takes the longest lexeme, and never goes back.
-GBNF knows no lexemes: `[a-z]* "end"` matches `end`. An expression may be made a lexeme only where
-taking the longest one loses nothing: `clash` tells where it may, from the expressions' positions
-(Glushkov's automaton) without building their product of states.
+llguidance reads bytes with a lexer that always takes the longest lexeme and never backtracks. GBNF
+has no lexemes: `[a-z]* "end"` matches `end`. So an expression may become a lexeme only if taking
+the longest match cannot go wrong. `encounter` finds that out from the expressions' positions
+(Glushkov's automaton), without building the product of their states.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_POSITIONS = 4000
 
 
 class TooLarge(Exception):
-    """The expressions are too large to be looked at."""
+    """The expressions are too large to analyse."""
 
 
 @dataclass(slots=True)
@@ -40,9 +40,9 @@ class _Part:
 
 @dataclass
 class Lexeme:
-    """A regular expression as positions: each takes one character and leads to others.
+    """A regular expression as positions: each matches one character and leads to others.
 
-    Counted repetitions are widened to uncounted ones, which can only show more clashes.
+    Counted repetitions are treated as unlimited ones, which can only report more clashes.
     """
 
     chars: list[Ranges] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Lexeme:
 
     @cached_property
     def beginnings(self) -> Ranges:
-        """The characters with which a text may begin."""
+        """The characters that a text may begin with."""
         return tuple(r for at in self.first for r in self.chars[at])
 
     def _position(self, ranges: Ranges) -> _Part:
@@ -111,16 +111,16 @@ class Lexeme:
 
 
 def meet(one: Ranges, other: Ranges) -> bool:
-    """Whether a character is in both."""
+    """Whether the ranges have a character in common."""
     return any(a <= d and c <= b for a, b in one for c, d in other)
 
 
 @dataclass(frozen=True, slots=True)
 class Encounter:
-    """What two lexemes that begin at the same place have in common.
+    """How two lexemes that begin at the same position overlap.
 
-    equal: some text is both. onward: characters with which the second goes on where the first
-    is complete.
+    equal: some text matches both. onward: characters with which the second can continue when the
+    first is complete.
     """
 
     equal: bool
@@ -128,7 +128,7 @@ class Encounter:
 
 
 def encounter(one: Lexeme, other: Lexeme, budget: list[int]) -> Encounter:
-    """Walk both over the same texts. `budget[0]` is counted down; TooLarge is raised at its end."""
+    """Run both over the same texts. Counts `budget[0]` down; raises TooLarge at zero."""
     stack = [(p, q) for p in one.first for q in other.first]
     seen = set(stack)
     equal = False

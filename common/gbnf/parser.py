@@ -1,8 +1,8 @@
-"""Reads GBNF as llama.cpp's `llama-grammar.cpp` does, and says where a text is none.
+"""Parses GBNF like llama.cpp's `llama-grammar.cpp`; errors name line and column.
 
-Three things are taken that llama.cpp refuses, because hosts and people write them: a body may go
-on after a line break outside parentheses wherever no rule begins there, names may have
-underscores, and rules may be left-recursive.
+Three things that llama.cpp refuses are accepted, because hosts and people write them: a body may
+continue after a line break outside parentheses if no rule begins there, names may have underscores,
+and rules may be left-recursive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.gbnf.syntax import (
 
 MAX_DEPTH = 100
 MAX_REPEAT = 2000
-"""Bound of a counted repetition; llama.cpp's own."""
+"""Maximum of a counted repetition, as in llama.cpp."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -35,7 +35,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]"
 
 
 class GbnfError(ValueError):
-    """What is wrong with a grammar, and where: line and column count from 1."""
+    """An error in a grammar, with its line and column, from 1."""
 
     def __init__(self, message: str, text: str, at: int) -> None:
         self.line = text.count("\n", 0, at) + 1
@@ -44,7 +44,7 @@ class GbnfError(ValueError):
 
 
 def parse(text: str) -> dict[str, Expr]:
-    """The rules by name. Raises GbnfError; every rule that is referred to is there, and `root`."""
+    """The rules by name, with `root` and every referenced rule. Raises GbnfError."""
     return _Parser(text).rules()
 
 
@@ -90,7 +90,7 @@ class _Parser:
         while symbol := self._peek():
             if symbol in "*+?{":
                 if not items:
-                    raise self._error(f"nothing stands before {symbol!r} that it could repeat")
+                    raise self._error(f"there is nothing before {symbol!r} to repeat")
                 items[-1] = self._repeat(items[-1], symbol)
             elif (item := self._item(symbol)) is not None:
                 items.append(item)
@@ -142,7 +142,7 @@ class _Parser:
             at = self._at
             code = self._character()
             if 0xD800 <= code <= 0xDFFF:
-                raise GbnfError("half of a surrogate pair is no character", self._text, at)
+                raise GbnfError("a surrogate is not a character", self._text, at)
             characters.append(chr(code))
         return Literal("".join(characters))
 
@@ -166,7 +166,7 @@ class _Parser:
         return CharClass(tuple(ranges), negated)
 
     def _character_comes(self, end: str, start: int, what: str) -> bool:
-        """Whether another character of a literal or class comes; reads its end otherwise."""
+        """Whether a literal or class has another character; otherwise reads its end."""
         if self._at >= len(self._text):
             raise GbnfError(f"this {what} is never closed", self._text, start)
         if self._text[self._at] != end:
@@ -188,11 +188,11 @@ class _Parser:
                 raise self._error(f"\\{kind} needs {_HEX_DIGITS[kind]} hexadecimal digits")
             code = int(digits, 16)
             if code > LAST_CODE_POINT:
-                raise self._error(f"\\U{digits} is beyond the last character, \\U0010FFFF")
+                raise self._error(f"\\U{digits} is above the last character, \\U0010FFFF")
             self._at += 2 + len(digits)
             return code
         if kind not in _ESCAPES or not kind:
-            raise self._error(f"the escape \\{kind} is not known")
+            raise self._error(f"unknown escape \\{kind}")
         self._at += 2
         return ord(_ESCAPES[kind])
 
@@ -204,13 +204,13 @@ class _Parser:
         if not counts or (counts[3] and not counts[2]):
             raise self._error("expected {n}, {m,} or {m,n}")
         if max(len(counts[1].lstrip("0")), len(counts[3].lstrip("0"))) > len(str(MAX_REPEAT)):
-            raise self._error(f"a repetition may have at most {MAX_REPEAT} turns")
+            raise self._error(f"a repetition may have a count of at most {MAX_REPEAT}")
         least = int(counts[1])
         most = int(counts[3]) if counts[3] else None if counts[2] else least
         if max(least, most or 0) > MAX_REPEAT:
-            raise self._error(f"a repetition may have at most {MAX_REPEAT} turns")
+            raise self._error(f"a repetition may have a count of at most {MAX_REPEAT}")
         if most is not None and most < least:
-            raise self._error(f"a repetition cannot have at least {least} and at most {most} turns")
+            raise self._error(f"a repetition cannot have at least {least} and at most {most} items")
         self._at = counts.end()
         return Repeat(item, least, most)
 
@@ -222,7 +222,7 @@ class _Parser:
         return found.group()
 
     def _space(self) -> None:
-        """Skip space, and line breaks where the body goes on behind them."""
+        """Skip space, and line breaks if the body continues after them."""
         self._skip(_SPACE)
         if self._peek() not in ("\r", "\n") or self._at >= len(self._text):
             return

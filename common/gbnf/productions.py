@@ -1,4 +1,4 @@
-"""A grammar as productions over lexemes, and what may follow what in it."""
+"""A grammar as productions over lexemes, and which lexemes may follow each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = "start"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A symbol, repeated: a rule where it is in `Productions.rules`, else a lexeme."""
+    """A symbol with repetition: a rule if it is in `Productions.rules`, else a lexeme."""
 
     symbol: str
     least: int = 1
@@ -33,10 +33,10 @@ class Item:
 
 @dataclass
 class Productions:
-    """`start` and the rules it needs: each a list of alternatives.
+    """`start` and the rules that it needs, each a list of alternatives.
 
-    regular: the regular rules of the grammar. split: expressions that may not be lexemes, and are
-    taken apart instead; with `spell_all` every lexeme is one character.
+    regular: the regular rules of the grammar. split: expressions that cannot be lexemes and are
+    divided into parts. spell_all: every lexeme is a single character.
     """
 
     grammar: Mapping[str, Expr]
@@ -74,7 +74,7 @@ class Productions:
         return self._names[kind, key]
 
     def _items(self, expr: Expr) -> list[Item]:
-        """An expression as items, with all that is regular in one piece made a lexeme."""
+        """An expression as items; every maximal regular part becomes a lexeme."""
         if self._is_regular(expr):
             return self._lexeme(expr)
         match expr:
@@ -95,7 +95,7 @@ class Productions:
         return [Item(self._rule("group", expr, expr))]
 
     def _lexeme(self, expr: Expr) -> list[Item]:
-        """A regular expression as one lexeme, or opened up, where it may not be one."""
+        """A regular expression as one lexeme, or as its parts if it cannot be one."""
         if expr == Sequence(()):
             return []
         if self.spell_all or expr in self.split:
@@ -110,7 +110,7 @@ class Productions:
         return self._names["lexeme", expr]
 
     def _opened(self, expr: Expr) -> list[Item]:
-        """The parts of a regular expression, each a lexeme unless it may not be one either."""
+        """The parts of a regular expression, each a lexeme unless it cannot be one either."""
         match expr:
             case Literal(text):
                 return [Item(self._named_lexeme(Literal(character))) for character in text]
@@ -172,7 +172,7 @@ def _nullable(rules: Mapping[str, list[list[Item]]]) -> set[str]:
 
 
 def _heads(option: Iterable[Item], nullable: set[str]) -> list[Item]:
-    """The items of an alternative that may be its first."""
+    """The items of an alternative that may come first."""
     found = []
     for item in option:
         found.append(item)
@@ -184,7 +184,7 @@ def _heads(option: Iterable[Item], nullable: set[str]) -> list[Item]:
 def _spread(
     sources: Mapping[str, Iterable[str]], own: Mapping[str, set[str]]
 ) -> dict[str, set[str]]:
-    """The smallest sets that hold each symbol's own members and those of all its sources."""
+    """The smallest sets with each symbol's own members and those of all its sources."""
     found = {name: set(members) for name, members in own.items()}
     users: dict[str, list[str]] = {}
     for name, others in sources.items():

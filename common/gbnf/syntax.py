@@ -1,4 +1,4 @@
-"""What a GBNF grammar is made of, after reading."""
+"""The elements of a parsed GBNF grammar."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A text, character for character."""
+    """A literal text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CharClass:
-    """One character in, or with `negated` outside of, ranges of code points, ends included."""
+    """One character in (or with `negated` outside) ranges of code points; ends are inclusive."""
 
     ranges: tuple[tuple[int, int], ...]
     negated: bool = False
@@ -31,21 +31,21 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One after the other; empty for the empty text."""
+    """Items in sequence; empty for the empty text."""
 
     items: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several."""
+    """One of several alternatives."""
 
     options: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An item at least and at most so often; `most` None is without end."""
+    """An item from `least` to `most` times; None means unlimited."""
 
     item: Expr
     least: int
@@ -80,7 +80,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def references(expr: Expr) -> Iterator[str]:
-    """The names of all rules that an expression refers to, in order, repeated as they are."""
+    """The names of the rules that an expression refers to, in order, with repetitions."""
     stack = [expr]
     while stack:
         entry = stack.pop()
@@ -90,7 +90,7 @@ def references(expr: Expr) -> Iterator[str]:
 
 
 def ranges_of(characters: CharClass) -> tuple[tuple[int, int], ...]:
-    """The ranges, sorted, merged and without negation; half surrogate pairs are never in them."""
+    """The ranges, sorted, merged and without negation; they never contain surrogates."""
     if not characters.negated:
         return _merged(characters.ranges)
     found, start = [], 0

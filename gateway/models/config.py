@@ -1,4 +1,4 @@
-"""One model as its YAML file describes it, in the terms that LocalAI's users know."""
+"""One model as its YAML file describes it, with LocalAI's keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f
 
 
 class Template(Strict):
-    """`template:` of LocalAI; the checkpoint brings its own chat template, so little is left."""
+    """LocalAI's `template:`. The checkpoint has its own chat template, so only one key remains."""
 
     use_tokenizer_template: Literal[True] = Field(
         default=True, description="The checkpoint's chat template; there is no other."
@@ -29,7 +29,7 @@ class Template(Strict):
 
 
 class Reasoning(Strict):
-    """`reasoning:` what a model may think where the request does not say."""
+    """`reasoning:` whether a model thinks if the request does not say."""
 
     disable: bool | None = Field(
         default=None, description="`true`: no thinking (enable_thinking false); `false`: thinking."
@@ -39,43 +39,49 @@ class Reasoning(Strict):
 class ModelConfig(Strict):
     """A model of the models folder. What is passed to LoadModel is checked by the backend."""
 
-    name: Name = Field(description="What requests call it; the file's name where it is left out.")
+    name: Name = Field(description="The name that requests use; if missing, the file's name.")
     aliases: list[Name] = Field(default=[], description="Other names for it.")
-    description: str = Field(default="", description="For people.")
-    disabled: bool = Field(default=False, description="Leave the file out.")
+    description: str = Field(default="", description="A description for people.")
+    disabled: bool = Field(default=False, description="Ignore this file.")
     backend: str = Field(
         default="",
-        description="Absolute path of a `run.sh` to start; empty or `mlx`: our own.",
+        description="Absolute path of a `run.sh` to start; empty, `mlx`, `mlx-vlm` or"
+        " `mlx-backend`: the one that comes with the gateway.",
     )
     address: str = Field(
         default="",
-        description="`host:port` of a backend that runs already; it is never ended from here.",
+        description="`host:port` of a backend that is already running; the gateway never stops it.",
     )
-    env: dict[str, str] = Field(default={}, description="Environment of the backend's process.")
+    env: dict[str, str] = Field(
+        default={}, description="Environment variables for the backend's process."
+    )
     parameters: Parameters
-    stopwords: list[str] = Field(default=[], description="Stop strings, beside those of a request.")
+    stopwords: list[str] = Field(
+        default=[], description="Stop strings, in addition to those of a request."
+    )
     template: Template = Template()
     chat_template_kwargs: dict[str, Any] = Field(
-        default={}, description="Variables of the chat template; a request's own win."
+        default={}, description="Variables for the chat template; a request's own take precedence."
     )
     reasoning: Reasoning = Reasoning()
     reasoning_effort: str = Field(
         default="",
-        description="`none`, `minimal`, `low`, `medium`, `high`, where a request does not say.",
+        description="`none`, `minimal`, `low`, `medium` or `high`, for requests that set none.",
     )
 
     context_size: int = Field(
         default=0,
         ge=0,
         lt=1 << 31,
-        description="Tokens of prompt and answer; 0: the model's maximum.",
+        description="Maximum tokens of prompt and answer together; 0: the model's maximum.",
     )
     max_model_len: int = Field(
-        default=0, ge=0, lt=1 << 31, description="The same; the smaller counts."
+        default=0, ge=0, lt=1 << 31, description="The same; the smaller value applies."
     )
     options: list[str] = Field(default=[], description="`key:value`, see [options.md](options.md).")
     engine_args: dict[str, Any] = Field(
-        default={}, description="The same as a map, which wins; an unknown key fails the load."
+        default={},
+        description="The same as a map, which takes precedence; an unknown key fails the load.",
     )
     overrides: list[str] = Field(default=[], description="Passed to LoadModel.")
     type: str = Field(default="", description="Passed to LoadModel.")
@@ -85,13 +91,15 @@ class ModelConfig(Strict):
     quantization: str = Field(default="", description="Passed to LoadModel.")
     load_format: str = Field(default="", description="Passed to LoadModel.")
     trust_remote_code: bool = Field(
-        default=False, description="Whether Python files of the checkpoint may be run."
+        default=False, description="Whether Python files in the checkpoint may be run."
     )
-    embeddings: bool = Field(default=False, description="The model is for /embeddings.")
-    reranking: bool = Field(default=False, description="The model is for /rerank.")
+    embeddings: bool = Field(
+        default=False, description="Require a model that can serve /embeddings."
+    )
+    reranking: bool = Field(default=False, description="Require a model that can serve /rerank.")
     mmproj: str = Field(default="", description="Passed to LoadModel.")
     cache_type_k: str = Field(
-        default="", description="Form of the KV cache: `f16`, `q8_0`, `q4_0` …"
+        default="", description="Type of the KV cache: `f16`, `q8_0`, `q4_0` …"
     )
     cache_type_v: str = Field(default="", description="The same as cache_type_k.")
     rope_scaling: str = Field(default="", description="Passed to LoadModel.")
@@ -102,29 +110,38 @@ class ModelConfig(Strict):
     tensor_parallel_size: int = Field(default=0, ge=0, description="Passed to LoadModel.")
     lora_adapter: str = Field(default="", description="An mlx-lm adapter: folder, path or hub id.")
     lora_base: str = Field(default="", description="Passed to LoadModel.")
-    lora_scale: float = Field(default=0, description="Multiplies the adapter's own; 0 means 1.")
-    lora_adapters: list[str] = Field(default=[], description="Several adapters, which add up.")
+    lora_scale: float = Field(
+        default=0, description="Multiplies the adapter's own scale; 0 means 1."
+    )
+    lora_adapters: list[str] = Field(
+        default=[], description="Several adapters, which are added up."
+    )
     lora_scales: list[float] = Field(default=[], description="Their scales, in the same order.")
     adapters: dict[str, str] = Field(
-        default={}, description="Name → adapter: those that a request may choose with `adapters`."
+        default={},
+        description="Name → adapter: the adapters that a request may choose with `adapters`.",
     )
-    draft_model: str = Field(default="", description="A smaller model that guesses ahead.")
+    draft_model: str = Field(default="", description="A smaller model for speculative decoding.")
     draft_models: list[str] = Field(
-        default=[], description="Those that a request may choose with `draft_model`."
+        default=[], description="Draft models that a request may choose with `draft_model`."
     )
-    n_draft: int = Field(default=0, ge=0, le=64, description="Most tokens guessed at a time.")
+    n_draft: int = Field(
+        default=0, ge=0, le=64, description="Maximum number of tokens drafted at a time."
+    )
 
     preload: bool = Field(default=False, description="Load it when the gateway starts.")
     pinned: bool = Field(default=False, description="Never unload it to make room or for idleness.")
     idle_unload: float | None = Field(
         default=None,
         ge=0,
-        description="Seconds without a request; 0: never; the gateway's where unset.",
+        description="Unload after this many seconds without a request; 0: never; if missing, the"
+        " gateway's `--idle-unload`.",
     )
     memory_mib: int = Field(
         default=0,
         ge=0,
-        description="MiB that it needs; 0: the size of its weights, where they are local.",
+        description="Memory that the model needs, in MiB; 0: the size of its weights, if they are"
+        " local.",
     )
 
     @model_validator(mode="before")

@@ -1,7 +1,7 @@
 """Keys of LocalAI's model files that this gateway knows and does not act on.
 
-A file that was written for LocalAI is taken over as it is. A key that means nothing to a language
-model on MLX is left out; one whose effect would be missed is refused, with what to do instead.
+Files written for LocalAI work unchanged. A key that means nothing for a language model on MLX is
+ignored; a key whose effect would be missed is refused, with advice what to do instead.
 Both tables are part of docs/models.md.
 """
 
@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_PLACES = "MLX places memory and work itself"
-_CHECKPOINT = "the checkpoint's config.json says it"
-_OTHER_KIND = "for models that make images, sound or video"
+_PLACES = "MLX manages memory and threads itself"
+_CHECKPOINT = "the value comes from the checkpoint's config.json"
+_OTHER_KIND = "for models that generate images, sound or video"
 _HOST = "belongs to another part of LocalAI"
 
 NEUTRAL: Mapping[str, str] = {
-    "usage": "text for a gallery",
-    "known_usecases": "the backend says what the model can do",
-    "known_input_modalities": "the backend says what the model can do",
-    "known_output_modalities": "the backend says what the model can do",
-    "download_files": "models are fetched from the hub by the backend",
-    "artifacts": "models are fetched from the hub by the backend",
-    "f16": "`dtype`, or the platform, decides the type of the weights",
+    "usage": "a text for the model gallery",
+    "known_usecases": "the backend reports what the model can do",
+    "known_input_modalities": "the backend reports what the model can do",
+    "known_output_modalities": "the backend reports what the model can do",
+    "download_files": "the backend downloads models from the hub",
+    "artifacts": "the backend downloads models from the hub",
+    "f16": "`dtype`, or else the platform, sets the type of the weights",
     "threads": _PLACES,
     "mmap": _PLACES,
     "mmlock": _PLACES,
@@ -35,9 +35,9 @@ NEUTRAL: Mapping[str, str] = {
     "no_kv_offloading": _PLACES,
     "enforce_eager": _PLACES,
     "swap_space": _PLACES,
-    "gpu_memory_utilization": "the option memory_limit_mib bounds memory",
+    "gpu_memory_utilization": "the option memory_limit_mib limits memory",
     "flash_attention": "MLX chooses its attention kernels itself",
-    "batch": "the option prefill_chunk cuts prompts",
+    "batch": "the option prefill_chunk sets the size of prefill passes",
     "rms_norm_eps": _CHECKPOINT,
     "ngqa": _CHECKPOINT,
     "debug": "MLX_BACKEND_LOG sets the log level",
@@ -47,7 +47,7 @@ NEUTRAL: Mapping[str, str] = {
     "prompt_cache_ro": "prompts are always cached; see the option prompt_cache_mib",
     "mirostat_eta": "belongs to mirostat, which is refused",
     "mirostat_tau": "belongs to mirostat, which is refused",
-    "grpc": "a backend that ends is noticed at once, and one that starts has a minute",
+    "grpc": "the gateway notices at once when a backend ends, and gives it a minute to start",
     "feature_flags": _HOST,
     "pipeline": _HOST,
     "mcp": _HOST,
@@ -57,13 +57,13 @@ NEUTRAL: Mapping[str, str] = {
     "step": _OTHER_KIND,
     "tts": _OTHER_KIND,
     "cfg_scale": _OTHER_KIND,
-    "parameters.batch": "the option prefill_chunk cuts prompts",
+    "parameters.batch": "the option prefill_chunk sets the size of prefill passes",
     "parameters.n_keep": "contexts are never shifted",
     "parameters.language": _OTHER_KIND,
     "parameters.translate": _OTHER_KIND,
     "parameters.clip_skip": _OTHER_KIND,
     "parameters.negative_prompt_scale": "belongs to negative_prompt, which is refused",
-    "parameters.encoding_format": "every request says it",
+    "parameters.encoding_format": "set by each request",
 }
 
 REFUSED: Mapping[str, str] = {
@@ -71,7 +71,7 @@ REFUSED: Mapping[str, str] = {
     "failover": "a request is served by one model; leave it out",
     "router": "a request is served by one model; leave it out",
     "proxy": "only backends that speak backend.proto are served",
-    "roles": "a request may say role_mapping",
+    "roles": "send role_mapping with the request",
     "system_prompt": "send it as the first of the request's messages",
     "grammar": "send a grammar or a response_format with the request",
     "cutstrings": "answers are not edited; use stopwords",
@@ -84,15 +84,15 @@ REFUSED: Mapping[str, str] = {
     "limits": "use the option max_queue",
     "compression": "requests are not edited; leave it out",
     "pii": "requests are not edited; leave it out",
-    "parameters.n": "every request says it",
-    "parameters.echo": "every request says it",
-    "parameters.logprobs": "every request says it",
-    "parameters.top_logprobs": "every request says it",
+    "parameters.n": "set by each request",
+    "parameters.echo": "set by each request",
+    "parameters.logprobs": "set by each request",
+    "parameters.top_logprobs": "set by each request",
     "parameters.tfz": "use top_p or min_p",
-    "parameters.negative_prompt": "no backend of ours reads it",
+    "parameters.negative_prompt": "the backend does not support it; leave it out",
     "template.chat": "the checkpoint's own template is used; leave it out",
     "template.chat_message": "the checkpoint's own template is used; leave it out",
-    "template.completion": "prompts of completions are sent as they are; leave it out",
+    "template.completion": "completion prompts are sent unchanged; leave it out",
     "template.edit": "there is no edits endpoint; leave it out",
     "template.function": "the checkpoint's own template is used; leave it out",
     "template.multimodal": "the checkpoint's own template is used; leave it out",
@@ -103,7 +103,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def without_foreign(given: Any, section: str = "") -> Any:
-    """A section without the neutral keys. Raises ValueError for a key that is refused.
+    """The section without ignored keys. Raises ValueError for a key that is refused.
 
     An empty, zero or false value asks for nothing, so it is never refused.
     """

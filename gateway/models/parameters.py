@@ -1,4 +1,4 @@
-"""`parameters:` of a model file: which model, and what a request gets where it does not say."""
+"""`parameters:` of a model file: which model, and defaults for requests."""
 
 from __future__ import annotations
 
@@ -29,32 +29,42 @@ UNSAID = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""What counts where neither a request nor the model says anything: OpenAI's, and what is off."""
+"""Defaults when neither the request nor the model sets a value: OpenAI's, or off."""
 
 
 class Parameters(Strict):
-    """None means that the file does not say: then the checkpoint's word counts, else UNSAID."""
+    """None means not set in the file: then the checkpoint's value applies, else UNSAID."""
 
     model: str = Field(
         min_length=1,
         description="Hub id (`owner/name`), folder under the models folder, or absolute path.",
     )
     temperature: float | None = Field(
-        default=None, ge=0, le=100, description="0 takes the best token."
+        default=None, ge=0, le=100, description="0 always picks the most likely token."
     )
-    top_p: Share | None = Field(default=None, description="Share of probability to keep.")
-    top_k: int | None = Field(default=None, ge=-1, description="Tokens to keep; 0 or -1 is off.")
-    min_p: Share | None = Field(default=None, description="Share of the best token's probability.")
+    top_p: Share | None = Field(default=None, description="Probability mass to keep.")
+    top_k: int | None = Field(
+        default=None, ge=-1, description="Number of tokens to keep; 0 or -1 is off."
+    )
+    min_p: Share | None = Field(
+        default=None, description="Minimum probability, as a share of the most likely token's."
+    )
     typical_p: Share | None = Field(default=None, description="Locally typical sampling; 1 is off.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of an answer.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Maximum number of tokens in an answer."
+    )
     seed: int | None = Field(
-        default=None, ge=-1, lt=1 << 31, description="-1 draws one per request."
+        default=None, ge=-1, lt=1 << 31, description="-1 draws a new one for each request."
     )
     repeat_penalty: float | None = Field(
-        default=None, ge=0, description="llama.cpp's, over prompt and answer; 1 is off."
+        default=None,
+        ge=0,
+        description="llama.cpp's repetition penalty over prompt and answer; 1 is off.",
     )
     repeat_last_n: int | None = Field(
-        default=None, ge=-1, description="Tokens that repeat_penalty looks back; -1 means all."
+        default=None,
+        ge=-1,
+        description="Number of recent tokens that repeat_penalty covers; -1 means all.",
     )
     frequency_penalty: float | None = Field(
         default=None, ge=-2, le=2, description="OpenAI's; 0 is off."
@@ -63,24 +73,24 @@ class Parameters(Strict):
         default=None, ge=-2, le=2, description="OpenAI's; 0 is off."
     )
     logit_bias: dict[str, float] | None = Field(
-        default=None, description="Token id → what is added to its logit."
+        default=None, description="Token id → value added to its logit."
     )
     ignore_eos: bool | None = Field(
-        default=None, description="Go on after the end-of-sequence token, up to max_tokens."
+        default=None, description="Continue after the end-of-sequence token, up to max_tokens."
     )
     tokenizer: str = Field(default="", description="Passed to LoadModel; refused by this backend.")
     rope_freq_base: float = Field(default=0, description="Passed to LoadModel.")
     rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
 
     def default(self, name: str) -> float:
-        """What a request gets that does not say: the model's value, else that of UNSAID."""
+        """The value for a request that sets none: the model's, else that of UNSAID."""
         value: float | None = getattr(self, name)
         return UNSAID[name] if value is None else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _token_ids(cls, given: Any) -> Any:
-        """YAML reads an id as a number, and JSON, which the backend is sent, has text only."""
+        """YAML reads an id as a number; JSON, which goes to the backend, allows only text keys."""
         if not isinstance(given, dict):
             return given
         return {str(key) if type(key) is int else key: value for key, value in given.items()}

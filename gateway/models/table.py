@@ -15,8 +15,8 @@ from gateway.models.foreign import NEUTRAL, REFUSED
 _INTRODUCTION = """\
 # Model files of the gateway
 
-The gateway serves what its models folder describes: one YAML file a model, in the terms of
-LocalAI, so that its files can be taken over as they are.
+The gateway serves the models that its models folder describes: one YAML file per model, with
+LocalAI's keys. LocalAI's own files can be used as they are, except for the keys refused below.
 
 ```yaml
 name: qwen
@@ -30,43 +30,44 @@ options:
   - parallel:8
 ```
 
-Only `parameters.model` has to be there. A file with an unknown key, a value of the wrong type or a
-name that is taken already is left out with a sentence in the log; a request for its model is
-answered with that sentence, and the others are served. Files are read at the start and again on
-SIGHUP; a model whose file has changed is unloaded when its last request has ended.
+Only `parameters.model` is required. A file with an unknown key, a value of the wrong type or a name
+that is already taken is skipped with an error in the log; requests for its model get the same
+error, and all other models are served. Files are read at start-up and again on SIGHUP; a model
+whose file has changed is unloaded when its last request has ended.
 
-What a request does not say is taken from `parameters`, else from the checkpoint's
+A sampling value that a request does not set comes from `parameters`, else from the checkpoint's
 `generation_config.json` (temperature, top_p, top_k, min_p, typical_p and the penalties;
-`do_sample: false` is a temperature of 0), else it is OpenAI's default; `/models` and the page's
-settings show what counts. A checkpoint of the hub has a say once it is on this machine. The files
-belong to the owner of the machine and are trusted: they may name any path and any command.
+`do_sample: false` is a temperature of 0), else it is OpenAI's default. `/models` and the page's
+settings show the resulting values. A hub checkpoint's `generation_config.json` is used once the
+checkpoint is on this machine. Model files are trusted: they may name any path and any command.
 
 ## Keys
 """
 
 _BACKENDS = """\
-## Where a backend comes from
+## Which backend is used
 
-Without `backend` and `address`, the `run.sh` beside the gateway is started on a free port of the
-loopback device, with a token that only the two know; so is another `run.sh`, by its absolute path,
-which must accept `--addr HOST:PORT`. It ends with the gateway, also if that is killed. A backend at
-an `address` is sent LoadModel, and Free when its model is unloaded; if the gateway's environment
-has LOCALAI_GRPC_AUTH_TOKEN, calls carry it. It holds one model: files, adapters and draft models
-with the same `address` take turns, each when nobody uses the one before. If it has lost its model,
-because it was started again or freed by somebody else, the next request loads it anew.
+Without `backend` and `address`, the gateway starts its own `run.sh` on a free loopback port, with a
+token that only the two processes know. Another `run.sh`, given by its absolute path, is started the
+same way and must accept `--addr HOST:PORT`. The backend ends with the gateway, even if the gateway
+is killed. A backend at an `address` is sent LoadModel, and Free when its model is unloaded; if the
+gateway's environment has LOCALAI_GRPC_AUTH_TOKEN, calls carry that token. Such a backend holds one
+model at a time: files, adapters and draft models with the same `address` take turns, and each waits
+until nobody uses the previous one. If the backend has lost its model, because it was restarted or
+somebody else freed it, the next request loads it again.
 
-`adapters` and `draft_models` name what a request may choose beside the model. Each choice is loaded
-as a model of its own, in a backend of its own if it has no `address`, and counts as one where
-loaded models are limited.
+`adapters` and `draft_models` list what a request may choose in addition to the model. Each choice
+is loaded as a model of its own, in its own backend process if there is no `address`, and counts as
+one model where the number of loaded models is limited.
 
-## Keys of LocalAI without effect here
+## LocalAI keys without effect
 
 """
 
 _REFUSED = """\
-## Keys of LocalAI that are refused
+## LocalAI keys that are refused
 
-Unless they are empty, zero or false.
+They are accepted only if they are empty, zero or false.
 
 """
 

@@ -1,9 +1,9 @@
-"""Chat messages → Messages, Images, Videos and Audios of the wire.
+"""Chat messages → the protocol's Messages, Images, Videos and Audios.
 
-The wire has one list of media in the order of the conversation and text alone in a message
-(contract 3.2 and 3.4), so text parts are joined as they stand; which message an item belongs to
-travels beside the lists, because a conversation whose images stay where they were is read from the
-prompt cache. The legacy function calls become tool calls, because that is what chat templates know.
+In the protocol a message has only text, and all media of the conversation are in one list per kind.
+So text parts are concatenated, and the message index of each item is sent along: if images stay
+where they were, the next turn of the conversation can be read from the prompt cache. Legacy
+function calls become tool calls, because chat templates know only those.
 """
 
 from __future__ import annotations

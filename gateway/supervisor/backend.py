@@ -14,13 +14,13 @@ from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
 from gateway.supervisor.warden import Warden
 from wire import backend_pb2 as pb
 
-_START_LIMIT = 60.0  # seconds from the spawn to the first good Health
-_REACH_LIMIT = 5.0  # the same for a backend that should be running already
-_PROBE_LIMIT = 2.0  # of one Health while it starts
+_START_LIMIT = 60.0  # seconds from the spawn to the first successful Health
+_REACH_LIMIT = 5.0  # the same for a backend that should already be running
+_PROBE_LIMIT = 2.0  # for one Health call while it starts
 _PROBE_PAUSE = 0.05
 _FREE_LIMIT = 5.0
-_STOP_GRACE = 15.0  # what hosts give (contract 1.6.3)
-_DEAF_GRACE = 1.0  # for one that has never answered
+_STOP_GRACE = 15.0  # the same as LocalAI
+_DEAF_GRACE = 1.0  # for a backend that has never answered
 
 
 class Backend:

@@ -66,7 +66,7 @@ class Connection:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def healthy(self, limit: float) -> bool:
-        """Whether Health answers `OK` (contract 1.3.2). Raises LoadFailed for a wrong token."""
+        """Whether Health answers `OK`. Raises LoadFailed for a wrong token."""
         try:
             reply: pb.Reply = await self.stub.Health(pb.HealthMessage(), timeout=limit)
         except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Wire messages become template dicts with nothing lost (contract 1.12, 3.2)."""
+"""Protocol messages become template dicts without losing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and the choice among them, in every spelling that hosts send (contract 3.6)."""
+"""Tools and tool choices, in every spelling that hosts send."""
 
 from __future__ import annotations
 

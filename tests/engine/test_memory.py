@@ -9,9 +9,14 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_reduce
 
+from backend.engine import kv
+from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.prefill import Pace
 from backend.engine.request import Sampling
 from backend.engine.score_plan import Continuation, ScorePlan
 from tests.engine.kv_models import kv_model, words
+from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import Rounds, engine_model
 
 # So wide that MLX's rounding to whole pages is small beside them.
@@ -62,6 +67,33 @@ def test_the_parts_of_status_are_what_mlx_holds(kind: str) -> None:
     assert parts["kv_cache"] == 0
     assert parts["prompt_cache"] == rounds.scheduler.planner.index.nbytes > 0
     assert not rounds.faults
+
+
+def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
+    model, draft = kv_model("attention", **WIDE["attention"]), _draft_model()
+    pace = Pace(512, 250)
+    drafting = Drafting(4, lambda: ModelDrafter(draft, pace, least_probability=0.0))
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    rounds = Rounds(engine_model(model, drafting=drafting))
+    rounds.submit(1, words(300, 1), 60, ignore_eos=True)
+    most = 0
+    while rounds.scheduler.busy:
+        rounds.step()
+        mx.synchronize()
+        parts = rounds.scheduler.memory()
+        held = mx.get_active_memory() - before
+        assert held == pytest.approx(sum(parts.values()), rel=0.05), parts
+        most = max(most, parts["draft_kv_cache"])
+    assert most >= draft.cost.of(300)
+    assert parts["draft_kv_cache"] == 0
+
+
+def _draft_model() -> DraftModel:
+    model = kv_model("attention", **WIDE["attention"])
+    mx.eval(model.parameters())
+    return DraftModel("draft", model, VOCABULARY, VOCABULARY, 1000, 0, kv.cost(model))
 
 
 def _scores() -> ScorePlan:

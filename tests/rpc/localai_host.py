@@ -1,8 +1,8 @@
-"""How LocalAI turns replies into what its client sees, by the rules of contract 4.1 to 4.7.
+"""How LocalAI (commit 82c191afa) turns replies into what its client sees.
 
-Only the rules that can spoil an answer are played: the rune gate, the tags that the host moves out
-of `message` by itself, its preference for deltas once it has seen them, its own search for calls
-in `message`, the aggregation of deltas by index, and the repetition of empty answers.
+Only the rules that can damage an answer are modelled: it stops at a replacement character, moves
+reasoning tags out of `message`, prefers deltas once it has seen any, searches `message` for tool
+calls, merges deltas by index, and repeats requests that had an empty answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Callback:
 
 
 def streamed(replies: Iterable[pb.Reply], *, tools: bool) -> Seen:
-    """A streaming chat completion, with or without tools in the request (4.3, 4.4)."""
+    """A streaming chat completion, with or without tools in the request."""
     seen = Seen()
     received = list(replies)
     callbacks = list(_callbacks(received))
@@ -62,7 +62,7 @@ def streamed(replies: Iterable[pb.Reply], *, tools: bool) -> Seen:
 
 
 def unary(reply: pb.Reply, *, tools: bool) -> Seen:
-    """A chat completion in one piece (4.2)."""
+    """A chat completion in one piece."""
     seen = Seen()
     deltas = reply.chat_deltas
     if any(delta.content or delta.reasoning_content or delta.tool_calls for delta in deltas):
@@ -79,7 +79,7 @@ def unary(reply: pb.Reply, *, tools: bool) -> Seen:
 
 
 def _callbacks(replies: Iterable[pb.Reply]) -> Iterable[_Callback]:
-    """One callback per reply with a whole rune or no text; a U+FFFD stalls the rest (4.1.1)."""
+    """One callback per reply with a whole rune or no text; a U+FFFD stops the rest."""
     pending = b""
     for reply in replies:
         pending += reply.message
@@ -91,7 +91,7 @@ def _callbacks(replies: Iterable[pb.Reply]) -> Iterable[_Callback]:
 
 
 def _extract(text: str) -> tuple[str, str]:
-    """The host's own tags (4.3.6): an unclosed one takes everything after it."""
+    """The host's own tags: an unclosed one takes everything after it."""
     before, opening, rest = text.partition("<think>")
     if not opening:
         return text, ""
@@ -114,7 +114,7 @@ def _looks_like_call(text: str) -> bool:
 
 
 def _conclude(seen: Seen, replies: Sequence[pb.Reply]) -> None:
-    """Calls by index (4.7), the last totals (4.1.3), and whether the host would ask again (4.5)."""
+    """Calls by index, the last totals, and whether the host would repeat the request."""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
     deltas = [delta for reply in replies for delta in reply.chat_deltas]

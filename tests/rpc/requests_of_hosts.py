@@ -1,4 +1,4 @@
-"""Requests as LocalAI fills them when the user's YAML says nothing (contract 2.2, 2.7)."""
+"""Requests as LocalAI fills them if the user's YAML sets nothing."""
 
 from __future__ import annotations
 

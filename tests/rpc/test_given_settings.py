@@ -94,7 +94,11 @@ def test_sampling_options_are_without_effect(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "engine_args", "sentence"),
     [
-        (["max_kv_size:512"], "", "option max_kv_size is not supported: a rotating context"),
+        (
+            ["max_kv_size:512"],
+            "",
+            "option max_kv_size is not supported, because a rotating context",
+        ),
         ([], '{"max_kv_size": 512}', "EngineArgs key max_kv_size is not supported"),
         (
             ["parallel:abc"],

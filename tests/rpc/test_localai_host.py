@@ -1,4 +1,4 @@
-"""What a LocalAI client sees of answers that reason, call and quote (contract 4.2 to 4.9)."""
+"""What a LocalAI client sees of answers that reason, call and quote (docs/localai.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the watch is armed, and how often it looks (contract 1.11)."""
+"""When the parent watch is active, and how often it checks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Grammar-constrained decoding: from what a request asks for to the tokens allowed next."""
+"""Grammar-constrained decoding: from a request's constraints to masks of allowed tokens."""

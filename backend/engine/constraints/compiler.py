@@ -1,4 +1,4 @@
-"""Compiles what a request constrains its answer to, for one loaded model."""
+"""Compiles the constraints of requests for one loaded model."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from backend.engine.errors import InvalidRequest, about
 from common.chat_format import ChatFormat
 
 MAX_TEXT = 256 * 1024
-"""Characters of a grammar, or of tools as JSON, that a request may send."""
+"""Maximum number of characters of a grammar, or of tools as JSON."""
 
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
 _REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
 
 
 class ConstraintCompiler:
-    """Used on prompt threads, by several at once.
+    """Used by several prompt threads at once.
 
     tokenizer: mlx-lm's TokenizerWrapper. vocabulary_size: width of the model's logits. end_tokens:
-    ids that end an answer. chat_format: how this model writes reasoning and calls.
+    ids that end an answer. chat_format: the model's format of reasoning and calls.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class ConstraintCompiler:
     ) -> Constraint:
         """The constraint of one row, at the beginning of its answer.
 
-        prompt_tail: the end of the prompt's text; it tells whether reasoning is open. thinking:
-        what the request asked for, None: nothing. Raises InvalidRequest, with the place in what
-        the user sent, for what is invalid, cannot be enforced or costs too much.
+        prompt_tail: the end of the prompt's text, which shows whether reasoning is open. thinking:
+        the request's setting, None if it has none. Raises InvalidRequest, with the position in the
+        user's text, for a constraint that is invalid, cannot be enforced or costs too much.
         """
         table, trial = self._table_and_trial()
         body = self._grammar(spec, table, trial)
@@ -96,14 +96,17 @@ class ConstraintCompiler:
     def _require_marked(
         self, body: Mapping[str, Any], spec: ConstraintSpec, table: TokenTable, trial: Trial
     ) -> None:
-        """Where calls begin like text, nobody could tell which of both is being written."""
+        """Refuse a free choice of calls that begin like text, which no grammar could separate."""
         matcher = self._matcher(_alone(body), spec, table, trial)
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
         first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not set(first.tolist()) <= set(table.special.ids.values()):
             wish, other = "strict tools", "mark no tool as strict"
             if spec.answer is not None:
-                wish, other = "tools beside a form of the answer", "leave one of them out"
+                wish, other = (
+                    "tools together with a grammar for the answer",
+                    "leave one of them out",
+                )
             raise InvalidRequest(
                 f"{wish} cannot be enforced with tool_choice auto, because this model writes calls"
                 f" without a token that marks them: send tool_choice required, or {other}",
@@ -111,18 +114,18 @@ class ConstraintCompiler:
             )
 
     def _answer(self, spec: ConstraintSpec, table: TokenTable, trial: Trial) -> Mapping[str, Any]:
-        """The form of an answer beside calls. It is tried alone, so that a complaint names it."""
+        """The grammar of an answer without calls. It is tried alone, so that an error names it."""
         with about("Grammar"):
             body = self._grammar(spec, table, trial)
             self._matcher(_alone(body), spec, table, trial)
             return body
 
     def _table_and_trial(self) -> tuple[TokenTable, Trial]:
-        """Both read the tokenizer at the same time."""
+        """Build both; the child process reads the tokenizer at the same time."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise InvalidRequest(
-                "this model's tokenizer is of a kind for which answers cannot be constrained"
+                "answers of this model cannot be constrained: its tokenizer is not supported"
             )
         with self._ready_lock:
             if self._ready is None:
@@ -133,7 +136,7 @@ class ConstraintCompiler:
             return self._ready
 
     def _grammar(self, spec: ConstraintSpec, table: TokenTable, trial: Trial) -> Mapping[str, Any]:
-        """The constrained part, as one of llguidance's grammars."""
+        """The constrained part, as an llguidance grammar."""
         try:
             sent = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
         except RecursionError:
@@ -165,7 +168,7 @@ class ConstraintCompiler:
     def _matcher(
         self, grammars: str, spec: ConstraintSpec, table: TokenTable, trial: Trial
     ) -> llguidance.LLMatcher:
-        """The matcher of a grammar at its beginning; it is never advanced, only copied."""
+        """A grammar's matcher in its initial state; it is only copied, never advanced."""
         if (known := self._matchers.get(grammars)) is not None:
             return known
         error = trial.ask(f"the {_WHAT[spec.kind]}", {"grammars": grammars})["error"]
@@ -192,7 +195,7 @@ _WHAT = {
 
 
 def _complaint(spec: ConstraintSpec, error: str) -> str:
-    """llguidance's complaint about a text, in a sentence with the place in that text."""
+    """llguidance's error as an error message with the position in the user's text."""
     subject = f"the {_WHAT[spec.kind]} cannot be enforced"
     if regex := _REGEX_PLACE.search(error):
         place = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"

@@ -21,12 +21,12 @@ TOKEN_SECONDS = 0.01
 """Processor time that a row's grammar may take: once, and for each token. All rows of the batch
 wait for it."""
 _AMBIGUOUS = (
-    "what is written can be read in too many ways: make it less ambiguous, or give it fewer"
+    "the text can be parsed in too many ways: make the grammar less ambiguous, or give it fewer"
     " alternatives and optional parts"
 )
-_LEXER = "its regular expressions are too complex: make them simpler, or fewer"
+_LEXER = "its regular expressions are too complex: simplify them, or use fewer"
 _LIMITS = {"items": _AMBIGUOUS, "lexer error": _LEXER, "fuel": _LEXER}
-"""Words of llguidance's complaints about its limits, and what to say instead."""
+"""Phrases in llguidance's errors about its limits, and the error messages to use instead."""
 
 
 def words(vocabulary_size: int) -> int:
@@ -43,14 +43,14 @@ def bits_of(tokens: list[int], length: int) -> np.ndarray:
 
 
 class AnswerRule(Protocol):
-    """Says which tokens an answer may go on with."""
+    """Decides which tokens may continue an answer."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing but the end of the sequence may follow."""
+        """Whether only the end of the sequence may follow."""
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Begin the answer again, with the tokens of it that were delivered."""
+        """Reset, and accept the tokens of the answer that were delivered."""
 
     def fill(self, allowed: np.ndarray) -> None:
         """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)]."""
@@ -61,11 +61,11 @@ class AnswerRule(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Constraint:
-    """Made by the compiler on a prompt thread, then touched by the engine thread alone.
+    """Created by the compiler on a prompt thread, then used only by the engine thread.
 
     matcher: llguidance's, at the start of the answer. known: mask of the ids that both the model
-    and the tokenizer have. ends: mask of the end tokens; both are shared between rows and never
-    written. scratch_words: length of the matcher's own mask, at least that of `known`. allowance:
+    and the tokenizer have. ends: mask of the end tokens; both are shared between rows and
+    read-only. scratch_words: length of the matcher's own mask, at least that of `known`. allowance:
     seconds of processor time that the grammar may still take.
     """
 
@@ -81,13 +81,13 @@ class Constraint:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing but the end of the sequence may follow."""
+        """Whether only the end of the sequence may follow."""
         return self.matcher.is_stopped() and not self.matcher.is_error()
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Begin the answer again, with the tokens of it that were delivered.
+        """Reset, and accept the tokens of the answer that were delivered.
 
-        A step that fails may have shown the grammar a token that nobody got.
+        A failed step may have advanced the grammar by a token that was not delivered.
         """
         self.matcher.reset()
         for token in tokens:
@@ -96,8 +96,8 @@ class Constraint:
     def fill(self, allowed: np.ndarray) -> None:
         """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)].
 
-        End tokens are in it exactly where the grammar accepts. Raises InvalidRequest where the
-        grammar takes too much, EngineFailed where no token is left.
+        It contains the end tokens exactly if the grammar accepts the text so far. Raises
+        InvalidRequest if the grammar takes too much time, EngineFailed if no token is left.
         """
         if self.ended:
             allowed[:] = self.ends
@@ -111,7 +111,7 @@ class Constraint:
         else:
             allowed &= ~self.ends
         if not allowed.any():
-            raise EngineFailed("the grammar leaves no token that this model could write next")
+            raise EngineFailed("the grammar allows none of this model's tokens next")
 
     def accept(self, token: int) -> None:
         """Advance by a sampled token. Raises EngineFailed if the grammar cannot take it."""
@@ -131,7 +131,7 @@ class Constraint:
         self.allowance -= time.thread_time() - started
         if self.allowance < 0:
             raise InvalidRequest(
-                f"following the grammar takes more than {1000 * TOKEN_SECONDS:g} ms a token,"
+                f"following the grammar takes more than {1000 * TOKEN_SECONDS:g} ms per token,"
                 f" because {_AMBIGUOUS}"
             )
 

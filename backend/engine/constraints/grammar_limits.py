@@ -1,4 +1,4 @@
-"""What a grammar may take until its first mask, in the process that tries it."""
+"""Resource limits for a grammar up to its first mask, in the process that tries it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 from backend.engine.units import MIB
 
 STACK: Final = 32 * MIB
-"""Bytes: a few thousand rules or references that lead into each other."""
+"""Bytes; enough for a few thousand nested rules or references."""
 MARGIN: Final = 8 * MIB
-"""Bytes of stack that the backend has beyond, so that what passed the trial passes there."""
+"""Bytes of additional stack in the backend, so that what passed the trial passes there too."""
 CPU_SECONDS: Final = 3.0
 MEMORY: Final = 512 * MIB
 READING_DEPTH: Final = 10_000
-"""Python's frames, which take C stack too where a hash or an encoder lies between them."""
+"""Recursion limit in Python frames, which may use the C stack too (hashing, encoders)."""
 TOO_LARGE: Final = 70
-"""Exit code of a process whose grammar took more than MEMORY."""
+"""Exit code of a process whose grammar needed more than MEMORY."""

@@ -1,4 +1,4 @@
-"""Where in a JSON text a value stands, for messages that say it is wrong."""
+"""Positions of values in a JSON text, for error messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Pointer = tuple[str | int, ...]
 
 
 def line_and_column(text: str, at: int) -> str:
-    """A place as people count it, from 1."""
+    """An offset as line and column, from 1."""
     start = text.rfind("\n", 0, at) + 1
     return f"line {text.count(chr(10), 0, at) + 1}, column {at - start + 1}"
 
 
 def too_deep(text: str, depth: int) -> int | None:
-    """Where brackets are first nested more than so deep; None where they never are."""
+    """The first offset where brackets are nested deeper than `depth`; None if nowhere."""
     level = 0
     for token in _TOKEN.finditer(text):
         if token[0] in ("{", "["):
@@ -30,9 +30,9 @@ def too_deep(text: str, depth: int) -> int | None:
 
 
 def place_of(text: str, pointer: Pointer) -> int:
-    """Where the member or item that a pointer leads to begins; 0 where it leads nowhere.
+    """The offset of the member or item that a pointer refers to; 0 if there is none.
 
-    The text must be JSON.
+    The text must be valid JSON.
     """
     path: list[str | int] = []
     key: str | None = None

@@ -1,4 +1,4 @@
-"""Masks of allowed tokens, put on logits."""
+"""Applies masks of allowed tokens to logits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BITS = 32
 
 
 def apply(logits: mx.array, allowed: mx.array) -> mx.array:
-    """Logits with -inf where a token is not allowed.
+    """Logits with -inf for tokens that are not allowed.
 
     logits: [rows, vocabulary], floating. allowed: [rows, words] uint32, one bit per token id, the
     lowest bit of a word first. The result has the shape and type of `logits`.

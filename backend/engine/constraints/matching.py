@@ -1,4 +1,4 @@
-"""llguidance's matchers: made alike in the backend and in the process that tries them first."""
+"""Creates llguidance matchers, in the backend and in the process that tries grammars."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LIMITS = llguidance.LLParserLimits(
     max_items_in_row=5_000,
     verbose_errors=False,
 )
-"""Bounds of one matcher: about 100 MB of lexer, and most of a second for a single mask. A schema
-with a thousand optional properties needs 4,000 items in a row."""
+"""Limits of one matcher: about 100 MB for the lexer, and most of a second for a single mask. A
+schema with a thousand optional properties needs 4,000 items in a row."""
 
 _sizing = threading.Lock()
 Result = TypeVar("Result")
@@ -28,10 +28,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """What llguidance builds its tokenizer from.
+    """The input for llguidance's tokenizer.
 
-    definition: a tokenizer.json. size: tokens in all. ends: the ids that end a text; with none of
-    them, the last of `size` is one that the model does not have.
+    definition: a tokenizer.json. size: total number of tokens. ends: the ids that end a text; if
+    there are none, the last of the `size` ids is one that the model does not have.
     """
 
     definition: str
@@ -39,13 +39,13 @@ class TokenizerSource:
     ends: tuple[int, ...]
 
     def read(self) -> llguidance.LLTokenizer:
-        """Takes about a second for 50,000 tokens. Raises ValueError."""
+        """Build the tokenizer; about a second for 50,000 tokens. Raises ValueError."""
         ends = list(self.ends) or [self.size - 1]
         return llguidance.LLTokenizer(self.definition, n_vocab=self.size, eos_token=ends)
 
 
 def matcher_of(tokens: llguidance.LLTokenizer, grammars: str) -> llguidance.LLMatcher:
-    """The matcher of llguidance's list of grammars; its first mask finds errors that remained."""
+    """The matcher for a list of grammars, after its first mask, which finds remaining errors."""
     made = llguidance.LLMatcher(tokens, grammars, log_level=0, limits=LIMITS)
     if not made.is_error():
         made.compute_bitmask()
@@ -53,7 +53,7 @@ def matcher_of(tokens: llguidance.LLTokenizer, grammars: str) -> llguidance.LLMa
 
 
 def on_stack(size: int, work: Callable[[], Result]) -> Result:
-    """What the work returns or raises, on a thread with a stack of so many bytes."""
+    """Run the work on a thread with a stack of `size` bytes; returns or raises what it does."""
     outcome: Future[Result] = Future()
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""What a request sent, read as one of llguidance's grammars.
+"""Converts a request's constraint into an llguidance grammar.
 
-This is Python over a text of the user's, which may be made to take long: it runs in the process
-that tries grammars.
+This Python code parses untrusted text, which may be designed to take long. So it runs in the
+process that tries grammars.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from common.gbnf import GbnfError, gbnf_to_lark
 
 
 def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> dict[str, Any]:
-    """The constrained part, without what may stand around it. Raises InvalidRequest.
+    """The constrained part, without reasoning or text around it. Raises InvalidRequest.
 
-    chat_format: the name of how this model writes calls.
+    chat_format: the name of the model's call format.
     """
     match spec.kind:
         case "json_schema":

@@ -1,4 +1,4 @@
-"""What may stand before a constrained answer where the model thinks first, and around it."""
+"""Grammar for the reasoning before a constrained answer, and for the text around it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def setting_of(
     optional: bool = False,
     formed: bool = False,
 ) -> str:
-    """Lark whose `start` holds `@body` in its place, or '' where the body is all.
+    """Lark whose `start` includes `@body`, or '' if the answer is only the body.
 
-    prompt_tail: the end of the prompt's text, which tells whether reasoning is open. thinking:
-    what the request asked for; None: what the model does by itself. calls: the body is a call, so
-    that the reasoning must hold none. optional: words may come before the calls, or instead.
-    formed: with optional, what comes instead is `@answer`, and nothing comes before.
+    prompt_tail: the end of the prompt's text, which shows whether reasoning is open. thinking: the
+    request's setting; None means the model's own default. calls: the body is a call, so the
+    reasoning must not contain one. optional: text may come before the calls, or instead of them.
+    formed: with optional, `@answer` may come instead of the calls, and nothing before them.
     """
     tags = chat_format.grammar.tags
     if chat_format.grammar.openers[:1] == ("<|channel|>commentary to=functions.",):
@@ -68,7 +68,7 @@ def setting_of(
 
 
 def _open_tags(chat_format: ChatFormat, prompt_tail: str) -> Tags | None:
-    """The tags of the reasoning that the prompt leaves open: as the answer will be read."""
+    """The tags of the reasoning that the prompt leaves open, by the rules of the parser."""
     if not parse_chat("x", chat_format, prompt_tail=prompt_tail).reasoning_content:
         return None
     tags = chat_format.grammar.tags
@@ -76,14 +76,14 @@ def _open_tags(chat_format: ChatFormat, prompt_tail: str) -> Tags | None:
 
 
 def _closed(tags: Sequence[Tags], prompt_tail: str) -> bool:
-    """Whether the prompt ends with reasoning that is over."""
+    """Whether the prompt ends with closed reasoning."""
     return prompt_tail.rstrip().endswith(tuple(each.closing for each in tags))
 
 
 def _reasoning(
     name: str, opening: str, tags: Tags, special: SpecialTokens, avoid: Sequence[str]
 ) -> list[str]:
-    """Rules for free text up to the closing tag, with no call's opener in it."""
+    """Rules for free text up to the closing tag, without any call opener in it."""
     first, *rest = special.pieces(tags.closing)
     upper = name.upper()
     if isinstance(first, int):
@@ -105,7 +105,7 @@ def _lark(piece: str | int, special: SpecialTokens) -> str:
 def _in_response(
     special: SpecialTokens, prompt_tail: str, *, calls: bool, optional: bool, formed: bool
 ) -> str:
-    """Kimi K3 writes an answer into a block of its own, which stays empty before calls."""
+    """Kimi K3 writes the answer in a separate block, which is empty before calls."""
     opening, closing = (
         special.lark("<|open|>response<|sep|>"),
         special.lark("<|close|>response<|sep|>"),
@@ -128,7 +128,7 @@ def _harmony(
     optional: bool,
     formed: bool,
 ) -> str:
-    """gpt-oss: analysis in a message of its own, then a final one, or the call with its header."""
+    """gpt-oss: an analysis message, then a final message or a call with its header."""
     turn = prompt_tail.rpartition(_START)[2]
     final = "" if calls else special.lark("<|channel|>final<|message|>")
     body = "@body"

@@ -1,4 +1,4 @@
-"""What was made of texts lately."""
+"""A cache of results by text, limited in size."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 MAX_ENTRIES = 64
 MAX_TEXT = 4 * 1024 * 1024
-"""Characters of all texts together."""
+"""Maximum number of characters of all texts together."""
 
 Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """The entries used last, by their texts; safe to use from several threads."""
+    """The most recently used entries by text; thread-safe."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Value] = OrderedDict()

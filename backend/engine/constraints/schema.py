@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance takes them: what it would not enforce is refused by its name."""
+"""Prepares JSON schemas for llguidance; keywords that it would not enforce are refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OPTIONS: Mapping[str, Any] = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""One blank or none after a separator, as models write it, and no other space: free space lets a
-model go on without end."""
+"""At most one blank after a separator, as models write it, and no other white space: with
+unlimited white space a model may continue for ever."""
 
 _SCHEMA = frozenset(
     "items additionalItems additionalProperties not if then else contains propertyNames"
@@ -41,7 +41,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "dependentSchemas": ({},),
     "dependencies": ({},),
 }
-"""Values with which a keyword demands nothing."""
+"""Values with which a keyword has no effect."""
 _KEYWORDS = {
     word.lower(): word
     for word in (
@@ -57,7 +57,7 @@ _KEYWORDS = {
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """The schema of a text. Raises InvalidRequest, with the place."""
+    """Parse a schema. Raises InvalidRequest, with the position."""
     if (deep := too_deep(text, MAX_DEPTH)) is not None:
         raise InvalidRequest(
             f"the JSON schema is nested more than {MAX_DEPTH} deep at {line_and_column(text, deep)}"
@@ -74,22 +74,22 @@ def read_schema(text: str) -> dict[str, Any]:
 
 
 def enforceable(schema: Mapping[str, Any], text: str = "") -> dict[str, Any]:
-    """The schema with what demands nothing left out.
+    """The schema without keywords that have no effect.
 
-    Raises InvalidRequest for a keyword that cannot be enforced; `text` is what the schema was
-    read from, so that the place can be told.
+    text: the source of the schema, for positions in errors. Raises InvalidRequest for a keyword
+    that cannot be enforced.
     """
     for pointer, keyword, value in _keywords((), schema):
         if keyword in _REFUSED and not _is_neutral(keyword, value):
             raise InvalidRequest(
                 f"the JSON schema's {keyword!r} cannot be enforced{_place(text, pointer)}: leave it"
-                " out, or say it with type, properties, items, enum, anyOf or pattern"
+                " out, or use type, properties, items, enum, anyOf or pattern instead"
             )
         meant = _KEYWORDS.get(keyword.lower(), keyword)
         if meant != keyword:
             raise InvalidRequest(
-                f"the JSON schema's {keyword!r} is no keyword{_place(text, pointer)}: did you mean"
-                f" {meant!r}?"
+                f"the JSON schema's {keyword!r} is not a keyword{_place(text, pointer)}: did you"
+                f" mean {meant!r}?"
             )
     cleaned: dict[str, Any] = _cleaned(schema)
     return {**cleaned, "x-guidance": dict(OPTIONS)}
@@ -105,7 +105,7 @@ def _is_neutral(keyword: str, value: Any) -> bool:
 
 
 def _keywords(at: Pointer, schema: Any) -> Iterator[tuple[Pointer, str, Any]]:
-    """Every keyword of a schema and of the schemas in it."""
+    """Every keyword of a schema and its subschemas."""
     if not isinstance(schema, Mapping):
         return
     for keyword, value in schema.items():

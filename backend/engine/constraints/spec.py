@@ -1,4 +1,4 @@
-"""What a request constrains its answer to, as plain data: importing this stays cheap."""
+"""A request's constraint as plain data, in a module that is cheap to import."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Kind = Literal["gbnf", "json_schema", "lark", "regex", "calls"]
 class ConstraintSpec:
     """One constraint. `text` is the grammar, schema or expression, and '' for calls.
 
-    tools: for calls, the OpenAI tool objects that may be called, already narrowed to a named one.
-    parallel: for calls, whether more than one call may be made. optional: for calls, whether text
-    may stand before them, or be all. answer: what an answer without calls must match; its text then
-    is all, and none stands before calls.
+    The other fields are for calls. tools: the OpenAI tool objects that may be called, only one if
+    the request names it. parallel: whether several calls are allowed. optional: whether text may
+    come before the calls or instead of them. answer: the constraint on an answer without calls; no
+    text may then come before calls.
     """
 
     kind: Kind
@@ -29,17 +29,19 @@ class ConstraintSpec:
 
 
 def spec_of_grammar(text: str, kind: str = "auto") -> ConstraintSpec:
-    """The constraint that the field Grammar asks for.
+    """The constraint for the field Grammar.
 
-    `auto` takes a text that parses as a JSON object for a JSON schema, and any other for GBNF
-    (contract 3.7.6). Raises ValueError for a kind that does not exist.
+    `auto` reads text that parses as a JSON object as a JSON schema, and any other text as GBNF, as
+    LocalAI's vLLM backend does. Raises ValueError for an unknown kind.
     """
     if kind == "auto":
         return ConstraintSpec("json_schema" if _is_json_object(text) else "gbnf", text)
     for known in get_args(Kind):
         if kind == known != "calls":
             return ConstraintSpec(known, text)
-    raise ValueError(f"{kind!r} is no kind of grammar: use auto, gbnf, json_schema, lark or regex")
+    raise ValueError(
+        f"{kind!r} is not a kind of grammar: use auto, gbnf, json_schema, lark or regex"
+    )
 
 
 def _is_json_object(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""How a model's special tokens are named in a grammar: Python alone, so that importing is cheap."""
+"""Writes a model's special tokens in grammars, in a module that is cheap to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class SpecialTokens:
-    """ids: the special tokens by their text. A grammar's own text never matches those."""
+    """ids: the special tokens by text. Ordinary text in a grammar never matches them."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self.ids = ids
@@ -16,7 +16,7 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def pieces(self, text: str) -> list[str | int]:
-        """A marker as texts, and the ids of the special tokens that are in it."""
+        """A marker as texts and the ids of its special tokens."""
         found: list[str | int] = []
         start = 0
         for match in self._pattern.finditer(text):
@@ -25,12 +25,12 @@ class SpecialTokens:
         return [piece for piece in [*found, text[start:]] if piece != ""]
 
     def lark(self, text: str) -> str:
-        """A marker as Lark: a sequence for a rule, not for a terminal."""
+        """A marker as a sequence of Lark symbols, for a rule but not for a terminal."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
             for piece in self.pieces(text)
         )
 
     def has(self, text: str) -> bool:
-        """Whether a text is one token of this model, a special one."""
+        """Whether a text is a single special token of this model."""
         return text in self.ids

@@ -1,4 +1,4 @@
-"""What llguidance knows of a model's tokens."""
+"""llguidance's view of a model's tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from backend.engine.errors import InvalidRequest
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenTable:
-    """Built once per model: it takes about a second for 50,000 tokens.
+    """Built once per model, which takes about a second for 50,000 tokens.
 
-    known: mask of the ids that model and tokenizer both have; ends: of those that end an answer.
+    known: mask of the ids that both model and tokenizer have. ends: mask of those that end an
+    answer.
     """
 
     tokens: llguidance.LLTokenizer
@@ -35,7 +36,7 @@ class TokenTable:
             tokens = source.read()
         except ValueError as fault:
             raise InvalidRequest(
-                "answers of this model cannot be constrained: its tokenizer is of an unknown kind"
+                "answers of this model cannot be constrained: its tokenizer is not supported"
                 f" ({str(fault).splitlines()[0][:120]})"
             ) from None
         known = {text: token for text, token in vocabulary.items() if token < width}
@@ -59,10 +60,10 @@ def source_of(backend: Any, width: int, end_tokens: Collection[int]) -> Tokenize
 
 
 def _unnormalised(definition: str) -> str:
-    """The tokenizer.json without the steps that change what a text says.
+    """The tokenizer.json without normalisation steps that change the text.
 
-    llguidance has the tokenizer write what a grammar leaves no choice about. A normalizer would
-    compose or lower its letters, and then its tokens are not what the grammar asks for.
+    llguidance lets the tokenizer encode text that a grammar prescribes. If a normaliser composed or
+    lower-cased letters, the tokens would not be what the grammar prescribes.
     """
     key = ',"normalizer":'
     start = definition.index(key) + len(key)
@@ -71,7 +72,7 @@ def _unnormalised(definition: str) -> str:
 
 
 def _spelling(normalizer: Any) -> dict[str, Any] | None:
-    """The part that only says how the vocabulary spells bytes and blanks."""
+    """The part that only defines how the vocabulary represents bytes and blanks."""
     match normalizer:
         case {"type": "Sequence", "normalizers": steps}:
             kept = [step for step in map(_spelling, steps) if step is not None]

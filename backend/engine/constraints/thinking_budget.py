@@ -1,8 +1,8 @@
-"""How many tokens an answer may think, and the end that is forced on what thinks longer.
+"""Limits the number of reasoning tokens in an answer.
 
-Where reasoning begins and ends is told by the parser that reads the answer, so a budget means the
-same for every family of models. The end is forced by the mask, one token a step, and belongs to the
-answer like any other text.
+The parser that reads the answer says where reasoning begins and ends, so a budget means the same
+for every model family. When the budget is used up, the mask forces the closing marker, one token
+per step; its tokens belong to the answer like all others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from common.chat_parser import ChatParser
 from common.formats.reading import Tags
 from common.prefixes import common_prefix
 
-_LONGEST_CHARACTER = 4  # tokens: one for each byte
+_LONGEST_CHARACTER = 4  # tokens, one for each byte
 _ALL = 0xFFFFFFFF
 
 
 def openings(
     chat_format: ChatFormat, encode: Callable[[str], list[int]], control: Collection[int]
 ) -> dict[tuple[int, ...], tuple[int, Tags]]:
-    """Which token must not follow which others, so that no reasoning is opened, with its tags.
+    """The token that would open reasoning and its tags, by the tokens that come before it.
 
-    It is the first token that tells an opening tag from the other markers. control: the ids of
-    control tokens; tags that begin with another token are text, which nothing can forbid.
+    It is the first token that distinguishes an opening tag from other markers. control: the ids of
+    control tokens; a tag that begins with another token is text, which cannot be forbidden.
     """
     grammar = chat_format.grammar
     silent: Sequence[str] = getattr(grammar, "silent", ())
@@ -45,12 +45,12 @@ def openings(
 
 
 class ThinkingBudget:
-    """Made on a prompt thread, then touched by the engine thread alone.
+    """Created on a prompt thread, then used only by the engine thread.
 
-    most: tokens of reasoning in the whole answer. new_parser, new_text: what reads the answer from
-    its beginning. encode: a text, which may hold control tokens, as tokens. forbidden: what must
-    not follow the tokens of a key once the end was forced, because it would open reasoning with
-    these tags. rule: what else the answer must match.
+    most: maximum reasoning tokens in the whole answer. new_parser, new_text: create the parser and
+    the decoder for the answer. encode: text, which may contain control tokens, to tokens.
+    forbidden: tokens that must not follow a key's tokens once the end was forced, because they
+    would open reasoning with these tags. rule: another constraint on the answer.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class ThinkingBudget:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing but the end of the sequence may follow."""
+        """Whether only the end of the sequence may follow."""
         return self._rule is not None and self._rule.ended
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Begin the answer again, with the tokens of it that were delivered."""
+        """Reset, and accept the tokens of the answer that were delivered."""
         if self._rule is not None:
             self._rule.restart(tokens)
         self._begin()
@@ -96,12 +96,12 @@ class ThinkingBudget:
             only = ~bits_of(opening, len(allowed))
         else:
             return
-        # Another rule that leaves no choice has the last word.
+        # Another rule that leaves no choice takes precedence.
         if (allowed & only).any():
             allowed &= only
 
     def accept(self, token: int) -> None:
-        """Advance by a sampled token. Raises what the other rule raises."""
+        """Advance by a sampled token. Raises the other rule's exceptions."""
         if self._rule is not None:
             self._rule.accept(token)
         self._follow(token)
@@ -129,7 +129,7 @@ class ThinkingBudget:
         self._forced = self._end(text)
 
     def _end(self, latest: str) -> list[int]:
-        """The tokens of the end, where it is due. latest: what the token before has written."""
+        """The tokens that close reasoning, if it must end now. latest: the last token's text."""
         grace = _LONGEST_CHARACTER - 1 if self._spent and not latest else 0
         if self._spent < self._most + grace:
             return []

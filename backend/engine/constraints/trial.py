@@ -1,16 +1,16 @@
-"""Tries each grammar in a process of its own before the backend compiles it.
+"""Tries each grammar in a child process before the backend compiles it.
 
-llguidance follows rules and references by recursion, so that a chain of a thousand overflows the
-native stack and ends the process. Nor do its limits hold for all of its time and memory: thirty
-intersected patterns take minutes and gigabytes between two looks at the fuel. An analysis of the
-text would have to foresee all that in every notation; a thread could have a larger stack, but could
-not be stopped. So a child reads the grammar, compiles it and fills the first mask, within the
-limits of `limits`. The child has the same tokenizer, and the backend then does the same with more
-stack, so what passed takes no more there. Filling later masks, taking tokens, copying and freeing a
-matcher do not recurse.
+llguidance follows rules and references recursively, so a chain of a thousand overflows the native
+stack and ends the process. Its limits do not cover all of its time and memory either: thirty
+intersected patterns take minutes and gigabytes between two checks. Analysing the text instead would
+have to predict all that for every notation; a thread could have a larger stack but could not be
+stopped. So a child parses the grammar, compiles it and computes the first mask, within the limits
+in `grammar_limits`. The backend then does the same with the same tokenizer and more stack, so what
+passed in the child needs no more there. Computing later masks, accepting tokens, and copying and
+freeing a matcher do not recurse.
 
-The child costs the memory of a second token table from the first grammar on, and each new grammar
-the few milliseconds of its compilation twice. A child that a grammar ended is replaced.
+The cost is the memory of a second token table from the first grammar on, and compiling each new
+grammar twice, a few milliseconds. If a grammar ends the child, a new one is started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from backend.engine.units import MIB
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.constraints.trial_process"
-_DEEP = "its rules or references lead into each other too deeply"
+_DEEP = "its rules or references are nested too deeply"
 _SLOW = f"compiling it takes more than {CPU_SECONDS:g} seconds"
 _LARGE = f"compiling it takes more than {MEMORY // MIB} MiB of memory"
 _CAUSES = {
@@ -49,24 +49,24 @@ _CAUSES = {
 
 
 class Trial:
-    """One child, for one tokenizer; asked by one thread at a time. It starts at once."""
+    """One child for one tokenizer, used by one thread at a time. It starts immediately."""
 
     def __init__(self, source: TokenizerSource) -> None:
         self._lock = threading.Lock()
-        # A file, not a pipe: nobody has to wait until a starting child has read it.
+        # A file instead of a pipe, so that nothing waits until the child has read it.
         self._source = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         json.dump(asdict(source), self._source)
         self._source.flush()
         self._start()
 
     def ask(self, subject: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The child's answer.
+        """The child's answer. Raises InvalidRequest if the grammar ends the child.
 
-        subject: what is to blame where the request ends the child. Raises InvalidRequest then.
+        subject: how that error names the grammar.
         """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
-            if self._child.poll() is not None:  # ended from outside, while nothing was tried
+            if self._child.poll() is not None:  # ended from outside between two trials
                 self._replace()
             child = self._child
             try:
@@ -99,7 +99,7 @@ class Trial:
             stdout=subprocess.PIPE,
             pass_fds=[fd],
             env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # a Ctrl-C in a terminal is the server's to handle
+            start_new_session=True,  # Ctrl-C in a terminal is handled by the server
         )
         self._end = weakref.finalize(self, _end, self._child)
 

@@ -1,8 +1,8 @@
-"""The program that reads and tries grammars before the backend does; see `trial`.
+"""The program that tries grammars before the backend compiles them; see `trial`.
 
-It takes one JSON object a line and answers with one. Where it comes to an end instead, the grammar
-was to blame: by a signal for its stack (SIGSEGV) or its time (SIGPROF), or with the exit code
-TOO_LARGE. It ends when its input does, so that it never outlives the backend.
+It reads one JSON object per line and answers with one. If a grammar exceeds a limit, the process
+ends instead: by a signal for the stack (SIGSEGV) or the time (SIGPROF), or with the exit code
+TOO_LARGE for the memory. It ends when its input is closed, so it never outlives the backend.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _WATCH_SECONDS = 0.02
 
 
 def main() -> None:
-    """Answer until the input ends. The argument is a file descriptor of a tokenizer's source."""
+    """Answer until the input ends. The argument is a file descriptor with a TokenizerSource."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(READING_DEPTH)
-    with suppress(OSError):  # where memory runs out, this process goes before the backend
+    with suppress(OSError):  # if memory runs out, this process is killed before the backend
         Path("/proc/self/oom_score_adj").write_text("1000")
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
-        file.seek(0)  # the child before may have read it too
+        file.seek(0)  # an earlier child may have read it
         tokens = TokenizerSource(**json.load(file)).read()
     limit = peak_memory() + MEMORY
 
@@ -73,7 +73,7 @@ def _answer(tokens: llguidance.LLTokenizer, line: bytes) -> dict[str, Any]:
     except InvalidRequest as refusal:
         return {"refusal": str(refusal)}
     except RecursionError:
-        return {"refusal": "what constrains the answer is nested too deeply to be read"}
+        return {"refusal": "the constraint on the answer is nested too deeply"}
 
 
 if __name__ == "__main__":

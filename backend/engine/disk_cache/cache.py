@@ -86,8 +86,9 @@ class DiskCache:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of KV that wait to be written; any thread."""
-        return self._writer.nbytes
+        """Bytes of KV that wait to be written, and that were read and wait to be restored; any
+        thread."""
+        return self._writer.nbytes + self._read_bytes
 
     def has_files(self, path: Path | None) -> bool:
         """Whether there is anything to look into for a request; path: the request's own file."""

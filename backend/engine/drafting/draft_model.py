@@ -93,6 +93,10 @@ class ModelDrafter:
     def record(self, proposed: int, accepted: int) -> None:
         self._length.record(proposed, accepted)
 
+    @property
+    def nbytes(self) -> int:
+        return kv.nbytes(self._cache)
+
     def _agree(self, tokens: Sequence[int]) -> None:
         """Keep the guesses that became tokens; at least the last token is left to be fed."""
         right = common_prefix(self._guessed, tokens[self._cached :])

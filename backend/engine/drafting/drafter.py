@@ -46,6 +46,11 @@ class Drafter(Protocol):
         """What became of the latest guesses: the first `accepted` of `proposed` were right."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of MLX arrays that it keeps from step to step."""
+        ...
+
 
 class FirstOf:
     """A `Drafter` that asks others in their order, the cheapest first, until one has a guess."""
@@ -67,6 +72,10 @@ class FirstOf:
     def record(self, proposed: int, accepted: int) -> None:
         if self._asked is not None:
             self._asked.record(proposed, accepted)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(drafter.nbytes for drafter in self._drafters)
 
 
 class DraftLength:
@@ -123,6 +132,8 @@ class DraftLength:
 
 class LookupDrafter:
     """A `Drafter` by prompt lookup. Costs O(most) per step, plus CHUNK while it catches up."""
+
+    nbytes = 0
 
     def __init__(self) -> None:
         self._index = NgramIndex()

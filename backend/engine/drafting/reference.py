@@ -39,10 +39,10 @@ def find_draft(
 
 
 def resolve_draft(draft: str, model_path: str) -> LocalModel | HubModel:
-    """Read DraftModel as a reference of a model is read.
+    """Resolve DraftModel like any model reference.
 
-    The host joins it with its models folder whatever it is (contract 2.2), and joining cleans
-    `https://` to `https:/`; so what stands under that folder is the reference that was written.
+    LocalAI always joins it with its models folder, even a hub id, and joining turns `https://` into
+    `https:/`. So the part below that folder is the reference as the user wrote it.
     """
     written = draft.strip()
     if not Path(written).is_absolute():

@@ -39,6 +39,11 @@ class Speculation:
         self._sequence: ExecutorSequence | None = None
         self._samplers: dict[int, BatchSampler] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the drafter keeps from step to step."""
+        return self._drafter.nbytes if self._drafter is not None else 0
+
     def fits(self, sequences: Sequence[ExecutorSequence]) -> bool:
         """Whether guessing may pay now: it is for one sequence alone."""
         if len(sequences) != 1 or sequences[0].media is not None:

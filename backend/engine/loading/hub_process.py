@@ -126,10 +126,10 @@ def _end(child: Child) -> None:
 
 
 def _failure(model: HubModel, message: Mapping[str, Any]) -> EngineError:
-    """The sentence for what the child met.
+    """The error for what the child process reported.
 
-    Hosts take some phrases for a lost connection to this backend (contract 1.10), so the sentences
-    are our own and no library's text is passed on.
+    LocalAI takes some phrases (`connection refused`, for example) for a lost connection to this
+    backend, so the wording is our own and no library's text is passed on.
     """
     name = shown(model.name)
     hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc

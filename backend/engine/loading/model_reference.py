@@ -1,10 +1,9 @@
-"""Where the model of a load request is: a directory here, or a repository on the hub.
+"""Finds the model of a load request: a directory on this machine, or a repository on the hub.
 
-A host fills three fields at once and not all of them lead anywhere (contract 2.1): ModelFile is
-always set and often does not exist, ModelPath is the root of the host's models, and Model is what
-the user wrote: a repository, a folder under ModelPath, or a URL that an importer stored. What
-exists here wins over the hub. Messages name the reference as the user wrote it, never a path of
-this machine.
+LocalAI fills three fields, and not all of them refer to something that exists. ModelFile is always
+set and often does not exist; ModelPath is the host's models folder; and Model is what the user
+wrote: a repository, a folder under ModelPath, or a URL that an importer stored. A local directory
+takes precedence over the hub. Errors name the reference as the user wrote it, never a local path.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The prompt threads' half of what sees and hears: media into messages, markers into tokens.
+"""Media in prompts, on the prompt threads: media into messages, and markers into tokens.
 
-The wire flattens media: nothing ties an item to its message (contract 3.4.1). They go to the last
-message of a user, images before videos before sounds before its words, unless the request says
-where each belongs (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`). A model that
-takes no videos is shown the frames of one as images.
+The protocol has flat lists of media, and nothing ties an item to its message. All items go into the
+last user message, images before videos before sounds before its text, unless the request says where
+each belongs (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`). A model that takes
+no videos is shown the frames of one as images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backend.engine.vision.markers import TemplateForm
 from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, VIDEO, ItemProcessor
 
-# What hosts put into a Prompt that they have rendered themselves (contract 3.4.4).
+# The marker that LocalAI writes into a Prompt that it has rendered itself.
 PLACE = "<__media__>"
 _CANNOT = {
     IMAGE: "this model takes no images: send none",

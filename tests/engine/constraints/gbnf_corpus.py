@@ -1,4 +1,4 @@
-"""GBNF in the shapes that LocalAI writes (contract 3.7), with texts that each takes and refuses."""
+"""GBNF grammars as LocalAI writes them, each with texts that it accepts and rejects."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_a_row_pays_for_its_masks() -> None:
     mask = np.zeros(words(BYTES.size), np.uint32)
     constraint.fill(mask)
     constraint.allowance = 0.0
-    with pytest.raises(InvalidRequest, match="10 ms a token"):
+    with pytest.raises(InvalidRequest, match="10 ms per token"):
         constraint.fill(mask)
 
 

@@ -1,0 +1,3 @@
+"""The version of everything in this repository."""
+
+VERSION = "0.1.0"
