@@ -179,18 +179,18 @@ class Settings:
         33_554_432,
         1,
         89_478_485,
-        "Maximum number of pixels of an image as it is decoded, of a video frame as it is stored, and"
-        " of all frames used of a video; all images and videos of a request together may have four"
-        " times as many.",
+        "Maximum number of pixels of an image as it is decoded, of a video frame as it is stored,"
+        " and of all frames used of a video; all images and videos of a request together may have"
+        " four times as many.",
     )
     video_frames: int = number(
         16,
         1,
         768,
-        "Most frames that the model sees of a video, at even distances; all of them together are"
-        " scaled down to max_image_pixels.",
+        "Maximum number of frames that the model sees of a video, evenly spaced; all of them"
+        " together are scaled down to max_image_pixels.",
     )
-    max_video_seconds: int = number(3600, 1, 86_400, "Most seconds of one video.")
+    max_video_seconds: int = number(3600, 1, 86_400, "Maximum length in seconds of a video.")
     max_audio_seconds: int = number(
         600, 1, 7200, "Maximum length in seconds of all sounds in a request together."
     )
