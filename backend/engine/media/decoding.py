@@ -13,7 +13,12 @@ from typing import TypeVar
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.item_bytes import item_bytes
 from backend.engine.media.items import BadItem, Media, Picture, Sound, Video, refusal
-from backend.engine.media.limits import LEAST_PIXELS, PICTURES_IN_ALL, MediaLimits
+from backend.engine.media.limits import (
+    LEAST_PIXELS,
+    PICTURES_IN_ALL,
+    VIDEO_CPU_SECONDS,
+    MediaLimits,
+)
 from backend.engine.media.picture import decode_picture
 from backend.engine.media.sound import decode_sound
 from backend.engine.media.video import decode_video
@@ -61,6 +66,7 @@ def _pictures(
 def _videos(videos: Sequence[str], left: int, limits: MediaLimits) -> tuple[Video, ...]:
     """left: pixels that the frames of all of them may have."""
     decoded: list[Video] = []
+    seconds: float = VIDEO_CPU_SECONDS
     for index, text in enumerate(videos):
         most = min(limits.image_pixels, left // (len(videos) - index))
         if most < limits.video_frames * LEAST_PIXELS:
@@ -70,11 +76,12 @@ def _videos(videos: Sequence[str], left: int, limits: MediaLimits) -> tuple[Vide
                 " images and videos of a request may have: send fewer or smaller ones",
             )
 
-        def read(content: bytes, most: int = most) -> Video:
-            return decode_video(content, most, limits)
+        def read(content: bytes, most: int = most, seconds: float = seconds) -> Video:
+            return decode_video(content, most, limits, seconds)
 
         video = _item(f"Videos[{index}]", text, read, limits)
         left -= sum(frame.width * frame.height for frame in video.frames)
+        seconds -= video.cost
         decoded.append(video)
     return tuple(decoded)
 

@@ -40,7 +40,8 @@ class Video:
     """Frames of one video, all of one size.
 
     places: the number of each frame among the `count` of the video, of which `rate` are shown in a
-    second. digest: SHA-256 of frames and places.
+    second. digest: SHA-256 of frames and places. cost: seconds of processor time that decoding it
+    took.
     """
 
     frames: tuple[Picture, ...]
@@ -48,6 +49,7 @@ class Video:
     count: int
     rate: float
     digest: bytes
+    cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

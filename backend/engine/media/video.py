@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -35,22 +36,30 @@ from backend.engine.units import MIB
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.media.video_process"
 _SLOW = (
-    f"takes more than {VIDEO_CPU_SECONDS} seconds to decode: send it shorter, smaller, or with more"
-    " key frames"
+    f"takes too long to decode: the videos of a request may take {VIDEO_CPU_SECONDS} seconds of"
+    " processor time together; send fewer, shorter or smaller ones, or save them with more key"
+    " frames"
 )
 _LARGE = f"takes more than {VIDEO_MEMORY // MIB} MiB of memory to decode: send it smaller"
 _CAUSES = {-signal.SIGXCPU: _SLOW, -signal.SIGKILL: _LARGE, VIDEO_TOO_LARGE: _LARGE}
 
 
-def decode_video(content: bytes, most: int, limits: MediaLimits) -> Video:
-    """The frames of a file. most: pixels that they may have together; larger ones are scaled down
-    to it. Raises BadItem, and EngineFailed where no video is to blame."""
+def decode_video(
+    content: bytes, most: int, limits: MediaLimits, cpu_seconds: float = VIDEO_CPU_SECONDS
+) -> Video:
+    """The frames of a file.
+
+    most: pixels that they may have together; larger ones are scaled down to it. cpu_seconds: what
+    the videos before it left of VIDEO_CPU_SECONDS. Raises BadItem, and EngineFailed where no video
+    is to blame.
+    """
     asked = Asked(
         kind=_format_of(content),
         frames=limits.video_frames,
         pixels=limits.image_pixels,
         kept_pixels=most,
         seconds=limits.video_seconds,
+        cpu_seconds=max(math.ceil(cpu_seconds), 1),
     )
     head, _, pixels = _answer(content, asked).partition(b"\n")
     answer = json.loads(head)
@@ -61,7 +70,8 @@ def decode_video(content: bytes, most: int, limits: MediaLimits) -> Video:
     digest = hashlib.sha256(f"{found.places} {found.count} {found.rate}".encode())
     for frame in frames:
         digest.update(frame.digest)
-    return Video(frames, tuple(found.places), found.count, found.rate, digest.digest())
+    places = tuple(found.places)
+    return Video(frames, places, found.count, found.rate, digest.digest(), found.cost)
 
 
 def _format_of(content: bytes) -> str:

@@ -27,7 +27,6 @@ from typing import Any
 from backend.engine.media.limits import (
     MAX_RATIO,
     MAX_SIDE,
-    VIDEO_CPU_SECONDS,
     VIDEO_MEMORY,
     VIDEO_TOO_LARGE,
 )
@@ -55,6 +54,7 @@ class Asked:
 
     kind: one of FORMATS. frames: at most. pixels: that one frame may have. kept_pixels: those of
     all frames together, which are scaled down to it. seconds: that the video may last.
+    cpu_seconds: of processor time that it may take.
     """
 
     kind: str
@@ -62,18 +62,24 @@ class Asked:
     pixels: int
     kept_pixels: int
     seconds: int
+    cpu_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a video is. width, height: of the frames as they are sent. places: the number of each
-    of them among the `count` frames of the video, of which `rate` are shown in a second."""
+    """What a video is.
+
+    width, height: of the frames as they are sent. places: the number of each of them among the
+    `count` frames of the video, of which `rate` are shown in a second. cost: seconds of processor
+    time that all this took.
+    """
 
     width: int
     height: int
     places: Sequence[int]
     count: int
     rate: float
+    cost: float
 
 
 class _RefusedError(Exception):
@@ -84,7 +90,7 @@ def main() -> None:
     asked = Asked(**json.loads(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (VIDEO_CPU_SECONDS, VIDEO_CPU_SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (asked.cpu_seconds, asked.cpu_seconds + 1))
     with suppress(OSError):  # where memory runs out, this process goes before the backend
         Path("/proc/self/oom_score_adj").write_text("1000")
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = (
@@ -134,17 +140,18 @@ def _taken(asked: Asked) -> tuple[Found, list[bytes]]:
         frames = _frames(video, places, asked.kept_pixels, seek=True)
     if not count or len(frames) < len(places):
         # Live recordings name no number of frames, and others one that was only estimated.
-        found, rate = _counted(_opened(), asked.seconds)
-        if found < _WHOLE * count:
-            raise _RefusedError(f"is cut off: {found} of its {count} frames are there")
-        count, places = found, _even(found, asked.frames)
+        there, rate = _counted(_opened(), asked.seconds)
+        if there < _WHOLE * count:
+            raise _RefusedError(f"is cut off: {there} of its {count} frames are there")
+        count, places = there, _even(there, asked.frames)
         frames = _frames(_opened(), places, asked.kept_pixels, seek=False)
     if not frames or len(frames) < len(places):
         raise _RefusedError(_BROKEN)
     height, width = frames[0].shape[:2]
     if any(frame.shape != (height, width, 3) for frame in frames):
         raise _RefusedError("changes its size on the way: save it with one size")
-    return Found(width, height, places, count, rate), [frame.tobytes() for frame in frames]
+    found = Found(width, height, places, count, rate, time.process_time())
+    return found, [frame.tobytes() for frame in frames]
 
 
 def _opened() -> Any:

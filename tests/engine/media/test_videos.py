@@ -155,15 +155,23 @@ def test_what_is_no_clip_is_told(content: bytes, says: str) -> None:
     assert not re.search(r"0x[0-9a-f]{6}|Traceback|/|\n", str(caught.value).replace("H.264", ""))
 
 
-@pytest.mark.parametrize(
-    ("bound", "says"),
-    [("VIDEO_CPU_SECONDS", "seconds to decode"), ("VIDEO_MEMORY", "MiB of memory to decode")],
-)
-def test_a_clip_that_takes_too_much_ends_its_process_alone(
-    monkeypatch: pytest.MonkeyPatch, bound: str, says: str
-) -> None:
+HEAVY = saved(plain([RED, BLUE] * 40, (1920, 1080)))
+
+
+def test_a_clip_that_takes_too_long_ends_its_process_alone() -> None:
+    with pytest.raises(BadItem, match="takes too long to decode: the videos of a request may"):
+        decode_video(HEAVY, LIMITS.image_pixels, LIMITS, 0.5)
+
+
+def test_videos_share_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.engine.media.decoding.VIDEO_CPU_SECONDS", 3)
+    with pytest.raises(InvalidRequest, match=r"Videos\[\d\] takes too long to decode"):
+        decode([], [], LIMITS, [in_base64(HEAVY)] * 8)
+
+
+def test_a_clip_that_takes_too_much_ends_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child starts anew, so it is given the lower bound in its program."""
-    low = f"import backend.engine.media.limits as it; it.{bound} = 1; "
+    low = "import backend.engine.media.limits as it; it.VIDEO_MEMORY = 1; "
     run = f"{low}from {video_process.__name__} import main; main()"
     real = subprocess.Popen
     monkeypatch.setattr(
@@ -171,9 +179,8 @@ def test_a_clip_that_takes_too_much_ends_its_process_alone(
         "Popen",
         lambda command, **rest: real([command[0], "-c", run, command[-1]], **rest),
     )
-    heavy = saved(plain([RED, BLUE] * 30, (1920, 1080)))
-    with pytest.raises(BadItem, match=says):
-        read(heavy)
+    with pytest.raises(BadItem, match="MiB of memory to decode"):
+        read(HEAVY)
 
 
 def test_videos_share_the_pixels_that_images_leave() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from PIL import Image
 
 from backend.engine.errors import InvalidRequest
+from backend.engine.media.items import Video
+from backend.engine.media.video import decode_video
 from backend.engine.request import Attachments, ChatPrompt, GenerationRequest, RawPrompt
 from tests.engine.media.clips import BLUE, GREEN, H264, RED, in_base64, plain, saved
 from tests.engine.vision.families import write_family
@@ -157,3 +160,24 @@ async def test_what_is_no_video_ends_its_request_alone() -> None:
     assert str(refused).startswith("Videos[0] cannot be decoded")
     assert not isinstance(answer, BaseException)
     assert answer.text == "The image is red."
+
+
+async def test_an_image_passes_videos_that_are_slow_to_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+
+    def slow(*given: Any) -> Video:
+        assert go_on.wait(60)
+        return decode_video(*given)
+
+    monkeypatch.setattr("backend.engine.media.decoding.decode_video", slow)
+    async with seeing() as engine:
+        given = Attachments(videos=(in_base64(H264),))
+        waiting = [asyncio.create_task(said(engine, asking(ONE, given))) for _ in range(3)]
+        try:
+            answer = await said(engine, asking(ONE, shown("red")))
+        finally:
+            go_on.set()
+        assert answer.text == "The image is red."
+        assert all(one.text for one in await asyncio.gather(*waiting))
