@@ -9,12 +9,14 @@ SERVE ?=
 MODELS ?=
 CHECKED := backend bench common demo gateway tests
 PYTEST := OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
-FAST := tests/common tests/rpc
+FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/test_planner_*.py \
+  tests/gateway/test_*_to_*.py tests/gateway/test_*_answer.py tests/gateway/test_*_fields.py \
+  tests/gateway/test_model_*.py tests/gateway/test_shell_arguments.py tests/gateway/test_sse.py)
 
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz bench protogen package lock clean
+.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz doctor bench protogen package lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +37,7 @@ demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
 	@$(PYTEST) --durations=20 $(TESTS)
 
-test-fast: install-dev ## run the tests that need no process, browser or client program
+test-fast: install-dev ## run the quick tests: no browser, no client programs, no large models
 	@$(PYTEST) --durations=5 $(FAST)
 
 test-models: install-dev ## try every architecture in a small size, and write docs/models-known.md
@@ -54,6 +56,9 @@ lint: install-dev ## check style and types
 
 fuzz: install-dev ## look for inputs that break a reader (FUZZ="--runs 1000 gbnf" picks)
 	@$(PYTHON_ENV) -m tests.fuzz $(FUZZ)
+
+doctor: install ## try this machine with a model, and write a report (MODEL=path or hub id)
+	@$(PYTHON_ENV) -m bench.doctor
 
 bench: install-dev ## run the measurements (BENCH="…" passes arguments)
 	@$(PYTHON_ENV) -m bench $(BENCH)

@@ -30,6 +30,7 @@ TOKENS = 48
 PAIRS = 11
 SLOWER = 1.03  # the most that the gateway may add
 NAME = "bench"
+_JSON = {"content-type": "application/json"}
 
 Way = Callable[[str], Run]
 
@@ -94,6 +95,47 @@ def measure(model: Path) -> Iterator[Figure]:
                 SLOWER - 1,
                 f"{spent[host]:.1f} / {spent[backend]:.1f} s",
             )
+        for path in ("chat/completions", "messages", "responses"):
+            pause, usual = _pauses(port, path)
+            yield at_most(
+                f"longest pause beside 10 MiB to /{path}, s", pause, 0.1, f"usual {usual:.3f} s"
+            )
+
+
+def _pauses(port: int, path: str) -> tuple[float, float]:
+    """The slowest answer of /health while long messages are sent, and the slowest without, in s.
+
+    The model refuses them as too long; what the gateway does before that is the same.
+    """
+    text = 'if (x[1]) { y = "a\\n"; }\n' * ((10 << 20) // 27)
+    asked = {"input": text} if path == "responses" else {"messages": _said(text)}
+    body = json.dumps({"model": NAME, "max_tokens": 1, **asked})
+
+    def send(content: str) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        for _ in range(5):
+            connection.request("POST", f"/v1/{path}", content, _JSON)
+            connection.getresponse().read()
+        connection.close()
+
+    def slowest(content: str) -> float:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        found = 0.0
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(send, content)
+            while not sending.done():
+                started = time.perf_counter()
+                connection.request("GET", "/health")
+                connection.getresponse().read()
+                found = max(found, time.perf_counter() - started)
+        sending.result()
+        return found
+
+    return slowest(body), slowest(body[:100])
+
+
+def _said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 @contextmanager
@@ -158,13 +200,11 @@ def _over_http(port: int, prompt: str, tokens: int) -> Run:
         "temperature": 0,
         "max_tokens": tokens,
         "ignore_eos": True,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": _said(prompt),
     }
     connection = http.client.HTTPConnection("127.0.0.1", port)
     started = time.perf_counter()
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
-    )
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), _JSON)
     answer = connection.getresponse()
     if answer.status != 200:
         raise RuntimeError(f"the gateway answered {answer.status}: {answer.read(500)!r}")

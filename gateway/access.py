@@ -95,6 +95,8 @@ class AccessMiddleware:
         }
         if seen.broken:
             fields["error"] = seen.broken
+        if seen.key:
+            fields["key"] = seen.key
         if seen.model:
             fields["model"] = seen.model
         if seen.ignored:

@@ -16,7 +16,8 @@ from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
-_KEY_FILE = "File of keys, one per line; lines that begin with # are skipped."
+_KEY_FILE = "File of keys, `KEY` or `NAME KEY` per line; lines that begin with # are skipped."
+_KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_KEY = 8  # characters; a guard against typing errors, not a measure of strength
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -87,6 +88,8 @@ def _default(row: Field[Any]) -> str:
         return "required"
     if rule.kind == "switch":
         return "off"
+    if row.default is None:
+        return "of the device"
     if rule.kind == "bytes":
         return f"{row.default >> 20} MiB" if row.default else "0"
     if rule.kind == "seconds":
@@ -178,15 +181,22 @@ def _keys_beside(file: Path | None, environ: Mapping[str, str]) -> list[str]:
     return keys + found
 
 
-def _key(key: str) -> str:
+def _key(text: str) -> str:
+    """A key, or a name and a key with a space between. Raises BadArgument."""
     # The key itself stays out of the sentence: it ends up in logs and on screens.
+    *names, key = text.split(" ")
+    if len(names) > 1 or not all(map(_KEY_NAME.fullmatch, names)):
+        raise BadArgument(
+            "an API key holds a space, which stands only between a name and its key: write one key,"
+            " or a name of letters, digits, '.', '_' and '-' before it"
+        )
     if len(key) < _SHORTEST_KEY:
         raise BadArgument(
             f"an API key is shorter than {_SHORTEST_KEY} characters: use a longer one"
         )
-    if not key.isascii() or not key.isprintable() or " " in key:
+    if not key.isascii() or not key.isprintable():
         raise BadArgument("an API key holds characters that an HTTP header cannot: use ASCII")
-    return key
+    return text
 
 
 def _origin(text: str) -> str:

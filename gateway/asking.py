@@ -1,12 +1,12 @@
-"""A leased model asked, once more where its backend proves to be lost before it said anything.
+"""A leased model asked, once more where its backend is lost before the request reached it.
 
 Between the death of a process and the news of it lie milliseconds in which a request may still be
-sent there; and a backend at an address may have been restarted, or freed, by its owner. The
-request has done nothing yet, so it is sent again; the backend is doubted then, and the supervisor
-looks at it before it lends it a second time.
+sent there; and a backend at an address may have been restarted, or freed, by its owner. Then the
+request is sent again, and the supervisor looks at the backend before it lends it a second time.
 
-A prompt may also be what kills a backend, and with it the answers of everybody else. So whoever was
-there when one died is remembered for a while, and is not tried again after the second time.
+A prompt may also be what kills a backend, and with it the answers of everybody else. So a request
+that a backend had begun to work on is not sent again from here; and whoever was there when two of
+them died is refused for a while.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import TypeVar
+
+from pydantic import BaseModel
 
 from gateway.errors import BACKEND_GONE, NOT_LOADED, SERVER, ApiError
 from gateway.supervisor.supervisor import Lease
@@ -30,28 +32,43 @@ Reply = TypeVar("Reply")
 async def ask(
     lend: Callable[[], AbstractAsyncContextManager[Lease]],
     send: Callable[[Lease], AsyncGenerator[Said, None]],
-    what: Callable[[], bytes] = bytes,
+    request: BaseModel,
 ) -> AsyncGenerator[Said, None]:
     """What `send` says to a lease of `lend`, which is held until the last of it.
 
-    what: the request itself, to know it again. Raises ApiError.
+    request: what it is asked for, to know that again. Raises ApiError.
     """
     silent = True
     for again in (False, True):
-        SUSPECTS.check(what)
+        SUSPECTS.check(request)
         try:
-            async with aclosing(_once(lend, send)) as sayings:
+            async with _lent(lend) as lease, aclosing(send(lease)) as sayings:
                 async for event in sayings:
                     silent = False
                     yield event
         except ApiError as error:
             if error.code == BACKEND_GONE:
-                SUSPECTS.note(what())
-                SUSPECTS.check(what)
-            if again or not silent or error.code not in _LOST:
+                SUSPECTS.note(request)
+                SUSPECTS.check(request)
+            unharmed = error.code == NOT_LOADED or (error.code in _LOST and not error.reached)
+            if again or not silent or not unharmed:
                 raise
         else:
             return
+
+
+async def ask_once(
+    lend: Callable[[], AbstractAsyncContextManager[Lease]],
+    work: Callable[[Lease], Awaitable[Reply]],
+    request: BaseModel,
+) -> Reply:
+    """What `work` gets from a lease of `lend`, asked as by `ask`. Raises ApiError."""
+
+    async def send(lease: Lease) -> AsyncGenerator[Reply, None]:
+        yield await work(lease)
+
+    async with aclosing(ask(lend, send, request)) as replies:
+        return await anext(replies)
 
 
 class Suspects:
@@ -61,7 +78,7 @@ class Suspects:
         self._clock = clock
         self._seen: dict[bytes, tuple[int, float]] = {}
 
-    def note(self, request: bytes) -> None:
+    def note(self, request: BaseModel) -> None:
         """A backend died with it."""
         now = self._clock()
         self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
@@ -69,11 +86,11 @@ class Suspects:
         count, _ = self._seen.pop(key, (0, 0.0))
         self._seen[key] = (count + 1, now + _REMEMBERED)
 
-    def check(self, request: Callable[[], bytes]) -> None:
+    def check(self, request: BaseModel) -> None:
         """Raise ApiError for one with which two died."""
         if not self._seen:
             return
-        count, until = self._seen.get(_digest(request()), (0, 0.0))
+        count, until = self._seen.get(_digest(request), (0, 0.0))
         if count >= _DEATHS and until > self._clock():
             raise ApiError(
                 500,
@@ -87,35 +104,9 @@ class Suspects:
 SUSPECTS = Suspects()
 
 
-def _digest(request: bytes) -> bytes:
-    return hashlib.blake2b(request, digest_size=16).digest()
-
-
-async def ask_once(
-    lend: Callable[[], AbstractAsyncContextManager[Lease]],
-    work: Callable[[Lease], Awaitable[Reply]],
-) -> Reply:
-    """What `work` gets from a lease of `lend`. It only looks, so it may be done twice.
-
-    Raises ApiError.
-    """
-    try:
-        async with _lent(lend) as lease:
-            return await work(lease)
-    except ApiError as error:
-        if error.code not in _LOST:
-            raise
-    async with lend() as lease:
-        return await work(lease)
-
-
-async def _once(
-    lend: Callable[[], AbstractAsyncContextManager[Lease]],
-    send: Callable[[Lease], AsyncGenerator[Said, None]],
-) -> AsyncGenerator[Said, None]:
-    async with _lent(lend) as lease, aclosing(send(lease)) as sayings:
-        async for event in sayings:
-            yield event
+def _digest(request: BaseModel) -> bytes:
+    plain = request.model_dump_json(exclude={"seed", "stream"})
+    return hashlib.blake2b(plain.encode(), digest_size=16).digest()
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway import exchange
 from gateway.errors import ApiError
 from gateway.refusals import response_of
 
@@ -24,23 +25,30 @@ class KeyMiddleware:
     """Answers 401 to a request without one of the keys; without keys it lets everybody in."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        """keys: each may have a name before it, and a space."""
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        parts = [key.rpartition(" ") for key in keys]
+        self._keys = [(key.encode(), name) for name, _, key in parts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] == "http" and self._keys and not is_open(scope["path"]):
             given = key_of(Headers(scope=scope))
-            if not self._is_valid(given):
+            name = self._name_of(given)
+            if name is None:
                 refusal = _refusal(given)
                 await response_of(refusal, scope["path"])(scope, receive, send)
                 return
+            if (running := exchange.current()) is not None:
+                running.key = name
         await self._app(scope, receive, send)
 
-    def _is_valid(self, given: str) -> bool:
+    def _name_of(self, given: str) -> str | None:
+        """The name of a key, which may be empty; None for what is no key."""
         # All keys are compared, each in constant time: how long it takes tells nothing.
         raw = given.encode("utf-8", "replace")
-        return sum(hmac.compare_digest(raw, key) for key in self._keys) > 0
+        names = [name for key, name in self._keys if hmac.compare_digest(raw, key)]
+        return names[0] if names else None
 
 
 def is_open(path: str) -> bool:

@@ -34,6 +34,7 @@ class ApiError(Exception):
     code: str | None = None
     param: str | None = None
     retry_after: int | None = None  # seconds
+    reached: bool = False  # a backend had begun to work on the request
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -100,6 +101,7 @@ CODES: Mapping[str, Row] = {
     "context_length_exceeded": Row(400, code="context_length_exceeded"),
 }
 _CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
+_REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
 _STEP = re.compile(r"[.\[]|$")
 Names = Mapping[str, str]  # path of a field → what the client calls it
 AS_ON_THE_WIRE: Names = {}
@@ -141,6 +143,7 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
         row.type,
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,
+        reached=_REACHED in dict(error.initial_metadata() or ()),
     )
     for _, place in reversed([each for each in trailers if each[0] == _FIELD]):
         known, rest = found_in(names, place)

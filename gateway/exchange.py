@@ -27,6 +27,7 @@ class Exchange:
     started: float = field(default_factory=time.monotonic)
     route: str = ""  # as it is declared; "" until a route was found
     model: str = ""  # as it was asked for; a client's text
+    key: str = ""  # the name of the API key, where that has one
     status: int = 0  # 0 until the answer has begun
     streams: bool = False
     first_byte: float | None = None  # seconds after the start

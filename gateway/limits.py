@@ -153,13 +153,14 @@ def _require_finite(parsed: dict[str, Any]) -> None:
     inner: list[Any] = [parsed]
     while inner:
         node = inner.pop()
-        for value in node.values() if isinstance(node, dict) else node:
-            if isinstance(value, dict | list):
-                inner.append(value)
-            elif isinstance(value, float) and math.isinf(value):
-                raise ApiError(
-                    400, "the body is not valid JSON: a number is too large", code="invalid_json"
-                )
+        values = node.values() if isinstance(node, dict) else node
+        kinds = set(map(type, values))  # a list may hold millions of numbers
+        if float in kinds and (math.inf in values or -math.inf in values):
+            raise ApiError(
+                400, "the body is not valid JSON: a number is too large", code="invalid_json"
+            )
+        if dict in kinds or list in kinds:
+            inner += [value for value in values if isinstance(value, dict | list)]
 
 
 def _kind_of(value: object) -> str:

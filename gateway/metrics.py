@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -12,6 +15,7 @@ from prometheus_client import (
 )
 
 from gateway.exchange import Exchange
+from gateway.generation import Done, Event, Piece
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -61,6 +65,27 @@ class Metrics:
             "gateway_running_streams", "Streams that are open now.", registry=self.registry
         )
 
+        self.first_token = self._of_models(
+            "first_token", "From the request to the first part of an answer."
+        )
+        self.inter_token = self._of_models(
+            "inter_token",
+            "Between two parts of an answer: single tokens, unless they come very fast.",
+            (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
+        )
+        self.queue = self._of_models(
+            "queue", "Until the first part, less what the backend took to read the prompt."
+        )
+
+    def _of_models(self, name: str, meaning: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(
+            f"gateway_model_{name}_seconds",
+            meaning,
+            ("model",),
+            buckets=buckets,
+            registry=self.registry,
+        )
+
     def observe(self, seen: Exchange, status: int) -> None:
         """Count a request that ended with this status."""
         path = seen.route or _OTHER
@@ -76,3 +101,31 @@ class Metrics:
     def text(self) -> bytes:
         """The text format of Prometheus."""
         return generate_latest(self.registry)
+
+
+class AnswerTimes:
+    """When the parts of one answer of a model came, told to the histograms.
+
+    since: when its request began, by `time.monotonic`.
+    """
+
+    def __init__(self, metrics: Metrics, model: str, since: float) -> None:
+        self._first = metrics.first_token.labels(model)
+        self._between = metrics.inter_token.labels(model)
+        self._queue = metrics.queue.labels(model)
+        self._since = since
+        self._waited: float | None = None  # for the first part
+        self._latest = since
+
+    def take(self, event: Event) -> None:
+        """The next event, at this moment."""
+        if isinstance(event, Piece):
+            now = time.monotonic()
+            if self._waited is None:
+                self._waited = now - self._since
+                self._first.observe(self._waited)
+            else:
+                self._between.observe(now - self._latest)
+            self._latest = now
+        elif isinstance(event, Done) and self._waited is not None:
+            self._queue.observe(max(self._waited - event.usage.prefill_ms / 1000, 0.0))

@@ -42,8 +42,9 @@ class GatewaySettings:
     api_keys: tuple[str, ...] = setting(
         (),
         "keys",
-        "A key that clients may use; may be repeated. Other users can see a command line: prefer"
-        " MLX_GATEWAY_API_KEYS (separated by commas) or --api-key-file (one per line).",
+        "A key that clients may use, or `NAME KEY` to log the name with each request; may be"
+        " repeated. Other users can see a command line: prefer MLX_GATEWAY_API_KEYS (separated by"
+        " commas) or --api-key-file (one per line).",
     )
     cors_origins: tuple[str, ...] = setting(
         (),
@@ -58,17 +59,25 @@ class GatewaySettings:
     )
     max_body_bytes: int = setting(50 << 20, "bytes", "Largest request body.", 1024)
     request_timeout: float = setting(600.0, "seconds", "Longest time for one request; 0: no limit.")
-    load_timeout: float = setting(600.0, "seconds", "Longest time for loading a model.", 1)
+    load_timeout: float = setting(
+        600.0, "seconds", "Longest time for loading a model, beside a download that progresses.", 1
+    )
     keepalive_interval: float = setting(
         3.0, "seconds", "Silence in a stream after which a keep-alive event is sent.", 0.05, 3600
     )
     max_loaded_models: int = setting(
         0, "count", "Maximum number of models loaded at a time; 0: no limit."
     )
-    max_memory_bytes: int = setting(
-        0,
+    max_memory_bytes: int | None = setting(
+        None,
         "bytes",
-        "Maximum memory of all loaded models, as reported by their backends; 0: no limit.",
+        "Maximum memory of all loaded models, as reported by their backends; 0: no limit. Default:"
+        " the memory of the device or the container, less a reserve.",
+    )
+    keep_responses: float = setting(
+        86_400.0,
+        "seconds",
+        "Time that a response of /responses is stored after its last use; 0: none is stored.",
     )
     idle_unload: float = setting(
         0.0, "seconds", "Time without a request after which a model is unloaded; 0: never."
@@ -77,7 +86,7 @@ class GatewaySettings:
         10.0, "seconds", "Time that running requests get to finish after SIGTERM.", 0, 86_400
     )
     allow_unlisted_models: bool = setting(
-        False, "switch", "Let requests name hub ids and local folders as their model."
+        False, "switch", "Let requests name any hub id (`owner/name`) as their model."
     )
     allow_remote_images: bool = setting(
         False, "switch", "Fetch image and video URLs in requests, from public addresses only."

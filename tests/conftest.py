@@ -1,6 +1,6 @@
 """What holds for all tests: how patient hypothesis is, and which files come first.
 
-The files that take minutes come first, while both workers have work.
+The files that take minutes come first, so that all workers stay busy.
 """
 
 from __future__ import annotations

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from backend.engine.machine_memory import (
+from backend.engine.settings import Settings
+from backend.engine.units import GIB, MIB
+from common.machine_memory import (
     address_room,
     free_memory,
     machine_memory,
     own_memory,
+    reserve,
 )
-from backend.engine.settings import Settings
-from backend.engine.units import GIB, MIB
 
 Kind = Literal["cpu", "metal", "cuda"]
 WeightType = Literal["float32", "float16", "bfloat16"]
@@ -113,7 +114,7 @@ def _usable(ram: int, root: Path) -> int:
 
     arrays = mx.get_active_memory() + mx.get_cache_memory()
     rest = int(max(own_memory(root) - arrays, 0) * _OF_THE_REST)
-    usable = ram - max(min(max(2 * GIB, ram // 8), ram // 2), rest)
+    usable = ram - max(reserve(ram), rest)
     room = address_room(root)
     if room is not None:
         usable = min(usable, (room + arrays) // 2)  # threads and libraries take addresses too

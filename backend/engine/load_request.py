@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ class LoadRequest:
 class LoadOrder:
     """A load request whose every part has passed the checks that need no weights.
 
-    epoch: the number of the load.
+    epoch: the number of the load. started: when the checkpoint had been found, by the clock of
+    time.perf_counter.
     """
 
     request: LoadRequest
@@ -61,3 +63,4 @@ class LoadOrder:
     adapters: tuple[Adapter, ...]
     draft: Checkpoint | None
     media_limits: MediaLimits
+    started: float = field(default_factory=time.perf_counter)

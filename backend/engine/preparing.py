@@ -22,7 +22,14 @@ from backend.engine.events import Finished, Progress, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
 from backend.engine.prompts import require_tellable
-from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt, TokenPrompt
+from backend.engine.request import (
+    ChatPrompt,
+    GenerationRequest,
+    InfillPrompt,
+    Prompt,
+    RawPrompt,
+    TokenPrompt,
+)
 from backend.engine.score_plan import ScoreRequest
 from backend.engine.worker import Worker
 
@@ -225,6 +232,8 @@ def _field(prompt: Prompt) -> str:
             return "Prompt"
         case TokenPrompt():
             return "Metadata mlx.prompt_token_ids"
+        case InfillPrompt():
+            return "Metadata mlx.infill"
         case ChatPrompt():
             return "Messages"
 
@@ -259,6 +268,8 @@ def _characters(prompt: Prompt) -> int:
             return len(text)
         case TokenPrompt():
             return 0
+        case InfillPrompt(prefix, suffix, files):
+            return len(prefix) + len(suffix) + sum(len(text) for _, text in files)
         case ChatPrompt(messages, tools, arguments):
             parts = (*messages, *(tools or ()), arguments)
             return sum(len(str(part)) for part in parts)

@@ -18,9 +18,17 @@ from jinja2 import TemplateError
 
 from backend.engine.control_tokens import ControlTokens
 from backend.engine.errors import InvalidRequest, PromptTooLong
+from backend.engine.infill import infill_of
 from backend.engine.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.quoted_text import QuotedText
-from backend.engine.request import Attachments, ChatPrompt, Prompt, RawPrompt, TokenPrompt
+from backend.engine.request import (
+    Attachments,
+    ChatPrompt,
+    InfillPrompt,
+    Prompt,
+    RawPrompt,
+    TokenPrompt,
+)
 from backend.engine.template_limits import CostlyTemplate
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.tool_text import in_words, speaks_of_calls
@@ -133,6 +141,7 @@ class PromptBuilder:
         )
         self._quoted = QuotedText(self._control, backend, self.tokenize)
         self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
+        self.infill = infill_of(tokenizer.get_vocab())
 
     @property
     def control(self) -> ControlTokens:
@@ -168,6 +177,8 @@ class PromptBuilder:
             shown = self._media.items(attachments)
         if isinstance(prompt, TokenPrompt):
             text, tokens = "", list(prompt.tokens)
+        elif isinstance(prompt, InfillPrompt):
+            text, tokens = "", self._filled_in(prompt, most)
         elif isinstance(prompt, RawPrompt):
             text = prompt.text
             if shown and self._media is not None:
@@ -203,6 +214,7 @@ class PromptBuilder:
         media = None
         if items and self._media is not None:
             markers = self._media.places(tokens, items)
+            items = self._media.numbered(items)
             places = tuple(grown(place, markers, items) for place in places)
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
@@ -216,6 +228,19 @@ class PromptBuilder:
                 "the prompt ends with an image, a video or a sound: write text after it"
             )
         return BuiltPrompt(tokens, text[-seen:], media, places)
+
+    def _filled_in(self, prompt: InfillPrompt, most: int) -> list[int]:
+        if self.infill is None:
+            raise InvalidRequest(
+                "Metadata mlx.infill asks for the text between two others, but the tokenizer of the"
+                " loaded model has no tokens for that: load a model such as Qwen2.5-Coder, or leave"
+                " it out",
+                "Metadata mlx.infill",
+            )
+        texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
+        self._require_short("".join(texts), most)
+        tokens = self.infill.tokens(prompt, self._quoted.literal)
+        return [self._tokenizer.bos_token_id, *tokens] if self._adds_bos else tokens
 
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
         """How much of a rendered prompt each way to go on shares with it, in characters."""
@@ -241,6 +266,17 @@ class PromptBuilder:
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
             arguments["tools"] = [dict(tool) for tool in prompt.tools]
+        named = self._tokenizer.chat_template
+        if isinstance(named, dict) and not named.keys() & {
+            "default",
+            *(("tool_use",) if prompt.tools is not None else ()),
+        }:
+            raise InvalidRequest(
+                "Messages cannot be used with this model as they are: its chat templates are named"
+                f" {', '.join(sorted(named))}, and none of them is the default; send Prompt"
+                f"{', or Tools' if 'tool_use' in named else ''}",
+                "Messages",
+            )
         try:
             text = self._apply(prompt, arguments)
             text.encode()

@@ -53,6 +53,10 @@ class QuotedText:
             tokens += self._literally(stretch) if stretch.quotes else self._encode(stretch.text)
         return tokens
 
+    def literal(self, text: str) -> list[int]:
+        """Tokens of a text that stands behind a control token and holds none."""
+        return self._literally(_Stretch(text, quotes=True)) if text else []
+
     def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:
         plain = start = 0
         strip_next = False

@@ -35,6 +35,16 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """What comes before and after the text that is wanted; files: name and text of others."""
+
+    prefix: str
+    suffix: str
+    files: tuple[tuple[str, str], ...] = ()
+    continues: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages for the model's own chat template.
 
@@ -49,7 +59,7 @@ class ChatPrompt:
     continues: bool = False
 
 
-Prompt = RawPrompt | TokenPrompt | ChatPrompt
+Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,7 @@ class Extras:
     stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
     stream_progress: a stream tells how far the prompt is.
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
+    infill: what comes behind the raw prompt and the text that is wanted; without that prompt.
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
     count_only: only count the prompt's tokens.
@@ -139,6 +150,7 @@ class Extras:
     stream_logprobs: bool = False
     stream_progress: bool = False
     prompt_token_ids: tuple[int, ...] | None = None
+    infill: InfillPrompt | None = None
     prompt_logprobs: bool = False
     prompt_only: bool = False
     count_only: bool = False

@@ -166,8 +166,9 @@ class Settings:
         True,
         "Whether a load ends with a few test requests, alone and batched, that are compared with"
         " plain forward passes of the model; a model that fails in a batch is then served one"
-        " request at a time. The test takes at most a quarter of the load time before it, or 3"
-        " seconds if that is more.",
+        " request at a time. The test takes at most a quarter of the load time, or half a second"
+        " if that is more; the log then names what was correct and what was not tried. A fault"
+        " that it finds is followed up, however long that takes.",
     )
     trust_remote_code: bool = flag(False, "Whether Python files in the checkpoint may be run.")
     allow_media_paths: bool = flag(

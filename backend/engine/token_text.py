@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
+_UNFINISHED = 8  # tokens without text that may still become a character; four bytes are the longest
 
 
 def byte_level_alphabet() -> dict[str, int]:
@@ -55,19 +57,32 @@ class ByteStream:
         return ""
 
 
-class TokenizerStream:
-    """Fallback for decoders of an unknown kind: mlx-lm's own streaming detokenizer."""
+class WindowStream:
+    """Decoder of an unknown kind: what a token adds to the text of the few before it.
 
-    def __init__(self, detokenizer: Any) -> None:
-        self._detokenizer = detokenizer
+    Such decoders look at a token's neighbours, to drop the first space or to close up punctuation.
+    context: tokens whose text comes before.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int]) -> None:
+        self._decode = decode
+        self._window = list(context)
+        self._told = len(self._window)  # tokens of the window whose text is out
 
     def add(self, token: int) -> str:
-        self._detokenizer.add_token(token)
-        return str(self._detokenizer.last_segment).replace(_REPLACEMENT, "")
+        self._window.append(token)
+        return self._next(whole=len(self._window) - self._told < _UNFINISHED)
 
     def finish(self) -> str:
-        self._detokenizer.finalize()
-        return str(self._detokenizer.last_segment).replace(_REPLACEMENT, "")
+        return self._next(whole=False)
+
+    def _next(self, *, whole: bool) -> str:
+        before, text = self._decode(self._window[: self._told]), self._decode(self._window)
+        if whole and (len(text) <= len(before) or text.endswith(_REPLACEMENT)):
+            return ""
+        self._window = self._window[self._told :]
+        self._told = len(self._window)
+        return text[len(before) :].replace(_REPLACEMENT, "")
 
 
 class TokenTexts:
@@ -97,17 +112,20 @@ class TokenTexts:
         of a raw prompt keeps it.
         """
         if self._table is None:
-            return TokenizerStream(self._tokenizer.detokenizer)
+            return WindowStream(self._tokenizer.decode, self._context() if continues else ())
         return ByteStream(self._table, strip_first_space=self._strip and not continues)
 
     def bytes_of(self, token: int) -> bytes:
         """What the token writes; it may be a part of a character.
 
-        Where the vocabulary is of an unknown kind, the bytes of its text when decoded alone.
+        Where the vocabulary is of an unknown kind, what its text adds to other text.
         """
         if self._table is None:
-            return str(self._tokenizer.decode([token])).encode()
+            return WindowStream(self._tokenizer.decode, self._context()).add(token).encode()
         return self._table[token] if token < len(self._table) else b""
+
+    def _context(self) -> list[int]:
+        return list(self._tokenizer.encode("a", add_special_tokens=False))
 
 
 def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

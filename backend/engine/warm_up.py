@@ -29,10 +29,11 @@ _SECONDS = 2.0  # of all steps; the shortest prompt always runs
 _GENERATED = 2
 
 
-def warm_up(model: EngineModel, most_tokens: int) -> Stages[None]:
+def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Stages[None]:
     """Run each step of the prompts as a stage; ends on `engine`. A fault is logged, and no more.
 
-    most_tokens: of a prompt. Raises NotFinite: no prompt of such a model would be answered.
+    most_tokens: of a prompt. begun: short prompts have been answered already, alone and in a batch.
+    Raises NotFinite: no prompt of such a model would be answered.
     """
     broken: list[NotFinite] = []
 
@@ -46,7 +47,9 @@ def warm_up(model: EngineModel, most_tokens: int) -> Stages[None]:
         lambda where, fault: _log.warning("warm-up: %s failed", where, exc_info=fault),
         Gauges(),
     )
-    rounds = [(_SHORT, 1), (_SHORT, 2), (_USUAL, 1), (_USUAL, 1), (most_tokens, 1)]
+    rounds = [(_USUAL, 1), (_USUAL, 1), (most_tokens, 1)]
+    if not begun:
+        rounds = [(_SHORT, 1), (_SHORT, 2), *rounds]
     tickets = itertools.count(1)
     left = _SECONDS
     per_token = 0.0  # seconds of the longest step; the step after a compilation tells more

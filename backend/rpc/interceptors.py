@@ -24,6 +24,7 @@ from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import status_of
 
 SERVICE = "backend.Backend"
+REACHED = (("mlx-reached", "1"),)
 _PREFIX = f"/{SERVICE}/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
@@ -130,5 +131,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 " or its bytes are cut short"
             ) from None
         self._identity.check(method, request)
+        # From here on the request may be what ends this process: a host must not send it again.
+        await context.send_initial_metadata(REACHED)
         behaviour: Behaviour = handler.unary_stream or handler.unary_unary
         return await behaviour(request, context)

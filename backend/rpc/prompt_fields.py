@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.request_metadata import template_arguments
@@ -25,6 +27,15 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
             " send them with UseTokenizerTemplate, or leave it out",
             "Metadata mlx.continue_final_message",
         )
+    if extras.infill is not None:
+        other = "Messages" if chats else "Metadata mlx.prompt_token_ids"
+        if chats or extras.prompt_token_ids is not None:
+            raise InvalidRequest(
+                f"Metadata mlx.infill and {other} are both given: send the text before the gap as"
+                " Prompt",
+                "Metadata mlx.infill",
+            )
+        return replace(extras.infill, prefix=options.Prompt)
     if extras.prompt_token_ids is not None:
         return _token_prompt(options, extras.prompt_token_ids, vocabulary_size, chats=chats)
     if chats and extras.prompt_logprobs:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import Extras
+from backend.engine.request import Extras, InfillPrompt
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
 from backend.rpc.json_field import json_object
@@ -141,6 +142,19 @@ def _integers(what: str) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
+def _infill(text: str) -> InfillPrompt:
+    wanted = 'a JSON object with `suffix`, a text, and maybe `files`, a list of {"name", "text"}'
+    try:
+        given = json.loads(text)
+        suffix, files = given["suffix"], given.get("files", [])
+        found = tuple((file["name"], file["text"]) for file in files)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise ValueError(wanted) from None
+    if not all(isinstance(each, str) for each in (suffix, *chain(*found))):
+        raise ValueError(wanted)
+    return InfillPrompt("", suffix, found)
+
+
 _WINDOW = Rule(int, 0, "", 0, 1 << 20)
 _FLAG = Rule(bool, False, "")
 _MESSAGES = _integers("a JSON list with the index of a message for each item")
@@ -192,6 +206,11 @@ KEYS: Mapping[str, Key] = {
     "prompt_token_ids": Key(
         _integers("a JSON list of token ids"),
         "JSON list of token ids: the raw prompt, instead of Prompt; no BOS is added",
+    ),
+    "infill": Key(
+        _infill,
+        'JSON `{"suffix", "files": [{"name", "text"}]}`: the answer is what stands between Prompt'
+        " and the suffix; for models whose tokenizer has the tokens of filling in the middle",
     ),
     "prompt_logprobs": Key(
         _FLAG.read,

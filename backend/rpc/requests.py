@@ -118,8 +118,12 @@ def _attachments(
             f" but the loaded model {shown(facts.name)} takes only text: leave them out",
             "Metadata mlx.image_messages",
         )
-    if extras.prompt_token_ids is not None or extras.prompt_logprobs:
-        key = "prompt_logprobs" if extras.prompt_token_ids is None else "prompt_token_ids"
+    others = {
+        "prompt_token_ids": extras.prompt_token_ids is not None,
+        "infill": extras.infill is not None,
+        "prompt_logprobs": extras.prompt_logprobs,
+    }
+    for key in (key for key, is_given in others.items() if is_given):
         raise InvalidRequest(
             f"Metadata mlx.{key} and media are both given: send the one or the other",
             f"Metadata mlx.{key}",

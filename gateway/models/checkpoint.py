@@ -1,7 +1,7 @@
-"""What a checkpoint says of sampling in its `generation_config.json`.
+"""What a checkpoint says of itself before it is loaded: its sampling, and how large it is.
 
-It counts where neither a request nor the model's file says anything. A checkpoint that has yet to
-be downloaded says nothing; from the download on it does.
+The `generation_config.json` counts where neither a request nor the model's file says anything. A
+checkpoint that has yet to be downloaded says nothing; from the download on it does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gateway.models.config import ModelConfig
 from gateway.models.parameters import Parameters
 
 _LARGEST = 1 << 20
+_LARGEST_INDEX = 64 << 20
 _OURS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -52,6 +53,20 @@ class Checkpoints:
             return config
         return config.model_copy(update={"parameters": given.model_copy(update=new)})
 
+    def weight_bytes(self, config: ModelConfig) -> int:
+        """About how much memory a model will need; 0 where only a download can tell.
+
+        While one runs, the index of the weights comes first, and what is there of them grows.
+        """
+        if config.memory_mib:
+            return config.memory_mib << 20
+        folder = self._folder(config)
+        # Folders of a hub's cache hold links, also to what has not been fetched or was removed.
+        present = _sizes(folder, "*.safetensors")
+        if folder.parent.name == "snapshots":
+            present += _sizes(folder.parents[1] / "blobs", "*.incomplete")
+        return max(present, _indexed(folder / "model.safetensors.index.json"))
+
     def _folder(self, config: ModelConfig) -> Path:
         """Where the checkpoint is, or will be; a file of it stands for its folder."""
         name = config.parameters.model
@@ -81,6 +96,26 @@ class Checkpoints:
             said = {}
         self._read[file] = stamp, said
         return said
+
+
+def _sizes(folder: Path, pattern: str) -> int:
+    with suppress(OSError):
+        return sum(map(_size, folder.glob(pattern)))
+    return 0
+
+
+def _size(file: Path) -> int:
+    with suppress(OSError):
+        return file.stat().st_size
+    return 0
+
+
+def _indexed(index: Path) -> int:
+    """Bytes of all weights, as an index of several files tells them; 0 where there is none."""
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        if _size(index) <= _LARGEST_INDEX:
+            return int(json.loads(index.read_bytes())["metadata"]["total_size"])
+    return 0
 
 
 def _revision(config: ModelConfig) -> str:

@@ -1,8 +1,13 @@
-"""The models folder: one YAML file a model. A file that cannot be used never hides the others."""
+"""The models folder: one YAML file a model, and checkpoints that no file is about.
+
+A file that cannot be used never hides the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +18,9 @@ from pydantic import BaseModel, ValidationError
 
 from common.wording import did_you_mean, shown
 from gateway.models.config import ModelConfig
+from gateway.models.parameters import Parameters
 
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _log = logging.getLogger("gateway.models")
 
 
@@ -34,10 +41,12 @@ def read_folder(folder: Path) -> ModelFolder:
         raise NotADirectoryError(f"the models folder {folder} does not exist")
     found = ModelFolder()
     taken: dict[str, str] = {}
+    described: set[str] = set()
     for file in _files(folder):
         given: Any = None
         try:
             given = _load(file)
+            described |= _references(given)
             model = _model(file, given)
             if model.disabled:
                 continue
@@ -50,7 +59,39 @@ def read_folder(folder: Path) -> ModelFolder:
                 found.broken[name] = sentence
     for name in taken:
         found.broken.pop(name, None)
+    for place in _checkpoints(folder):
+        name = place.name
+        if name not in described and str(place) not in described and name not in taken:
+            found.models.append(ModelConfig(name=name, parameters=Parameters(model=name)))
     return found
+
+
+def stamp_of(folder: Path) -> frozenset[tuple[str, int, int]]:
+    """What changes when a model comes, goes or is described in another way. Raises OSError."""
+    stamp = set()
+    for file in (*_files(folder), *(place / "config.json" for place in _checkpoints(folder))):
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            stamp.add((str(file), status.st_mtime_ns, status.st_size))
+    return frozenset(stamp)
+
+
+def _checkpoints(folder: Path) -> Iterator[Path]:
+    """Folders that hold a model and can be named by a request."""
+    for place in sorted(folder.iterdir()):
+        if PLAIN_NAME.fullmatch(place.name) and (place / "config.json").is_file():
+            yield place
+
+
+def _references(given: Any) -> set[str]:
+    """Checkpoints that a model file is about, also one that cannot be used."""
+    if not isinstance(given, dict):
+        return set()
+    parameters = given.get("parameters")
+    model = parameters.get("model") if isinstance(parameters, dict) else None
+    drafts = given.get("draft_models")
+    names = [model, given.get("draft_model"), *(drafts if isinstance(drafts, list) else ())]
+    return {name.rstrip("/") for name in names if isinstance(name, str)}
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -32,8 +32,12 @@ options:
 
 Only `parameters.model` is required. A file with an unknown key, a value of the wrong type or a name
 that is already taken is skipped with an error in the log; requests for its model get the same
-error, and all other models are served. Files are read at start-up and again on SIGHUP; a model
-whose file has changed is unloaded when its last request has ended.
+error, and all other models are served. The folder is watched: new, changed and deleted files take
+effect within two seconds, or at once on SIGHUP. A model whose file has changed is unloaded when its
+last request has ended.
+
+A checkpoint in the models folder (a folder with a `config.json`) that no file refers to is served
+with default settings, under the name of its folder.
 
 A sampling value that a request does not set comes from `parameters`, else from the checkpoint's
 `generation_config.json` (temperature, top_p, top_k, min_p, typical_p and the penalties;

@@ -81,15 +81,16 @@ class GenerateRequest(Asked):
     system: str = ""
     images: list[str] | None = None
     raw: bool | None = Field(default=None, description="The prompt as it is, without a template.")
-    suffix: str = Field(default="", description="Refused: filling in between is not there.")
+    suffix: str = Field(
+        default="", description="What comes behind the answer: it is filled in between."
+    )
     template: str = Field(default="", description="Refused: the model's own is used.")
 
     def turns(self) -> list[Turn]:
         """The question as a conversation. Raises ApiError."""
-        for name in ("suffix", "template"):
-            if getattr(self, name):
-                sentence = f"{name} is not supported: leave it out"
-                raise ApiError(400, sentence, code="unsupported_parameter", param=name)
+        if self.template:
+            sentence = "template is not supported: leave it out"
+            raise ApiError(400, sentence, code="unsupported_parameter", param="template")
         if not self.prompt:
             return []
         system = [Turn(role="system", content=self.system)] if self.system else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -22,10 +22,14 @@ class CompletionRequest(SamplingFields, FormatFields, Request):
     """OpenAI's legacy completion request, with the fields of the local servers."""
 
     refused = refused.COMPLETION
+    most_by_default: ClassVar[int] = 16  # tokens of an answer, OpenAI's default for completions
 
     model: str | None = Field(default=None, min_length=1, description=MODEL)
     prompt: str | Prompts | Tokens = Field(
         description="A text, its tokens, or a list of these; a list runs as one batch."
+    )
+    suffix: str | None = Field(
+        default=None, description="What comes behind the answer: it is filled in between."
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -37,3 +41,11 @@ class CompletionRequest(SamplingFields, FormatFields, Request):
     logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(
         default=None, description="Log-probabilities, with so many alternatives."
     )
+
+    def before(self) -> str | Prompts | Tokens:
+        """What is gone on with."""
+        return self.prompt
+
+    def infill(self) -> dict[str, Any] | None:
+        """What is filled in between, besides what comes before; None where nothing is."""
+        return {"suffix": self.suffix, "files": []} if self.suffix else None

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic_core import to_json
+
 from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
 from gateway.openai.completion_request import CompletionRequest
@@ -14,7 +16,6 @@ from gateway.openai.sampling_fields import MOST_ALTERNATIVES
 from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
 from wire import backend_pb2 as pb
 
-DEFAULT_TOKENS = 16  # OpenAI's default of max_tokens for completions
 MOST_ANSWERS = 4096
 Prompt = str | Sequence[int]
 
@@ -68,14 +69,15 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
 
 
 def _prompts(request: CompletionRequest) -> list[Prompt]:
-    given = request.prompt
+    given = request.before()
+    filling = request.infill() is not None
     if isinstance(given, str):
-        return [_filled(given, "prompt")]
-    tokens = [entry for entry in given if isinstance(entry, int)]
-    if tokens:
-        return [tokens]
-    prompts = [entry for entry in given if not isinstance(entry, int)]
-    return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(prompts)]
+        return [given if filling else _filled(given, "prompt")]
+    if filling:
+        raise ApiError(400, "suffix needs a prompt that is one text: send that", param="suffix")
+    if isinstance(given[0], int):
+        return [given]
+    return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
 
 
 def _filled(prompt: Prompt, place: str) -> Prompt:
@@ -120,7 +122,7 @@ def _common(
     write_sampling(options, request, config)
     write_constraint(options, constraint_of(request))
     options.Tokens = most_tokens(
-        config.parameters.max_tokens or DEFAULT_TOKENS,
+        config.parameters.max_tokens or request.most_by_default,
         ("max_tokens", request.max_tokens),
         ("n_predict", request.n_predict),
     )
@@ -145,8 +147,10 @@ def _one(
     options.Seed = seed
     if isinstance(prompt, str):
         options.Prompt = prompt
+        if (infill := request.infill()) is not None:
+            options.Metadata["mlx.infill"] = json.dumps(infill)
     else:
-        options.Metadata["mlx.prompt_token_ids"] = json.dumps(list(prompt))
+        options.Metadata["mlx.prompt_token_ids"] = to_json(prompt).decode()
     # The text of a prompt in tokens is known from the same list.
     if request.echo and (logprobs is not None or not isinstance(prompt, str)):
         options.Metadata["mlx.prompt_logprobs"] = "true"

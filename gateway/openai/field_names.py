@@ -48,6 +48,7 @@ def names_of(
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
     if isinstance(request, ChatCompletionRequest):
         return names | dict.fromkeys(_PROMPT, "messages") | _media(request)
+    names["Metadata mlx.infill"] = "suffix" if request.suffix else "input_suffix"
     place = "prompt"
     if isinstance(request.prompt, list) and not isinstance(request.prompt[0], int):
         place = f"prompt[{choice // (request.n or 1)}]"

@@ -8,19 +8,28 @@ function calls become tool calls, because chat templates know only those.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway import images
 from gateway.errors import ApiError
-from gateway.openai.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
+from gateway.openai.messages import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    ImageUrl,
+    ToolCall,
+    VideoUrl,
+)
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
 
 # No chat template of a local model tells the two apart: those that know `developer` (gpt-oss)
 # render `system` the same way, and the others refuse a role that they do not know.
 _ROLES = {"developer": "system", "function": "tool"}
+_AT_ONCE = 500  # messages
 
 
 @dataclass(slots=True)
@@ -37,14 +46,16 @@ class WireMessages:
     image_messages: list[int] = field(default_factory=list)
     video_messages: list[int] = field(default_factory=list)
     audio_messages: list[int] = field(default_factory=list)
-    fetched: int = 0  # images and videos that came from elsewhere
+    fetched: int = 0  # bytes of images and videos that came from elsewhere
 
-    def count_fetched(self, url: str) -> None:
-        """Raises ApiError where too much would be fetched."""
-        self.fetched += images.is_remote(url)
-        if self.fetched > images.MOST_REMOTE:
-            sentence = f"at most {images.MOST_REMOTE} images and videos are fetched for a request"
-            raise ApiError(400, f"{sentence}: send the others as data URIs")
+    def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
+        """Raises ApiError where all that was fetched is too much."""
+        self.fetched += len(content) if images.is_remote(url) else 0
+        if self.fetched > settings.max_body_bytes:
+            sentence = (
+                f"all fetched images and videos together exceed {settings.max_body_bytes} bytes"
+            )
+            raise ApiError(413, f"{sentence}: send fewer", code="request_too_large")
 
 
 async def wire_messages(
@@ -55,8 +66,11 @@ async def wire_messages(
     Raises ApiError with the path of what is at fault.
     """
     found = WireMessages(options.Messages)
+    _require_few_remote(messages)
     names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
     for index, message in enumerate(messages):
+        if index % _AT_ONCE == _AT_ONCE - 1:
+            await asyncio.sleep(0)  # the streams of others
         place = f"messages[{index}]"
         _require_fitting(message, place)
         calls = _calls(message, index)
@@ -71,6 +85,25 @@ async def wire_messages(
             tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
     return found
+
+
+def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
+    """Before the first is fetched."""
+    remote = 0
+    for index, message in enumerate(messages):
+        if not isinstance(message.content, list):
+            continue
+        for part, content in enumerate(message.content):
+            given = content.image_url or content.video_url
+            remote += given is not None and images.is_remote(_url(given))
+            if remote > images.MOST_REMOTE:
+                place = f"messages[{index}].content[{part}].{content.field}"
+                sentence = f"{place}: at most {images.MOST_REMOTE} images and videos are fetched"
+                raise ApiError(400, f"{sentence}: send the others as data URIs", param=place)
+
+
+def _url(given: ImageUrl | VideoUrl | str) -> str:
+    return given if isinstance(given, str) else given.url
 
 
 def _require_fitting(message: ChatMessage, place: str) -> None:
@@ -135,14 +168,14 @@ async def _part(
         raise _refused(place, f"only messages of the role user have media, not {message.role}")
     try:
         if part.image_url is not None:
-            url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-            found.count_fetched(url)
+            url = _url(part.image_url)
             found.images.append(await images.media(url, settings))
+            found.count_fetched(url, found.images[-1], settings)
             found.image_messages.append(len(found.messages))
         elif part.video_url is not None:
-            url = part.video_url if isinstance(part.video_url, str) else part.video_url.url
-            found.count_fetched(url)
+            url = _url(part.video_url)
             found.videos.append(await images.video(url, settings))
+            found.count_fetched(url, found.videos[-1], settings)
             found.video_messages.append(len(found.messages))
         elif part.input_audio is not None:
             sound = part.input_audio

@@ -50,9 +50,15 @@ CHAT: Mapping[str, Refused] = {
     "echo": Refused("use /v1/completions to see the prompt"),
     "suffix": Refused("use /v1/completions"),
 }
-COMPLETION: Mapping[str, Refused] = {
-    **COMMON,
-    "suffix": Refused("filling in between is not there; send the whole prompt"),
+COMPLETION: Mapping[str, Refused] = COMMON
+INFILL: Mapping[str, Refused] = {
+    **{name: row for name, row in COMMON.items() if name != "t_max_predict_ms"},
+    "suffix": Refused("send input_suffix"),
+    "n": Refused("ask once for each answer", (1,)),
+    "best_of": Refused("ask once for each answer", (1,)),
+    "echo": Refused("/v1/completions with suffix has it"),
+    "logprobs": Refused("/v1/completions with suffix has them"),
+    "n_probs": Refused("/v1/completions with suffix has them"),
 }
 _ELSEWHERE = ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MESSAGES: Mapping[str, Refused] = {

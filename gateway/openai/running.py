@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 
+from gateway import exchange
 from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.generation import Event, generate_all
+from gateway.metrics import AnswerTimes
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.field_names import names_of
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
-
-
-def _without_chance(options: pb.PredictOptions) -> bytes:
-    """What a request asks for, whoever asks and whatever the seed."""
-    plain = pb.PredictOptions()
-    plain.CopyFrom(options)
-    plain.CorrelationId, plain.Seed = "", 0
-    return plain.SerializeToString(deterministic=True)
 
 
 async def events_of(
@@ -34,12 +29,21 @@ async def events_of(
     def lend() -> AbstractAsyncContextManager[Lease]:
         return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)
 
-    def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
+    running = exchange.current()
+    since = running.started if running else time.monotonic()
+
+    async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
         for options in wanted:
             options.ModelIdentity = lease.identity
-        seconds = gateway.settings.request_timeout
-        return generate_all(lease.stub, wanted, seconds=seconds, names=partial(names_of, request))
+        times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
+        limit = gateway.settings.request_timeout
+        names = partial(names_of, request)
+        told = generate_all(lease.stub, wanted, seconds=limit, names=names)
+        async with aclosing(told) as events:
+            async for index, event in events:
+                times[index].take(event)
+                yield index, event
 
-    async with aclosing(ask(lend, send, partial(_without_chance, wanted[0]))) as answers:
+    async with aclosing(ask(lend, send, request)) as answers:
         async for answer in answers:
             yield answer

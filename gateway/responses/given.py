@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from gateway.responses.items import Item
 
 Json = dict[str, Any]
@@ -21,7 +23,14 @@ _PREFIXES = {
 
 def as_stored(items: Sequence[Item]) -> tuple[Json, ...]:
     """The items as JSON."""
-    return tuple(_stored(item.model_dump(exclude_none=True)) for item in items)
+    return tuple(_stored(_plain(item)) for item in items)
+
+
+def _plain(value: Any) -> Any:
+    """As `model_dump(exclude_none=True)`, which copies texts and stops streams for long ones."""
+    if isinstance(value, BaseModel):
+        return {name: _plain(inner) for name, inner in value if inner is not None}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _stored(item: Json) -> Json:

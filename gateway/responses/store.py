@@ -1,13 +1,16 @@
 """Responses that can be gone on with, or asked for again: in memory, and bounded.
 
 A stored response holds its whole conversation, so that it can be continued when those before it
-are gone. The ones that were used least recently make room; nothing outlives the process.
+are gone. The ones that were used least recently make room, and go after a while in any case;
+nothing outlives the process.
 """
 
 from __future__ import annotations
 
-import json
+import sys
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +18,7 @@ from gateway.errors import ApiError
 
 Json = dict[str, Any]
 MOST = 1000  # responses
-MOST_BYTES = 256 << 20  # of all conversations together, as JSON
-_ENCODER = json.JSONEncoder()
+MOST_BYTES = 256 << 20  # of all conversations together
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,19 @@ class Stored:
 class Store:
     """The stored responses of one gateway."""
 
-    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        seconds: float = 86_400.0,
+        most: int = MOST,
+        most_bytes: int = MOST_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seconds = seconds  # after its last use; 0: none is kept
         self._most = most
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, tuple[Stored, int]] = OrderedDict()
+        self._clock = clock
+        # The least recently used first: the size of each, and when it was used.
+        self._kept: OrderedDict[str, tuple[Stored, int, float]] = OrderedDict()
         self._holders: dict[str, dict[str, None]] = {}  # of each item, the responses that hold it
         self._sizes: dict[str, int] = {}  # of each item, which many conversations may share
         self._bytes = 0
@@ -48,10 +59,10 @@ class Store:
         items = stored.conversation()
         sizes = {item["id"]: self._sizes.get(item["id"]) or _size(item) for item in items}
         size = sum(sizes.values())
-        if size > self._most_bytes or not self._most:
+        if size > self._most_bytes or not self._seconds:
             return
         name = stored.response["id"]
-        self._kept[name] = (stored, size)
+        self._kept[name] = (stored, size, self._clock())
         self._bytes += size
         for item in items:
             self._holders.setdefault(item["id"], {})[name] = None
@@ -59,12 +70,19 @@ class Store:
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             self._drop(next(iter(self._kept)))
 
+    def forget_old(self) -> None:
+        """Let go of those that nobody has used for long."""
+        oldest = self._clock() - self._seconds
+        while self._kept and next(iter(self._kept.values()))[2] < oldest:
+            self._drop(next(iter(self._kept)))
+
     def get(self, name: str, param: str) -> Stored:
         """Raises ApiError 404 about `param` if it is not, or no longer, there."""
         if name not in self._kept:
             raise _missing(name, param)
-        self._kept.move_to_end(name)
-        return self._kept[name][0]
+        stored, size, _ = self._kept.pop(name)
+        self._kept[name] = (stored, size, self._clock())
+        return stored
 
     def delete(self, name: str) -> None:
         """Raises ApiError 404 if it is not there."""
@@ -87,7 +105,7 @@ class Store:
         return next(item for item in items if item["id"] == name)
 
     def _drop(self, name: str) -> None:
-        stored, freed = self._kept.pop(name)
+        stored, freed, _ = self._kept.pop(name)
         self._bytes -= freed
         for item in {item["id"] for item in stored.conversation()}:
             holders = self._holders[item]
@@ -97,8 +115,14 @@ class Store:
                 del self._sizes[item]
 
 
-def _size(item: Json) -> int:
-    return sum(map(len, _ENCODER.iterencode(item)))  # `dumps` would hold it twice
+def _size(value: Any) -> int:
+    """Bytes that it takes; nothing is written out, because an item may be a very long text."""
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    return sys.getsizeof(value) + sum(map(_size, inner))
 
 
 def _missing(name: str, param: str) -> ApiError:

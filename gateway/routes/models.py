@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
+from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
 from gateway.models.parameters import UNSAID
+from gateway.openai.base import Request
+from gateway.supervisor.status import State
 
-router = APIRouter(tags=["models"])
+router = APIRouter(tags=["models"], route_class=JsonRoute)
+_VALUES: Mapping[State, Literal["loaded", "loading"]] = {
+    State.STARTING: "loading",
+    State.LOADING: "loading",
+    State.READY: "loaded",
+}
 
 
 class Meta(BaseModel):
@@ -26,8 +35,15 @@ class Meta(BaseModel):
     aliases: list[str]
 
 
+class LoadState(BaseModel):
+    """Whether a model is in memory, as llama.cpp's router tells it."""
+
+    value: Literal["loaded", "loading", "unloaded"]
+    failed: bool = Field(description="The last load, or the backend, failed.")
+
+
 class ModelCard(BaseModel):
-    """OpenAI's description of a model, and Anthropic's beside it.
+    """OpenAI's description of a model, and those of Anthropic and llama.cpp beside it.
 
     `created` and `created_at` are when the gateway began to serve it.
     """
@@ -39,6 +55,7 @@ class ModelCard(BaseModel):
     type: Literal["model"] = "model"
     display_name: str
     created_at: datetime
+    status: LoadState
     meta: Meta
 
 
@@ -60,8 +77,9 @@ async def list_models(
     before_id: Annotated[str | None, Query(description="The page ends before it.")] = None,
 ) -> ModelList:
     """Every model, by its own name first, then by its aliases; in pages as Anthropic's are."""
+    states = _states(gateway)
     cards = [
-        _card(gateway, model, name)
+        _card(gateway, model, name, states)
         for model in gateway.supervisor.models
         for name in (model.name, *model.aliases)
     ]
@@ -88,11 +106,42 @@ def _place(cards: list[ModelCard], name: str, param: str) -> int:
 @router.get("/models/{model:path}")
 async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
     """One model by name or alias, which may hold slashes."""
-    return _card(gateway, gateway.supervisor.resolve(model), model)
+    return _card(gateway, gateway.supervisor.resolve(model), model, _states(gateway))
 
 
-def _card(gateway: Gateway, model: ModelConfig, name: str) -> ModelCard:
+class Named(Request):
+    """A model by name or alias."""
+
+    model: str
+
+
+@router.post("/models/load")
+async def load_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
+    """Begin to load a model. `/models` and `/api/status` tell how far it is."""
+    gateway.supervisor.begin_load(body.model)
+    return {"success": True}
+
+
+@router.post("/models/unload")
+async def unload_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
+    """Unload a model that nobody uses, and wait for that."""
+    await gateway.supervisor.unload(body.model)
+    return {"success": True}
+
+
+def _states(gateway: Gateway) -> dict[str, State]:
+    return {status.name: status.state for status in gateway.supervisor.status()}
+
+
+def _card(
+    gateway: Gateway, model: ModelConfig, name: str, states: Mapping[str, State]
+) -> ModelCard:
+    state = states.get(model.name, State.STOPPED)
     return ModelCard(
+        status=LoadState(
+            value=_VALUES.get(state, "unloaded"),
+            failed=state in (State.FAILED, State.BACKING_OFF),
+        ),
         id=name,
         created=gateway.started,
         display_name=name,

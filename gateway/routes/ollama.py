@@ -23,7 +23,6 @@ from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.running import events_of
 from gateway.routes.models import context_size
-from gateway.supervisor.load_request import weight_bytes
 
 VERSION = "0.12.0"  # of the API that this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
@@ -92,7 +91,7 @@ def _tag(gateway: Gateway, model: ModelConfig) -> Json:
         "name": model.name,
         "model": model.name,
         "modified_at": modified.replace("+00:00", "Z"),
-        "size": weight_bytes(model, gateway.settings.models_dir),
+        "size": gateway.supervisor.size_of(model),
         "digest": hashlib.sha256(model.model_dump_json().encode()).hexdigest(),
         "details": {
             "parent_model": "",
@@ -119,7 +118,7 @@ async def _answered(
             return JSONResponse(reply.empty("unload"))
         await gateway.supervisor.load(body.model)
         return JSONResponse(reply.empty("load"))
-    if isinstance(body, GenerateRequest) and body.raw:
+    if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
         lines = _raw(body, gateway, reply)
     else:
         lines = _lines(await question_of(translation, gateway), gateway, reply)
@@ -147,7 +146,9 @@ async def _raw(
     body: GenerateRequest, gateway: Gateway, reply: Answer
 ) -> AsyncGenerator[Json, None]:
     given = body.options.model_dump(exclude_none=True) if body.options else {}
-    asked = CompletionRequest.model_validate({"model": body.model, "prompt": body.prompt, **given})
+    asked = CompletionRequest.model_validate(
+        {"model": body.model, "prompt": body.prompt, "suffix": body.suffix, **given}
+    )
     config = gateway.supervisor.resolve(body.model)
     wanted = completion_plan(asked, config).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -36,12 +37,13 @@ router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
-def _store(request: Request) -> Store:
+def _store(request: Request, gateway: GatewayDep) -> Store:
     state = request.app.state
     if not hasattr(state, "responses"):
-        state.responses = Store()
+        state.responses = Store(gateway.settings.keep_responses)
     found = state.responses
     assert isinstance(found, Store)
+    found.forget_old()
     return found
 
 
@@ -51,6 +53,14 @@ StoreDep = Annotated[Store, Depends(_store)]
 @router.post("/responses", response_model=None, responses=RESPONSE_RESPONSES)
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """An answer as a list of items, whole or as a stream of server-sent events."""
+    keep = gateway.settings.keep_responses
+    if keep:
+        # Also where nobody comes any more.
+        asyncio.get_running_loop().call_later(
+            keep + gateway.settings.request_timeout, store.forget_old
+        )
+    else:
+        body = body.model_copy(update={"store": False})
     earlier, given = _earlier(body, store), resolved(body.input, store)
     translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
     question = await question_of(translation, gateway)

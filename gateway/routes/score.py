@@ -72,7 +72,7 @@ async def score(body: ScoreRequest, gateway: GatewayDep) -> ScoreResponse:
         )
         return await ask(lease.stub.Score, request, gateway.settings.request_timeout)
 
-    reply = await ask_once(lambda: gateway.supervisor.lease(body.model), weigh)
+    reply = await ask_once(lambda: gateway.supervisor.lease(body.model), weigh, body)
     return ScoreResponse(
         model=body.model or config.name,
         data=[_score(body, place, found) for place, found in enumerate(reply.candidates)],

@@ -1,7 +1,7 @@
 """`/api/status`: what the models are doing, for the page, which asks by the clock.
 
-A look keeps no model loaded and loads none. What a load or a backend said stays in the log: it may
-name paths.
+A look keeps no model loaded and loads none. What a backend said stays in the log: it may name
+paths.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from gateway import model_metrics
 from gateway.context import GatewayDep
+from gateway.errors import without_folders
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 
 DEFAULT_SLOTS = 16  # of our own backend: the default of its option `parallel`
@@ -28,6 +29,9 @@ class ModelNow(BaseModel):
     slots: int | None = Field(description="Answers that it writes at a time; null: unknown.")
     tokens_per_second: float = Field(description="Of all answers together, lately.")
     memory_bytes: int
+    download_mib: int | None = Field(description="That are there, while it is fetched.")
+    download_of_mib: int | None = Field(description="All of them.")
+    error: str = Field(description="Why the last load or run ended; empty if it did not.")
 
 
 class Status(BaseModel):
@@ -52,6 +56,9 @@ async def read_status(gateway: GatewayDep) -> Status:
                 slots=slots(config) if config else None,
                 tokens_per_second=counts.tokens_per_second if counts else 0.0,
                 memory_bytes=status.memory_bytes,
+                download_mib=status.download[0] if status.download else None,
+                download_of_mib=status.download[1] if status.download else None,
+                error=without_folders(status.error),
             )
         )
     return Status(models=models)

@@ -85,7 +85,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
         wanted = body.with_pieces or body.return_token_strs
         return found, await _pieces(lease, found, seconds) if wanted else None
 
-    found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), cut)
+    found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), cut, body)
     tokens: list[int] | list[TokenPiece] = found
     if body.with_pieces:
         tokens = [
@@ -109,7 +109,7 @@ async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> Detokenize
         request = pb.DetokenizeRequest(tokens=body.tokens)
         return await ask(lease.stub.Detokenize, request, seconds)
 
-    text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined)).content
+    text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined, body)).content
     return DetokenizeResponse(content=text, prompt=text)
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 from gateway.models.config import ModelConfig
-from gateway.models.reading import ModelFolder, read_folder
+from gateway.models.parameters import Parameters
+from gateway.models.reading import PLAIN_NAME, ModelFolder, read_folder, stamp_of
 from gateway.supervisor import failures
-from gateway.supervisor.unlisted import unlisted
 
+HUB_ID = re.compile(rf"{PLAIN_NAME.pattern}/{PLAIN_NAME.pattern}", re.ASCII)
 UNNAMED = "default_model"  # what clients of mlx_lm.server send to get the model it was started with
 _log = logging.getLogger("gateway.supervisor")
 
 
 class Catalogue:
-    """The models of the folder, and those beside it where the owner allows them."""
+    """The models of the folder, and those of the hub where the owner allows them.
+
+    A request's name reaches the file system only as the name of a folder in the models folder.
+    """
 
     def __init__(self, folder: ModelFolder, models_dir: Path, allow_unlisted: bool) -> None:
         self._folder = folder
         self._models_dir = models_dir
         self._allow_unlisted = allow_unlisted
+        self._stamp = stamp_of(models_dir) if models_dir.is_dir() else frozenset()
 
     @property
     def models(self) -> list[ModelConfig]:
@@ -49,14 +55,18 @@ class Catalogue:
             raise failures.broken_file(self._folder.broken[name])
         if name == UNNAMED:
             return self.resolve(None)
-        found = unlisted(name, self._models_dir) if self._allow_unlisted else None
-        if found is None:
-            raise failures.not_found(name)
-        return found
+        if self._allow_unlisted and HUB_ID.fullmatch(name) and ".." not in name:
+            return ModelConfig(name=name, parameters=Parameters(model=name))
+        raise failures.not_found(name)
+
+    def is_outdated(self) -> bool:
+        """Whether the folder has changed since it was read; waits for the disk. Raises OSError."""
+        return stamp_of(self._models_dir) != self._stamp
 
     def reload(self) -> None:
         """Read the folder again; it stays as it was if it is gone."""
         try:
+            self._stamp = stamp_of(self._models_dir)
             self._folder = read_folder(self._models_dir)
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)

@@ -65,7 +65,8 @@ def too_large(name: str, needed: int, limit: int) -> ApiError:
     """To those whose model would not fit alone; bytes."""
     message = (
         f"the model {name!r} needs about {needed >> 20} MiB, and this gateway may use"
-        f" {limit >> 20} MiB for models"
+        f" {limit >> 20} MiB for models: take a smaller one, or start it with a larger"
+        " --max-memory-bytes"
     )
     return ApiError(500, message, SERVER, "no_room")
 

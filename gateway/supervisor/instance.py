@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
@@ -100,6 +101,7 @@ class ModelInstance:
             process.port if process else None,
             self.backend.last_line if self.backend and loading else "",
             self.memory,
+            process.download if process and loading else None,
             self.leases,
             self._loaded_since if state is State.READY else None,
             self._restarts,
@@ -157,10 +159,9 @@ class ModelInstance:
     async def _load(self, after: Sequence[asyncio.Future[ApiError | None]]) -> ApiError | None:
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._load_timeout or None):
-                if after:
-                    await asyncio.wait(after)
-                await self._start()
+            if after:
+                await asyncio.wait(after)
+            await self._within_limit(self._start())
         except LoadFailed as problem:
             return self._load_failed(str(problem))
         except TimeoutError:
@@ -170,6 +171,23 @@ class ModelInstance:
             raise
         _log.info("%s: ready after %.1f s", self.key, time.monotonic() - started)
         return None
+
+    async def _within_limit(self, start: Coroutine[Any, Any, None]) -> None:
+        """Raises TimeoutError where it takes too long; a download may, as long as it goes on."""
+        work = asyncio.ensure_future(start)
+        fetched = None
+        try:
+            while True:
+                await asyncio.wait((work,), timeout=self._load_timeout or None)
+                if work.done():
+                    return work.result()
+                process = self.backend.process if self.backend else None
+                before, fetched = fetched, process.download if process else None
+                if before == fetched:
+                    raise TimeoutError
+        finally:
+            work.cancel()
+            await asyncio.wait((work,))
 
     async def _start(self) -> None:
         _log.info("%s: starting a backend", self.key)

@@ -66,19 +66,3 @@ def _local(models_dir: Path, reference: str) -> str:
     """A folder under the models folder by its path; anything else as it is written."""
     folder = models_dir / reference
     return str(folder) if reference and folder.exists() else reference
-
-
-def weight_bytes(config: ModelConfig, models_dir: Path) -> int:
-    """About how much memory a model will need; 0 where only a load can tell."""
-    if config.memory_mib:
-        return config.memory_mib << 20
-    files = (models_dir / config.parameters.model).glob("*.safetensors")
-    # Folders of a hub's cache hold links, also to what has not been fetched or was removed.
-    return sum(_size(file) for file in files)
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0

@@ -20,6 +20,8 @@ OWN_RUN = Path(__file__).parents[2] / "run.sh"
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
 _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
+# What our own backend says of a download, every two seconds (backend/engine/loading/hub_process).
+DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
 _LEVEL = re.compile(r"level=(error|warning|debug)\b")
 _LONGEST_LINE = 8192
 _LAST_WORDS = 1.0  # seconds for what a dead process has written to be read
@@ -34,6 +36,7 @@ class BackendProcess:
         self.token = ""
         self.port = 0
         self.last_line = ""
+        self.download: tuple[int, int] | None = None  # MiB that are there, and all, once it began
         self._child = child
         self._name = name
         self._bound = asyncio.Event()
@@ -119,6 +122,8 @@ class BackendProcess:
         if not line:
             return
         self.last_line = line
+        if match := DOWNLOAD.search(line):
+            self.download = int(match[1]), int(match[2])
         level = _LEVEL.match(line)
         number = logging.getLevelNamesMapping()[level[1].upper()] if level else logging.INFO
         _log.log(number, "%s: %s", self._name, line)

@@ -32,6 +32,7 @@ class ModelStatus:
     port: int | None = None
     progress: str = ""  # the backend's last words while it loads
     memory_bytes: int = 0
+    download: tuple[int, int] | None = None  # MiB that are there, and all, while it is fetched
     leases: int = 0  # requests that hold the model now, or wait for it
     loaded_since: float | None = None  # seconds since the epoch
     restarts: int = 0  # after crashes

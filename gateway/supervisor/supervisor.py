@@ -24,12 +24,13 @@ from gateway.models.reading import ModelFolder
 from gateway.settings import GatewaySettings
 from gateway.supervisor import failures, policy
 from gateway.supervisor.catalogue import Catalogue
+from gateway.supervisor.device_memory import device_memory
 from gateway.supervisor.instance import Key, ModelInstance
-from gateway.supervisor.load_request import load_request, weight_bytes
+from gateway.supervisor.load_request import load_request
 from gateway.supervisor.status import ModelStatus, State
 from gateway.supervisor.warden import Warden
 
-_TICK = 1.0  # seconds between two looks at what is idle or too large
+_TICK = 1.0  # seconds between two looks at what is idle, too large, or new in the folder
 _log = logging.getLogger("gateway.supervisor")
 
 
@@ -53,9 +54,13 @@ class Supervisor:
         self._checkpoints = Checkpoints(settings.models_dir)
         self._instances: dict[Key, ModelInstance] = {}
         self._outdated: list[ModelInstance] = []  # of files that have changed since
-        self._limits = policy.Limits(settings.max_loaded_models, settings.max_memory_bytes)
+        memory = settings.max_memory_bytes
+        self._limits = policy.Limits(
+            settings.max_loaded_models, device_memory() if memory is None else memory
+        )
         self._warden = Warden()
         self._background: list[asyncio.Future[None]] = []
+        self._preloads: asyncio.Future[None] | None = None
         self._stopping = False
         self._unused = asyncio.Event()
         self._unused.set()
@@ -87,10 +92,14 @@ class Supervisor:
             *(ModelStatus(name, State.BROKEN, error=sentence) for name, sentence in broken),
         ]
 
+    def size_of(self, config: ModelConfig) -> int:
+        """Bytes that a model will about need; 0 where that is not known yet."""
+        return self._checkpoints.weight_bytes(config)
+
     @property
     def preloading(self) -> bool:
         """Whether a model that is to be loaded at the start is still on its way."""
-        return any(not task.done() for task in self._background[1:])
+        return self._preloads is not None and not self._preloads.done()
 
     def peek(self, name: str) -> Stub | None:
         """A model's backend if it is ready now: for a look, which keeps nothing loaded."""
@@ -100,12 +109,18 @@ class Supervisor:
         return instance.backend.connection.stub
 
     async def start(self) -> None:
-        """Begin to watch, and to load what is to be preloaded. SIGHUP reads the folder again."""
+        """Begin to watch, and to load what is to be preloaded. SIGHUP reads the folder at once."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+        if self._limits.memory:
+            _log.info(
+                "loaded models may take %d MiB together (--max-memory-bytes; 0: no limit)",
+                self._limits.memory >> 20,
+            )
         self._background = [asyncio.ensure_future(self._keep_within_limits())]
         preload = [model.name for model in self.models if model.preload]
         if preload:
-            self._background.append(asyncio.ensure_future(self._preload(preload)))
+            self._preloads = asyncio.ensure_future(self._load_all(preload))
+            self._background.append(self._preloads)
 
     def reload(self) -> None:
         """Read the models folder again; what has changed is unloaded once nobody uses it."""
@@ -166,6 +181,11 @@ class Supervisor:
         """Load a model as its first request would. Raises ApiError."""
         async with self.lease(name):
             return
+
+    def begin_load(self, name: str) -> None:
+        """Load a model without waiting for it. Raises ApiError for one that does not exist."""
+        name = self._catalogue.resolve(name).name
+        self._background.append(asyncio.ensure_future(self._load_all([name])))
 
     async def unload(self, name: str) -> None:
         """Unload a model, with all its variants. Raises ApiError 409 while requests use it."""
@@ -276,7 +296,7 @@ class Supervisor:
         return [
             policy.Loaded(
                 id(instance),
-                instance.memory or self._expected(instance),
+                0 if instance.config.address else instance.memory or self._expected(instance),
                 instance.leases > 0 or instance.state is not State.READY,
                 instance.config.pinned,
                 instance.last_used,
@@ -287,9 +307,10 @@ class Supervisor:
         ]
 
     def _expected(self, instance: ModelInstance) -> int:
-        if not self._limits.memory:
+        # A backend at an address may be on another machine.
+        if not self._limits.memory or instance.config.address:
             return 0
-        return weight_bytes(instance.config, self._settings.models_dir)
+        return self.size_of(instance.config)
 
     def _idle_after(self, config: ModelConfig) -> float:
         return self._settings.idle_unload if config.idle_unload is None else config.idle_unload
@@ -304,6 +325,9 @@ class Supervisor:
         while True:
             await asyncio.sleep(_TICK)
             try:
+                if await asyncio.to_thread(self._catalogue.is_outdated):
+                    self.reload()
+                self._background = [task for task in self._background if not task.done()]
                 self._forget()
                 self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
                 self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
@@ -321,9 +345,9 @@ class Supervisor:
             if key.name not in names and not instance.leases and instance.at_rest:
                 del self._instances[key]
 
-    async def _preload(self, names: Sequence[str]) -> None:
+    async def _load_all(self, names: Sequence[str]) -> None:
         for name in names:
             try:
                 await self.load(name)
             except Exception as problem:  # the other models are still to come
-                _log.error("%s is not preloaded: %s", name, problem)
+                _log.error("%s is not loaded: %s", name, problem)

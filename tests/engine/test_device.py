@@ -22,9 +22,9 @@ from backend.engine.device import (
     step_timeout,
     weight_type,
 )
-from backend.engine.machine_memory import free_memory, machine_memory
 from backend.engine.settings import Settings
 from backend.engine.units import GIB, MIB
+from common.machine_memory import free_memory, machine_memory
 
 CPU = Device("cpu", "a CPU", 16 * GIB, 14 * GIB)
 METAL = Device("metal", "Apple M4 Max", 64 * GIB, 48 * GIB)

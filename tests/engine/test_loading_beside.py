@@ -200,6 +200,17 @@ def test_a_warm_model_has_seen_a_prompt_a_token_and_a_batch_if_there_was_time(
         assert most <= longest
 
 
+def test_what_the_trial_has_run_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("full")
+    engine = engine_model(model, prefill_chunk=256)
+
+    def called(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a prompt was run")
+
+    monkeypatch.setattr(type(model), "__call__", called)
+    at_once(warm_up.warm_up(engine, 8, begun=True))
+
+
 def test_a_model_that_fails_in_its_warm_up_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

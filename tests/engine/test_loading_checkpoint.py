@@ -163,11 +163,14 @@ def test_a_family_that_takes_its_tower_from_another_is_seen(model_type: str) -> 
     assert why_not_seen({"model_type": model_type}) == ""
 
 
-def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(model: Path) -> None:
-    configure(model, model_type="mllama", **VISION)
+@pytest.mark.parametrize("model_type", ["mllama", "hunyuan_vl", "ernie4_5_moe_vl"])
+def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
+    model: Path, model_type: str
+) -> None:
+    configure(model, model_type=model_type, **VISION)
     index = {"weight_map": {"vision_tower.a.weight": "model.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "vision-language models of type 'mllama' are not served" in refusal(model)
+    assert f"vision-language models of type '{model_type}' are not served" in refusal(model)
 
 
 def test_a_text_model_cannot_be_told_to_see(model: Path) -> None:

@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine import kv
+from backend.engine.loading import serving_trial
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
 from backend.engine.model import EngineModel
 from tests.architectures.comparison import TOKENS, compare
@@ -108,6 +109,52 @@ def test_a_row_that_alone_is_wrong_is_told() -> None:
     served, right = tried(_Repeats(kv_model("attention")), slots=1)
     assert not right
     assert served.slots == 1
+
+
+class _ForgetsAlone(_Around):
+    """A model whose lone row loses each token that it said, as where cache entries are replaced in
+    a copy of their list."""
+
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
+        logits = self._model(tokens, cache=cache)
+        if tokens.shape == (1, 1) and isinstance(cache[0].offset, int):
+            for layer in cache:
+                layer.trim(1)
+        return logits
+
+
+def test_a_row_that_forgets_what_it_says_is_told() -> None:
+    _, right = tried(_ForgetsAlone(kv_model("attention")))
+    assert not right
+
+
+class _Clock:
+    """Every look at it is a second later than the one before."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 1
+        return self._now
+
+
+def test_a_trial_whose_time_is_over_judges_what_was_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving_trial, "time", SimpleNamespace(perf_counter=_Clock()))
+    with caplog.at_level(logging.INFO, serving_trial.__name__):
+        _, right = tried(kv_model("attention"), seconds=2.0)
+    assert right
+    assert "right answers: alone; not tried, for want of time: in company, from" in caplog.text
+    _, right = tried(_Repeats(kv_model("attention")), seconds=5.0)
+    assert not right
+
+
+def test_a_trial_with_time_tries_everything(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, serving_trial.__name__):
+        tried(kv_model("attention"))
+    assert caplog.text.strip().endswith("with right answers: alone, in company, from stored KV")
 
 
 def test_a_trial_without_time_changes_nothing() -> None:

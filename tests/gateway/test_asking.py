@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from pydantic import BaseModel
 
 from gateway import asking
 from gateway.asking import Suspects, ask
@@ -43,43 +44,51 @@ def suspects(monkeypatch: pytest.MonkeyPatch) -> Suspects:
     return fresh
 
 
-async def failure_of(place: Place, send: Any, request: bytes) -> ApiError:
+class Asked(BaseModel):
+    prompt: str
+    seed: int | None = None
+
+
+DEADLY = Asked(prompt="deadly")
+
+
+async def failure_of(place: Place, send: Any, request: Asked = DEADLY) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        async for _ in ask(place.lend, send, lambda: request):
+        async for _ in ask(place.lend, send, request):
             pass
     return caught.value
 
 
 async def test_who_was_there_twice_is_refused_with_a_sentence() -> None:
     place = Place()
-    error = await failure_of(place, place.dying(), b"deadly")
+    error = await failure_of(place, place.dying())
     assert (place.asked, error.status, error.code) == (2, 500, "backend_killed")
     assert error.headers()["x-should-retry"] == "false"
     assert "died 2 times" in error.message
-    await failure_of(place, place.dying(), b"deadly")
+    await failure_of(place, place.dying())
     assert place.asked == 2
 
 
 async def test_what_was_accepted_is_not_sent_again_but_may_come_again_once() -> None:
     place = Place()
-    first = await failure_of(place, place.dying(said=1), b"deadly")
+    first = await failure_of(place, place.dying(said=1))
     assert (place.asked, first.status, first.headers()["x-should-retry"]) == (1, 503, "true")
-    second = await failure_of(place, place.dying(said=1), b"deadly")
+    second = await failure_of(place, place.dying(said=1))
     assert (place.asked, second.code) == (2, "backend_killed")
 
 
 async def test_others_are_not_suspected(suspects: Suspects) -> None:
     place = Place()
-    await failure_of(place, place.dying(said=1), b"deadly")
-    assert (await failure_of(place, place.dying(said=1), b"other")).status == 503
-    suspects.check(lambda: b"other")
+    await failure_of(place, place.dying(said=1))
+    assert (await failure_of(place, place.dying(said=1), Asked(prompt="other"))).status == 503
+    suspects.check(Asked(prompt="other"))
 
 
 async def test_a_backend_that_lost_its_model_has_not_died() -> None:
     place = Place()
     emptied = ApiError(503, "no model", SERVER, NOT_LOADED, retry_after=1)
     for _ in range(3):
-        error = await failure_of(place, place.dying(error=emptied), b"harmless")
+        error = await failure_of(place, place.dying(error=emptied), Asked(prompt="harmless"))
         assert error.code == NOT_LOADED
     assert place.doubts == [True] * 6
 
@@ -88,8 +97,8 @@ def test_a_suspicion_ends() -> None:
     now = 0.0
     suspects = Suspects(clock=lambda: now)
     for _ in range(2):
-        suspects.note(b"deadly")
+        suspects.note(DEADLY)
     with pytest.raises(ApiError):
-        suspects.check(lambda: b"deadly")
+        suspects.check(Asked(prompt="deadly", seed=7))
     now = 601.0
-    suspects.check(lambda: b"deadly")
+    suspects.check(Asked(prompt="deadly", seed=7))

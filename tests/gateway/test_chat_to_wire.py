@@ -70,6 +70,21 @@ def as_dict(options: pb.PredictOptions) -> dict[str, Any]:
     return plain
 
 
+def test_a_long_conversation_leaves_turns_to_others() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 1000
+    request = ChatCompletionRequest.model_validate({"model": "tiny", "messages": turns})
+
+    async def others() -> int:
+        work = asyncio.ensure_future(options_of(request, config_of(), gateway_of()))
+        turns = 0
+        while not work.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(others()) >= 4
+
+
 PLAIN = as_dict(wanted({})[0])
 
 

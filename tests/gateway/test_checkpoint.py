@@ -142,3 +142,36 @@ def test_a_silent_request_is_answered_by_them(gateway: GatewayProcess) -> None:
     body = {"model": "hot", "input": "Hi", "max_output_tokens": 1}
     told = gateway.client.post("/v1/responses", json=body).json()
     assert (told["temperature"], told["top_p"]) == (0.125, 1.0)
+
+
+def test_memory_is_what_the_file_says_or_the_size_of_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "one.safetensors").write_bytes(b"x" * 700)
+    (tmp_path / "m" / "two.safetensors").write_bytes(b"x" * 300)
+    (tmp_path / "m" / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.weight_bytes(_config()) == 1000
+    told = _config().model_copy(update={"memory_mib": 2})
+    assert checkpoints.weight_bytes(told) == 2 << 20
+
+
+def test_a_model_of_the_hub_counts_as_far_as_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    checkpoints, config = Checkpoints(tmp_path), _config("owner/name")
+    assert checkpoints.weight_bytes(config) == 0
+    repository = tmp_path / "hub" / "models--owner--name"
+    snapshot = repository / "snapshots" / "abc"
+    for folder in (snapshot, repository / "blobs", repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "blobs" / "two.incomplete").write_bytes(b"x" * 50)
+    (repository / "blobs" / "one").write_bytes(b"x" * 100)
+    (snapshot / "one.safetensors").symlink_to(repository / "blobs" / "one")
+    assert checkpoints.weight_bytes(config) == 150
+    index = snapshot / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 700}}))
+    assert checkpoints.weight_bytes(config) == 700
+    index.write_text("[]")
+    assert checkpoints.weight_bytes(config) == 150

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.asking import chat
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import ROOT, GatewayProcess
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 TINY = frozenset({("model", "tiny")})
@@ -50,6 +53,33 @@ def test_an_answer_is_counted_once_with_its_tokens(gateway: GatewayProcess) -> N
     assert value(after, "gateway_model_memory_bytes", model="tiny") > 0
     assert ("gateway_model_tokens_per_second", TINY) in after
     assert grown("gateway_model_generated_tokens_total", model="tiny") > 0
+
+
+def test_the_times_of_an_answer_are_told_by_model(gateway: GatewayProcess) -> None:
+    before = scrape(gateway)
+    chat(gateway, stream=False)
+    after = scrape(gateway)
+
+    def grown(name: str) -> float:
+        return value(after, name, model="tiny") - value(before, name, model="tiny")
+
+    assert grown("gateway_model_first_token_seconds_count") == 1
+    assert grown("gateway_model_queue_seconds_count") == 1
+    assert grown("gateway_model_inter_token_seconds_count") >= 1
+    first, queue = (grown(f"gateway_model_{name}_seconds_sum") for name in ("first_token", "queue"))
+    assert 0 <= queue <= first
+
+
+def test_every_metric_of_the_dashboard_exists(gateway: GatewayProcess) -> None:
+    chat(gateway)
+    found = {name for name, _ in scrape_with_model(gateway)}
+    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text("utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"\bgateway_\w+", query)}
+    assert asked <= found
+    # What is counted is shown, too.
+    shown = {re.sub("_(bucket|sum|count)$", "", name) for name in asked}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in found} == shown
 
 
 def test_a_clients_text_is_no_label(gateway: GatewayProcess) -> None:

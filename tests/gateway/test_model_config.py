@@ -15,7 +15,7 @@ from gateway.models.config import ModelConfig
 from gateway.models.foreign import NEUTRAL, REFUSED
 from gateway.models.reading import ModelFolder, read_folder
 from gateway.models.table import document
-from gateway.supervisor.load_request import load_request, weight_bytes
+from gateway.supervisor.load_request import load_request
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -100,22 +100,6 @@ def test_a_choice_of_a_request_is_loaded_beside_what_the_file_says(tmp_path: Pat
     assert plain.DraftModel == str(tmp_path / "small")
     assert chosen.DraftModel == "owner/draft"
     assert plain.EngineArgs == '{"parallel": 2}'
-
-
-def test_memory_is_what_the_file_says_or_the_size_of_the_weights(tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "one.safetensors").write_bytes(b"x" * 700)
-    (tmp_path / "m" / "two.safetensors").write_bytes(b"x" * 300)
-    (tmp_path / "m" / "gone.safetensors").symlink_to(tmp_path / "nowhere")
-    local, hub, told = folder_of(
-        tmp_path,
-        a="parameters: {model: m}",
-        b="parameters: {model: owner/name}",
-        c="parameters: {model: m}\nmemory_mib: 2",
-    ).models
-    assert weight_bytes(local, tmp_path) == 1000
-    assert weight_bytes(hub, tmp_path) == 0
-    assert weight_bytes(told, tmp_path) == 2 << 20
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_an_empty_request_loads_and_unloads(gateway: GatewayProcess) -> None:
     ("fields", "words", "status"),
     [
         ({"model": "absent", "prompt": "Hi"}, "absent", 404),
-        ({"prompt": "Hi", "suffix": "x"}, "suffix is not supported", 400),
+        ({"prompt": "Hi", "suffix": "x"}, "no tokens for that", 400),
         ({"prompt": "Hi", "options": {"temperature": "hot"}}, "options.temperature", 400),
         ({"prompt": "Hi", "format": {"type": "nothing"}}, "format", 400),
     ],

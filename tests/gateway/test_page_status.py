@@ -47,6 +47,9 @@ def test_looking_loads_nothing(gateway: GatewayProcess) -> None:
             "slots": DEFAULT_SLOTS,
             "tokens_per_second": 0.0,
             "memory_bytes": 0,
+            "download_mib": None,
+            "download_of_mib": None,
+            "error": "",
         }
     ]
     assert gateway.backends() == []

@@ -49,14 +49,14 @@ def test_the_one_that_was_used_least_recently_makes_room() -> None:
 
 
 def test_bytes_are_bounded_and_given_back() -> None:
-    store = Store(most_bytes=3000)
+    store = Store(most_bytes=30_000)
     for name in "abc":
-        store.put(stored(name, text="x" * 1000))
+        store.put(stored(name, text="x" * 10_000))
     assert kept(store, "a", "b", "c") == [False, True, True]
     store.delete("b")
-    store.put(stored("d", text="x" * 1000))
+    store.put(stored("d", text="x" * 10_000))
     assert kept(store, "c", "d") == [True, True]
-    store.put(stored("huge", text="x" * 4000))
+    store.put(stored("huge", text="x" * 40_000))
     assert kept(store, "c", "d", "huge") == [True, True, False]
 
 
@@ -82,3 +82,24 @@ def test_a_missing_one_is_told_by_the_field_that_asked() -> None:
     with pytest.raises(ApiError) as caught:
         Store().delete("resp_x")
     assert caught.value.status == 404
+
+
+def test_what_nobody_uses_for_long_goes() -> None:
+    now = 0.0
+    store = Store(seconds=10, clock=lambda: now)
+    store.put(stored("a"))
+    store.put(stored("b"))
+    now = 8.0
+    store.get("a", "response_id")
+    now = 12.0
+    store.forget_old()
+    assert kept(store, "a", "b") == [True, False]
+    now = 30.0
+    store.forget_old()
+    assert kept(store, "a") == [False]
+
+
+def test_a_store_that_is_off_keeps_nothing() -> None:
+    store = Store(seconds=0)
+    store.put(stored("a"))
+    assert kept(store, "a") == [False]

@@ -15,11 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import images
 from gateway.errors import ApiError
 from gateway.images import audio, is_video, media, video
+from gateway.openai.messages import ChatMessage
+from gateway.openai.messages_to_wire import wire_messages
 from gateway.remote_images import MOST_REDIRECTS, Address, Fetcher, is_public
 from gateway.settings import GatewaySettings
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import GatewayProcess, tiny
+from wire import backend_pb2 as pb
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
@@ -308,6 +312,41 @@ async def test_the_real_rule_does_not_reach_this_very_site(site: Site) -> None:
     error = await refusal(site.url("/a.png"), fetcher=Fetcher(ports=(site.port,)))
     assert "not public" in error.message
     assert site.asked == []
+
+
+async def test_fetched_images_together_are_no_larger_than_a_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+
+    async def fetched(url: str, settings: GatewaySettings) -> str:
+        nonlocal asked
+        asked += 1
+        return "x" * 1000
+
+    monkeypatch.setattr(images, "media", fetched)
+    part = {"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}
+    message = ChatMessage.model_validate({"role": "user", "content": [part] * 5})
+    settings = replace(OPEN, max_body_bytes=2500)
+    with pytest.raises(ApiError) as caught:
+        await wire_messages([message], settings, pb.PredictOptions())
+    assert (caught.value.status, asked) == (413, 3)
+    assert caught.value.param == "messages[0].content[2].image_url"
+
+
+def test_too_many_images_to_fetch_are_refused_before_the_first_is_asked_for() -> None:
+    gateway = GatewayProcess({"tiny": tiny()}, "--allow-remote-images")
+    try:
+        part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
+        messages = [{"role": "user", "content": [part] * 17}]
+        body = {"model": "tiny", "messages": messages}
+        answer = gateway.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert "at most 16 images" in error["message"]
+        assert error["param"] == "messages[0].content[16].image_url"
+    finally:
+        gateway.close()
 
 
 def test_a_request_says_which_part_is_at_fault(gateway: GatewayProcess) -> None:

@@ -66,7 +66,7 @@ def test_keys_come_from_three_places_and_count_once(tmp_path: Path) -> None:
         (["--cors-origin", "localhost:3000"], "--cors-origin is 'localhost:3000'"),
         (["--cors-origin", "https://a.b/c"], "--cors-origin is 'https://a.b/c'"),
         (["--api-key", "short"], "an API key is shorter than 8 characters"),
-        (["--api-key", "with a space in it"], "an API key holds characters"),
+        (["--api-key", "with a space in it"], "an API key holds a space"),
         (["--api-key-file", "/nowhere/keys"], "--api-key-file /nowhere/keys cannot be read"),
         (["--models-dir", "/nowhere"], "--models-dir is '/nowhere': there is no such folder"),
         (["--models"], "unrecognized arguments: --models"),

@@ -9,14 +9,18 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from pydantic import BaseModel
 
 from gateway.asking import ask_once
 from gateway.errors import ApiError
 from gateway.supervisor import instance
+from gateway.supervisor import supervisor as supervisor_module
+from gateway.supervisor.connection import Connection
 from gateway.supervisor.status import State
 from gateway.supervisor.supervisor import Lease, Supervisor
 from tests.acceptance.backend import Backend
 from tests.gateway.gateway_process import ROOT, TINY_TEXT, WAIT, tiny
+from tests.gateway.numbers_backend import NumbersBackend
 from tests.gateway.supervising import (
     answer,
     ask,
@@ -34,6 +38,12 @@ from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
 TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
+
+
+class Named(BaseModel):
+    """A request, as far as it is known again."""
+
+    name: str
 
 
 async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait(
@@ -132,6 +142,42 @@ async def test_a_backend_in_doubt_is_looked_at_and_kept_if_it_answers(tmp_path: 
         assert gone(process)
 
 
+async def test_memory_is_limited_unless_somebody_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor_module, "device_memory", lambda: 1000 << 20)
+    models = {name: tiny(memory_mib=600) for name in ("one", "two", "three")}
+    # What is loaded counts with what its backend tells, which is little.
+    monkeypatch.setattr(Connection, "memory", _measured)
+    with caplog.at_level("INFO", "gateway.supervisor"):
+        async with supervising(tmp_path, models) as supervisor:
+            assert "may take 1000 MiB together" in caplog.text
+            await ask(supervisor, "one")
+            async with supervisor.lease("two"):
+                assert status_of(supervisor, "one").state is State.STOPPED
+                waiting = await begun(ask(supervisor, "three"))
+                await supervisor.load("two")
+                assert not waiting.done()
+                assert status_of(supervisor, "two").state is State.READY
+            assert await waiting
+            assert status_of(supervisor, "two").state is State.STOPPED
+        far = NumbersBackend()
+        elsewhere = {"far": {"parameters": {"model": "numbers"}, "address": far.address}}
+        async with supervising(tmp_path, models | elsewhere) as supervisor:
+            await supervisor.load("far")
+            await supervisor.load("one")
+            assert status_of(supervisor, "far").state is State.READY
+        far.close()
+        async with supervising(tmp_path, models, max_memory_bytes=0) as supervisor:
+            await ask(supervisor, "one")
+            await ask(supervisor, "two")
+            assert status_of(supervisor, "one").state is State.READY
+
+
+async def _measured(_connection: Connection, _limit: float) -> int:
+    return 600 << 20
+
+
 async def test_nobody_waits_for_the_place_of_a_pinned_model(tmp_path: Path) -> None:
     models = {"one": tiny(), "two": tiny(pinned=True)}
     async with supervising(tmp_path, models, max_loaded_models=1) as supervisor:
@@ -181,6 +227,9 @@ async def test_a_backend_at_an_address_is_used_and_left_running(tmp_path: Path) 
             assert (status.state, status.pid) == (State.READY, None)
             running.stub.Free(pb.HealthMessage())  # by its owner, who tells nobody
             assert await _asked(supervisor, "tiny")
+            other = pb.ModelOptions(Model=str(TINY_DRAFT), ModelFile=str(TINY_DRAFT))
+            assert running.stub.LoadModel(other).success  # another host's choice
+            assert await _asked(supervisor, "tiny")
             await supervisor.unload("tiny")
             assert status_of(supervisor, "tiny").state is State.STOPPED
             uninitialized = pb.StatusResponse.UNINITIALIZED
@@ -215,4 +264,10 @@ async def _asked(supervisor: Supervisor, name: str) -> str:
     async def text(lease: Lease) -> str:
         return await answer(lease.stub, lease.identity)
 
-    return await ask_once(lambda: supervisor.lease(name), text)
+    while True:
+        try:
+            return await ask_once(lambda: supervisor.lease(name), text, Named(name=name))
+        except ApiError as error:  # the second loss in a row brings a pause
+            if error.code != "model_backing_off":
+                raise
+            await asyncio.sleep(error.retry_after or 0)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.errors import ApiError
+from gateway.models.reading import ModelFolder
 from gateway.supervisor import policy
+from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.failures import cause_of, end_of
 from gateway.supervisor.policy import Failures, Limits, Loaded
-from gateway.supervisor.unlisted import unlisted
 
 _MODELS = st.lists(
     st.builds(
@@ -111,26 +113,15 @@ _PARTS = st.sampled_from(["..", ".", "", "a", "model", "outside", "~", "\0", "a\
 @given(st.lists(_PARTS, max_size=4).map("/".join) | st.text(max_size=12))
 def test_no_name_of_a_request_leaves_the_models_folder(name: str) -> None:
     models = Path(__file__).parent / "models_of_nobody"
-    config = unlisted(name, models)
-    if config is not None:
+    catalogue = Catalogue(ModelFolder(), models, allow_unlisted=True)
+    with contextlib.suppress(ApiError):
+        assert catalogue.resolve(name).parameters.model == name
         owner, slash, repository = name.partition("/")
         assert slash
         assert owner[0].isalnum()
         assert repository[0].isalnum()
         assert ".." not in name
         assert (models / name).resolve().is_relative_to(models)
-
-
-def test_a_folder_of_the_models_folder_may_be_asked_for_without_a_file(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    for folder in (models / "here", tmp_path / "outside"):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({}))
-    found = unlisted("here", models)
-    assert found is not None
-    assert found.parameters.model == "here"
-    for name in ("nowhere", "../outside", "..", ".", "", "/etc", str(tmp_path / "outside")):
-        assert unlisted(name, models) is None
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
 
 
 @dataclass(slots=True)
-class _Progress:
+class Progress:
     """Tells how far a download is, at most every two seconds."""
 
     name: str
@@ -79,7 +79,7 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
     """Read the child's messages until its result."""
     assert child.stdout is not None
     output = child.stdout.fileno()
-    progress = _Progress(model.name, time.monotonic())
+    progress = Progress(model.name, time.monotonic())
     buffer = b""
     while True:
         if cancel.is_set():

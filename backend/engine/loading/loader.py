@@ -40,7 +40,6 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
     Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
     """
     order = _find(request, epoch, cancelled)
-    started = time.perf_counter()
     import_mlx_lm()
     if order.checkpoint.kind is not ModelKind.TEXT:
         from backend.engine.embedding.embedding_builder import build
@@ -63,7 +62,7 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
         served.kind.value,
         served.context_size,
         served.weights_bytes // MIB,
-        time.perf_counter() - started,
+        time.perf_counter() - order.started,
     )
     return built
 

@@ -1,10 +1,12 @@
 """Whether a model gives in a batch, and from stored KV, what one plain forward pass of it gives.
 
 Most models cannot tell our caches from mlx-lm's. Those that can do not fail: they answer, and
-wrongly, as where one number stands for the positions of all rows. So a load ends with a few rows
-that go the way of all requests, through a scheduler of their own: one alone, its next turn from
-the store, and several of different lengths that join and leave a batch, one with an image where
-the model sees. What cannot be served rightly in one way is then served in another.
+wrongly, as where one number stands for the positions of all rows. So a load ends with a few
+requests that go the way of all, through a scheduler of their own: one that is alone, two of other
+lengths that join it, one with an image where the model sees, and next turns from the store. One
+conversation costs about as much as twenty tokens. Where an answer is wrong the same requests are
+tried again, with less that they share each time, until all are right: that is how the model is
+served.
 
 Only differences that matter count: rounding is told from them by what one other token in the
 prompt would have changed.
@@ -12,10 +14,12 @@ prompt would have changed.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
@@ -23,12 +27,13 @@ import mlx.core as mx
 from backend.engine import kv
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError
-from backend.engine.events import Event, Finished, TokenLogprob
+from backend.engine.events import Event, Finished, TextDelta, TokenLogprob
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.scheduler import Scheduler
+from backend.engine.snapshot_places import LEAST_STORED
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from common.wording import shown
 
@@ -40,34 +45,84 @@ _log = logging.getLogger(__name__)
 # Logits of [tokens, vocabulary] of a prompt that begins with an item, or has none.
 PlainPass = Callable[[Sequence[int], MediaItem | None], mx.array]
 
-_FIRST, _MORE = 12, 5  # tokens of a prompt, and of the next turn's message
-_ANSWER, _NEXT_ANSWER = 6, 3  # tokens
+_STORED = LEAST_STORED - 5  # tokens of a prompt whose KV is stored once it has been answered
+_MORE = 4  # tokens of the next turn's message
+_JOIN = 1  # steps after which the others join the first request
+_SECOND_LOOK = 2  # as many tokens for each answer
 _ALTERNATIVES = 4  # tokens whose log-probabilities are compared at each place, beside the chosen
 _OTHER_TOKEN = 4  # from the end of a prompt: the token that is changed to see what that changes
 _OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # of what that changes may be rounding
 # Of the largest logit, what is sure to be rounding: in float32, and in half precision its epsilons.
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # of an answer's places: at single ones an expert may be chosen by rounding
+_OF_TIME = 0.7  # for the requests; the rest is for the plain passes
+
+_ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
+_NO_STORE: Mapping[str, Any] = {"prompt_cache_bytes": 0}
+_READ_ALONE = (
+    "in a prefill pass that prompts share they do not get what they get alone%s, so each is read"
+    " by itself"
+)
+_NOT_STORED = (
+    "from stored KV it does not go on rightly%s, so prompts are always read from their beginning"
+)
+_IN_TURN = (
+    "in one batch requests do not get what they get alone%s, so they are served one at a time"
+)
+_NEITHER = (
+    "neither in one batch nor from stored KV do requests get what they get alone%s, so they are"
+    " served one at a time, and prompts are always read from their beginning"
+)
+# What a model may have to do without, and what the log says of it; the first that suffices is used.
+_WAYS: Sequence[tuple[Mapping[str, Any], str]] = (
+    ({}, ""),
+    ({"together": False}, _READ_ALONE),
+    (_NO_STORE, _NOT_STORED),
+    (_ALONE, _IN_TURN),
+    ({**_ALONE, **_NO_STORE}, _NEITHER),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A request. after: steps of the round before it comes."""
+    """A request. answer: tokens. after: steps of the conversation before it comes. more: the
+    message of a next turn, which comes when the answer is complete; next_answer: tokens."""
 
     tokens: tuple[int, ...]
-    answer: int = _ANSWER
+    answer: int
     after: int = 0
     item: MediaItem | None = None
+    more: tuple[int, ...] = ()
+    next_answer: int = 0
 
 
-class _OutOfTimeError(Exception):
-    """The trial may take no longer."""
+@dataclass(slots=True)
+class _Answer:
+    """What a request was told so far. failed: it got an error. left: its KV had a step in which to
+    become an entry."""
+
+    prompt: tuple[int, ...]
+    limit: int
+    item: MediaItem | None
+    told: list[TokenLogprob] = field(default_factory=list)
+    failed: bool = False
+    left: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(one.token for one in self.told)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.told) == self.limit
 
 
 class ServingTrial:
     """plain: what the answers are compared with. words: tokens of plain text, for prompts and
-    answers. items: of each kind that the model sees or hears, one. seconds: of all steps, at most;
-    a step is not cut."""
+    answers. items: of each kind that the model sees or hears, one. seconds: for a model without a
+    fault, at most, but for the step that they end in; what was answered by then is compared. A
+    fault is followed up, however long that takes. whole: every request was answered, and rightly,
+    at the first try."""
 
     def __init__(
         self,
@@ -81,7 +136,8 @@ class ServingTrial:
         self._plain = plain
         self._words = list(dict.fromkeys(words))
         self._items = items
-        self._left = seconds
+        self._seconds = seconds
+        self.whole = False
         self._fault = ""  # of the latest request that failed, for the log
 
     def run(self, model: EngineModel) -> Stages[bool]:
@@ -89,13 +145,8 @@ class ServingTrial:
 
         Begins and ends on `engine`. What is not tried for want of time stays as it is.
         """
-        seconds = self._left
         try:
             return (yield from self._run(model))
-        except _OutOfTimeError:
-            _log.info(
-                "model %s: the load's trial was ended after its %.1f seconds", self._name, seconds
-            )
         except Exception:
             _log.warning("model %s: the load's trial failed", self._name, exc_info=True)
         finally:
@@ -103,115 +154,118 @@ class ServingTrial:
         return True
 
     def _run(self, model: EngineModel) -> Stages[bool]:
-        rounds = _Rounds(model, self._spend, self._failed)
-        rows = [_Row(self._text(_FIRST, 1)), *(self._showing(item, 2) for item in self._items)]
-        answers: list[Sequence[TokenLogprob]] = []
-        right = True
-        for row in rows:
-            answers += yield from rounds.run([row], self._words)
-            if not (yield from self._right(row, answers[-1])):
-                right = False
-                _log.warning(
-                    "model %s: a request alone does not get what the model's forward pass gives%s",
-                    self._name,
-                    self._fault,
-                )
-        yield from self._try_company(model)
-        for row, answer in zip(rows, answers, strict=True):
-            if model.prompt_cache_bytes:
-                yield from self._try_next_turn(model, rounds, row, answer)
-        return right
-
-    def _try_next_turn(
-        self, model: EngineModel, rounds: _Rounds, row: _Row, answer: Sequence[TokenLogprob]
-    ) -> Stages[None]:
-        said = tuple(one.token for one in answer)
-        tokens = (*row.tokens, *said, *self._text(_MORE, 3))
-        turn = replace(row, tokens=tokens, answer=_NEXT_ANSWER)
-        (later,) = yield from rounds.run([turn], self._words)
-        if not (yield from self._right(turn, later)) and not (
-            yield from self._as_alone(model, turn, later)
-        ):
-            model.prompt_cache_bytes = 0
+        started = time.perf_counter()
+        talks = yield from self._talk(model, self._rows(1), self._seconds * _OF_TIME)
+        if (yield from self._all_right(talks, wrong=0)):
+            self._report(model, talks, time.perf_counter() - started)
+            return True
+        fault, rows = self._fault, self._rows(_SECOND_LOOK)
+        by_itself = replace(model, **_ALONE, **_NO_STORE)
+        right = yield from self._all_right((yield from self._talk(by_itself, rows)))
+        if not right:
             _log.warning(
-                "model %s: from stored KV it does not go on rightly%s, so prompts are always read"
-                " from their beginning",
+                "model %s: a request alone does not get what the model's forward pass gives%s",
                 self._name,
                 self._fault,
             )
-
-    def _try_company(self, model: EngineModel) -> Stages[None]:
-        if not (model.batches and model.slots > 1):
-            return
-        self._fault = ""
-        if (yield from self._right_in_company(model)):
-            return
-        if model.together:
-            model.together = False
-            if (yield from self._right_in_company(model)):
-                _log.warning(
-                    "model %s: in a prefill pass that prompts share they do not get what they get"
-                    " alone%s, so each is read by itself",
-                    self._name,
-                    self._fault,
-                )
-                return
-        model.slots, model.batches = 1, False
-        _log.warning(
-            "model %s: in one batch requests do not get what they get alone%s, so they are served"
-            " one at a time",
-            self._name,
-            self._fault,
-        )
-
-    def _right_in_company(self, model: EngineModel) -> Stages[bool]:
-        """Rows that share a prefill pass, and one that joins them, and is alone in the end."""
-        rows = [
-            _Row(self._text(_FIRST, 4), _ANSWER + 2),
-            *(self._showing(item, 6) for item in self._items),
-            _Row(self._text(2 * _FIRST, 5), _ANSWER + 2),
-            _Row(self._text(_FIRST // 2, 7), _ANSWER + 6, after=2),
-        ]
-        answers = yield from _Rounds(model, self._spend, self._failed).run(rows, self._words)
-        for row, answer in zip(rows, answers, strict=True):
-            if not (yield from self._right(row, answer)) and not (
-                yield from self._as_alone(model, row, answer)
-            ):
-                return False
-        return True
-
-    def _right(self, row: _Row, answer: Sequence[TokenLogprob]) -> Stages[bool]:
-        """Whether an answer is what the plain pass over prompt and answer says of it."""
-        if len(answer) != row.answer:
-            return False
-        yield "engine"
-        started = time.perf_counter()
-        expected, rounding, allowed = self._expected(row, answer)
-        told = mx.array([[one.logprob, *(value for _, value in one.top)] for one in answer])
-        error = mx.abs(told - expected).max(axis=1)
-        right = bool((error <= rounding).all().item())  # spares the pass that `allowed` takes
-        if not right:
-            right = cast(int, (~(error <= allowed)).sum().item()) < _WRONG * len(answer)
-        self._spend(time.perf_counter() - started)
+        for changes, way in _WAYS:
+            if changes and all(getattr(model, name) == value for name, value in changes.items()):
+                continue
+            tried = replace(model, **changes)
+            if (yield from self._all_right((yield from self._talk(tried, rows)), tried)):
+                if way:
+                    _log.warning("model %s: " + way, self._name, fault)
+                for name, value in changes.items():
+                    setattr(model, name, value)
+                break
         return right
 
-    def _as_alone(
-        self, model: EngineModel, row: _Row, answer: Sequence[TokenLogprob]
+    def _rows(self, look: int) -> list[_Row]:
+        """The first is alone for a while; then come two that share a prefill pass, and the items.
+        A next turn joins the last of them, and is alone in the end."""
+        join = look * _JOIN
+        return [
+            _Row(self._text(_STORED, 1), look * 5, more=self._text(_MORE, 3), next_answer=look * 3),
+            _Row(self._text(5, 7), look * 3, join),
+            _Row(self._text(9, 4), look * 5, join),
+            *(
+                _Row(
+                    (*item.whole, *self._text(5, 2)),
+                    look * 5,
+                    join,
+                    item,
+                    more=self._text(_MORE, 6),
+                    next_answer=look * 3,
+                )
+                for item in self._items
+            ),
+        ]
+
+    def _talk(
+        self,
+        model: EngineModel,
+        rows: Sequence[_Row],
+        seconds: float = math.inf,
+    ) -> Stages[list[list[_Answer]]]:
+        """What each row is answered, and its next turn, as far as the seconds go."""
+        conversation = _Conversation(model, rows, self._words, self._failed)
+        while conversation.goes_on and seconds > 0:
+            yield "engine"
+            started = time.perf_counter()
+            conversation.step()
+            seconds -= time.perf_counter() - started
+        return conversation.answers
+
+    def _all_right(
+        self,
+        talks: Sequence[Sequence[_Answer]],
+        model: EngineModel | None = None,
+        wrong: float = _WRONG,
     ) -> Stages[bool]:
-        """Whether an answer that the plain pass does not give is nevertheless what the row gets by
-        itself, so that neither company nor the store is at fault.
+        """Whether all answers are those of the plain passes, or what `model` gives each by
+        itself. wrong: the share of an answer's places that may differ."""
+        for answers in talks:
+            yield "engine"
+            for answer, right in zip(answers, self._right(answers, wrong), strict=True):
+                if not (
+                    right or (model is not None and (yield from self._as_alone(model, answer)))
+                ):
+                    return False
+        return True
+
+    def _right(self, answers: Sequence[_Answer], wrong: float) -> list[bool]:
+        """Which answers of one conversation are what the plain pass over all of it says."""
+        if any(answer.failed for answer in answers):
+            return [not answer.failed for answer in answers]
+        told = [one for answer in answers for one in answer.told]
+        if not told:
+            return [True] * len(answers)
+        expected, rounding, allowed = self._expected(answers)
+        values = mx.array([[one.logprob, *(value for _, value in one.top)] for one in told])
+        error = mx.abs(values - expected).max(axis=1)
+        if bool((error <= rounding).all().item()):  # spares the pass that `allowed` takes
+            return [True] * len(answers)
+        off = iter(cast(list[bool], (~(error <= allowed)).tolist()))
+        return [
+            sum(itertools.islice(off, len(answer.told))) < max(wrong * len(answer.told), 1)
+            for answer in answers
+        ]
+
+    def _as_alone(self, model: EngineModel, answer: _Answer) -> Stages[bool]:
+        """Whether an answer that the plain pass does not give is nevertheless what the prompt gets
+        by itself, so that neither company nor the store is at fault.
 
         Some models do not agree with themselves: mlx-lm's plamo3 sees one token more in a prompt
         than in an answer once its window is full. Compared are the tokens chosen, up to the first
         that differs.
         """
-        rounds = _Rounds(model, self._spend, lambda *_: None)
-        (alone,) = yield from rounds.run([replace(row, after=0)], self._words)
-        if not len(answer) == len(alone) == row.answer:
+        row = _Row(answer.prompt, answer.limit, item=answer.item)
+        ((alone,),) = yield from self._talk(model, [row])
+        if not (answer.complete and alone.complete):
             return False
         yield "engine"
-        _, _, allowed = self._expected(row, alone)
-        pairs = list(zip(alone, answer, cast(list[float], allowed.tolist()), strict=True))
+        _, _, allowed = self._expected([alone])
+        pairs = list(zip(alone.told, answer.told, cast(list[float], allowed.tolist()), strict=True))
         same = next(
             (at for at, (one, other, _) in enumerate(pairs) if one.token != other.token), len(pairs)
         )
@@ -219,28 +273,34 @@ class ServingTrial:
         off = sum(not abs(one.logprob - other.logprob) <= most for one, other, most in compared)
         return off < _WRONG * len(compared)
 
-    def _expected(
-        self, row: _Row, answer: Sequence[TokenLogprob]
-    ) -> tuple[mx.array, mx.array, mx.array]:
-        """What the plain pass says of the tokens that an answer tells of, [answer, tokens]; which
-        difference is sure to be rounding, and which may be, [answer]."""
-        tokens = [*row.tokens, *(one.token for one in answer[:-1])]
-        ids = mx.array([[one.token, *(token for token, _ in one.top)] for one in answer])
-        expected, rounding, exact = self._of_plain(tokens, row, ids)
-        at = len(row.tokens) - _OTHER_TOKEN
-        tokens[at] = next(word for word in self._words if word != tokens[at])
-        changed, _, _ = self._of_plain(tokens, row, ids)
-        change = mx.sort(mx.abs(changed - expected).max(axis=1))[len(answer) // 2]
+    def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
+        """What the plain pass says of the tokens that a conversation's answers tell of, [places,
+        tokens]; which difference is sure to be rounding, and which may be, [places]."""
+        answers = [answer for answer in answers if answer.told]
+        tokens = [*answers[-1].prompt, *answers[-1].tokens[:-1]]
+        expected, rounding, exact = self._of_plain(tokens, answers)
+        for answer in answers:
+            at = len(answer.prompt) - _OTHER_TOKEN
+            tokens[at] = next(word for word in self._words if word != tokens[at])
+        changed, _, _ = self._of_plain(tokens, answers)
+        changes = mx.abs(changed - expected).max(axis=1)
         share = _OF_CHANGE if exact else _OF_CHANGE_IN_HALF
-        allowed = mx.maximum(change * share, rounding)
-        return expected, rounding, mx.broadcast_to(allowed, (len(answer),))
+        allowed = []
+        for answer in answers:
+            count = len(answer.told)
+            change, changes = mx.sort(changes[:count])[count // 2], changes[count:]
+            allowed.append(mx.broadcast_to(mx.maximum(change * share, rounding), (count,)))
+        return expected, rounding, mx.concatenate(allowed)
 
     def _of_plain(
-        self, tokens: Sequence[int], row: _Row, ids: mx.array
+        self, tokens: Sequence[int], answers: Sequence[_Answer]
     ) -> tuple[mx.array, mx.array, bool]:
-        """Log-probabilities [answer, ids] of the plain pass, how much of them is rounding, and
+        """Log-probabilities [places, tokens] of the plain pass, how much of them is rounding, and
         whether they are of float32."""
-        logits = self._plain(tokens, row.item)[len(row.tokens) - 1 :]
+        places = [len(one.prompt) - 1 + at for one in answers for at in range(len(one.told))]
+        told = [one for answer in answers for one in answer.told]
+        ids = mx.array([[one.token, *(token for token, _ in one.top)] for one in told])
+        logits = self._plain(tokens, answers[0].item)[mx.array(places)]
         own = logits.astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
         exact = logits.dtype == mx.float32
@@ -248,11 +308,26 @@ class ServingTrial:
         chosen = mx.take_along_axis(values, ids, axis=-1)
         return chosen, mx.abs(own).max() * share, exact
 
-    def _spend(self, seconds: float) -> None:
-        """Raises _OutOfTimeError."""
-        self._left -= seconds
-        if self._left < 0:
-            raise _OutOfTimeError
+    def _report(
+        self, model: EngineModel, talks: Sequence[Sequence[_Answer]], seconds: float
+    ) -> None:
+        """Log what was tried without finding a fault, and what was not for want of time."""
+        self.whole = all(one.complete for answers in talks for one in answers)
+        first, *others = talks
+        parts = {"alone": any(one.told for one in first)}
+        if model.batches and model.slots > 1:
+            parts["in company"] = any(one.told for answers in others for one in answers)
+        if model.prompt_cache_bytes:
+            parts["from stored KV"] = any(one.told for answers in talks for one in answers[1:])
+        tried = ", ".join(part for part, done in parts.items() if done)
+        untried = ", ".join(part for part, done in parts.items() if not done)
+        _log.info(
+            "model %s: tried for %.1f s, with right answers: %s%s",
+            self._name,
+            seconds,
+            tried or "nothing",
+            f"; not tried, for want of time: {untried}" if untried else "",
+        )
 
     def _failed(self, where: str, fault: BaseException) -> None:
         _log.debug("trial: %s failed", where, exc_info=fault)
@@ -263,12 +338,9 @@ class ServingTrial:
         words = self._words
         return tuple(words[(start + 7 * at * at + at) % len(words)] for at in range(count))
 
-    def _showing(self, item: MediaItem, start: int) -> _Row:
-        return _Row((*item.whole, *self._text(_FIRST // 2, start)), item=item)
 
-
-class _Rounds:
-    """A scheduler for the rows of the trial. spend: takes the seconds of each step; may raise.
+class _Conversation:
+    """A scheduler for the rows of the trial, each with its next turn where prompts are stored.
 
     report: takes a fault of the model.
     """
@@ -276,54 +348,71 @@ class _Rounds:
     def __init__(
         self,
         model: EngineModel,
-        spend: Callable[[float], None],
+        rows: Sequence[_Row],
+        words: Sequence[int],
         report: Callable[[str, BaseException], None],
     ) -> None:
-        said: dict[int, tuple[TokenLogprob, ...]] = {}
-        self._said = said
-        self._spend = spend
-        self._tickets = 0
-        alone = replace(model, disk=None, drafting=None, repetition_guard=0)
+        self.answers: list[list[_Answer]] = [[] for _ in rows]
+        self._rows = rows
+        self._turns = 2 if model.prompt_cache_bytes else 1
+        self._bias = tuple((word, 1e3) for word in words)
+        self._steps = 0
+        asked: list[_Answer] = []
+        self._asked = asked
 
         def take(ticket: int, what: Event | EngineError) -> None:
-            # No method: the KV must go with the rounds, not wait for the garbage collector.
-            if isinstance(what, Finished):
-                said[ticket] = what.logprobs or ()
+            # No method: the KV must go with the scheduler, not wait for the garbage collector.
+            match what:
+                case TextDelta(logprobs=told):
+                    asked[ticket].told += told
+                case Finished(logprobs=told):
+                    asked[ticket].told = list(told or ())
+                case EngineError():
+                    asked[ticket].failed = True
 
+        alone = replace(model, disk=None, drafting=None, repetition_guard=0)
         self._scheduler = Scheduler(alone, take, report, Gauges())
 
-    def run(
-        self, rows: Sequence[_Row], words: Sequence[int]
-    ) -> Stages[list[tuple[TokenLogprob, ...]]]:
-        """What each row is answered; nothing where it failed. Ends on `engine`."""
-        bias = tuple((word, 1e3) for word in words)
-        first = self._tickets + 1
-        waiting = sorted(enumerate(rows, first), key=lambda numbered: numbered[1].after)
-        self._tickets += len(rows)
-        steps = 0
-        while waiting or self._scheduler.busy:
-            while waiting and waiting[0][1].after <= steps:
-                self._submit(*waiting.pop(0), bias)
-            yield "engine"
-            started = time.perf_counter()
-            self._scheduler.step()
-            steps += 1
-            self._spend(time.perf_counter() - started)
-        return [self._said.get(ticket, ()) for ticket in range(first, first + len(rows))]
+    @property
+    def goes_on(self) -> bool:
+        return self._scheduler.busy or any(
+            not answers or self._next_turn(row, answers)
+            for row, answers in zip(self._rows, self.answers, strict=True)
+        )
 
-    def _submit(self, ticket: int, row: _Row, bias: tuple[tuple[int, float], ...]) -> None:
+    def step(self) -> None:
+        for row, answers in zip(self._rows, self.answers, strict=True):
+            if not answers and row.after <= self._steps:
+                self._ask(answers, _Answer(row.tokens, row.answer, row.item))
+            elif answers and (turn := self._next_turn(row, answers)):
+                if answers[-1].left:
+                    self._ask(answers, _Answer(turn, row.next_answer, row.item))
+                answers[-1].left = True
+        self._scheduler.step()
+        self._steps += 1
+
+    def _next_turn(self, row: _Row, answers: Sequence[_Answer]) -> tuple[int, ...]:
+        """Its prompt; empty where there is none yet, or no more."""
+        if not row.more or len(answers) == self._turns or not answers[-1].complete:
+            return ()
+        return (*row.tokens, *answers[-1].tokens, *row.more)
+
+    def _ask(self, answers: list[_Answer], answer: _Answer) -> None:
+        answers.append(answer)
+        ticket = len(self._asked)
+        self._asked.append(answer)
         media = None
-        if row.item is not None:
-            media = MediaPlan(row.tokens, [Span(row.item.first, row.item)])
+        if (item := answer.item) is not None:
+            media = MediaPlan(answer.prompt, [Span(item.first, item)])
         request = GenerationRequest(
             f"trial {ticket}",
-            TokenPrompt(row.tokens),
-            Sampling(logit_bias=bias),
+            TokenPrompt(answer.prompt),
+            Sampling(logit_bias=self._bias),
             ignore_eos=True,
             logprobs=_ALTERNATIVES,
         )
         self._scheduler.submit(
-            Submit(0, ticket, request, list(row.tokens), row.answer, media=media)
+            Submit(0, ticket, request, list(answer.prompt), answer.limit, media=media)
         )
 
 

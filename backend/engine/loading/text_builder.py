@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIAL_SHARE, _TRIAL_SECONDS = 0.25, 3.0  # of the load before it, or this long if that is more
+_TRIAL_SHARE = 1 / 3  # of the load before it: a quarter of the whole
+_TRIAL_SECONDS = 0.5  # for the smallest models, whatever their load took
 _FEW_WORDS = 16  # a vocabulary without letters is tried with its first tokens
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 
@@ -77,7 +78,6 @@ def build(
     with; it takes the model, its prompts and the width of its logits.
     """
     settings, request = order.settings, order.request
-    started = time.perf_counter()
     yield "engine"
     here = device.detect()
     device.prepare(here)
@@ -121,6 +121,7 @@ def build(
     )
     calls = call_format(format_, settings.tool_parser, prompts)
     ends = loaded.eos_token_ids | (senses.end_tokens if senses else frozenset())
+    ends |= prompts.infill.ends if prompts.infill else frozenset()
     end_tokens = frozenset(token for token in ends if token < vocabulary)
     constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
     rendered = prompts.sample()
@@ -161,9 +162,10 @@ def build(
         repetition_guard=settings.repetition_guard,
         blas=blas,
     )
+    warm = False
     if settings.load_trial:
         plain = senses.plain if senses else plain_pass(loaded.model)
-        seconds = max(_TRIAL_SHARE * (time.perf_counter() - started), _TRIAL_SECONDS)
+        seconds = max(_TRIAL_SHARE * (time.perf_counter() - order.started), _TRIAL_SECONDS)
         trial = ServingTrial(loaded, plain, sorted(words), senses.tried if senses else (), seconds)
         if not (yield from trial.run(engine)) and open_model is not None:
             raise ModelRejected.because(
@@ -171,7 +173,9 @@ def build(
                 "its answers are not what mlx-vlm's forward pass gives, so this version does not"
                 " serve it",
             )
-    yield from warm_up(engine, min(device.warm_up_tokens(here, settings), context_size // 2))
+        warm = trial.whole
+    most = min(device.warm_up_tokens(here, settings), context_size // 2)
+    yield from warm_up(engine, most, begun=warm)
     yield "engine"
     engine.disk = open_disk_cache(
         loaded.model,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.tekken import of_tekken
 from backend.engine.settings import Settings
 from backend.engine.template_limits import limit_templates
 from common.wording import did_you_mean, shown
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapper:
-    """Load the tokenizer, from local files alone.
+    """Load the tokenizer, from local files alone. Raises ModelRejected, InvalidRequest.
 
     A special token that the vocabulary lacks would be added to it, under an id that the model
     never writes and cannot read, so it is refused.
@@ -29,7 +30,17 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
         "trust_remote_code": settings.trust_remote_code,
         "local_files_only": True,
     }
-    tokenizer = open_tokenizer(checkpoint.path, extra)
+    extra |= of_tekken(checkpoint.path)
+    try:
+        tokenizer = open_tokenizer(checkpoint.path, extra)
+    except ValueError as fault:
+        if settings.trust_remote_code or "trust_remote_code" not in str(fault):
+            raise
+        raise ModelRejected.because(
+            checkpoint.name,
+            "its tokenizer is Python code of its own, which is not run unless the host sets"
+            " trust_remote_code; do so only if you trust its author",
+        ) from None
     overrides = settings.tokenizer_overrides
     if not overrides:
         return tokenizer

@@ -266,10 +266,13 @@ def _arrays(tree: Any) -> list[mx.array]:
 
 
 def _template_of(tokenizer: TokenizerWrapper) -> str | None:
-    """The source of the chat template; "" where the model renders chats with code of its own."""
+    """The source of the chat template, of all where there are several under names; "" where the
+    model renders chats with code of its own."""
     template = tokenizer.chat_template
     if isinstance(template, str):
         return template
+    if isinstance(template, dict):
+        return "\n".join(template.values())
     return "" if tokenizer.has_chat_template else None
 
 

@@ -18,6 +18,7 @@ _CROSSES = "its layers look at the image beside the text, which a batch of text 
 _CANVAS = (
     "its images take positions on a canvas of the whole prompt, and are prepared one by one here"
 )
+_OWN_PLACES = "its images have positions of another kind than those that are passed on here"
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
     "paligemma": _ALL_SEEN,
@@ -27,6 +28,8 @@ _NOT_SERVED: Mapping[str, str] = {
     "falcon_perception": _ALL_SEEN,
     "mllama": _CROSSES,
     "minicpmv4_7": _CANVAS,
+    "hunyuan_vl": _OWN_PLACES,
+    "ernie4_5_moe_vl": _OWN_PLACES,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
     "diffusion_gemma": _OTHER,

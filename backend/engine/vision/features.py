@@ -97,11 +97,14 @@ def _features(
     idle = _IDLE.get(str(getattr(whole.config, "model_type", "")), set())
     if unusual := sorted(given.keys() - _READ - _RECOMPUTED - idle):
         raise UnusualFeaturesError(", ".join(unusual))
+    embeddings = given["inputs_embeds"][0]
+    if len(embeddings) != len(tokens):
+        raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {len(tokens)} tokens")
     visual = given.get("visual_pos_masks")
     deep = given.get("deepstack_visual_embeds")
     per_layer = given.get("per_layer_inputs")
     return Features(
-        given["inputs_embeds"][0],
+        embeddings,
         None if visual is None else np.array(visual).reshape(-1).astype(bool),
         () if deep is None else tuple(deep),
         None if per_layer is None else per_layer[0],

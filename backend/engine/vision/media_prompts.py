@@ -94,6 +94,10 @@ class MediaPrompts:
             for index, parts in enumerate(sent)
         ]
 
+    def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
+        """The items of a prompt in their order, with their numbers where the family reads any."""
+        return self._processor.numbered(items)
+
     def _require_taken(self, kind: str, count: int) -> None:
         field = FIELDS[kind]
         marker = self._form.markers.get(kind)

@@ -7,12 +7,14 @@ threads; arrays of MLX that it makes of NumPy's are taken back at once.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,7 @@ class ItemProcessor:
         self._processor = processor
         self._image_token = getattr(config, "image_token_index", None)
         self._markers = markers
+        self._number = _number(processor)
         self._most_bytes = most_bytes
         self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
         self._lock = threading.Lock()
@@ -125,6 +128,38 @@ class ItemProcessor:
         pixels = found // (_CHANNELS * _FLOAT)
         return pixels if 0 < pixels < math.prod(_PROBE) else None
 
+    def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
+        """The items of one prompt, in their order, where the family writes a number before each
+        image; an item that was prepared by itself has the number 0."""
+        if self._number is None:
+            return list(items)
+        images = iter(range(len(items)))
+        return [
+            self._with_number(item, next(images)) if item.kind == IMAGE else item for item in items
+        ]
+
+    def _with_number(self, item: MediaItem, number: int) -> MediaItem:
+        assert self._number is not None
+        opening, closing = self._number
+        tokenizer = self._processor.tokenizer
+        with self._lock:
+            none, own = (
+                tuple(tokenizer.encode(f"{opening}{each}{closing}", add_special_tokens=False))
+                for each in (0, number)
+            )
+        at = next(
+            (at for at in range(len(item.whole)) if item.whole[at : at + len(none)] == none), -1
+        )
+        if number == 0 or at < 0:
+            return item
+        return replace(
+            item,
+            # Features and KV hold the number too.
+            digest=hashlib.sha256(item.digest + number.to_bytes(4)).digest(),
+            whole=(*item.whole[:at], *own, *item.whole[at + len(none) :]),
+            count=item.count + len(own) - len(none),
+        )
+
     def _prepared(self, given: Picture | Video | Sound, kind: str) -> MediaItem:
         from mlx_vlm.utils import prepare_inputs
 
@@ -170,6 +205,14 @@ def _as_mlx_vlm_takes(given: Picture | Video | Sound) -> dict[str, Any]:
         duration=given.count / given.rate,
     )
     return {"videos": [frames.transpose(0, 3, 1, 2)], "video_metadata": [metadata]}
+
+
+def _number(processor: Any) -> tuple[str, str] | None:
+    """What the processor writes around an image's number; None where it writes none."""
+    images = getattr(processor, "image_processor", None)
+    if images is None or not getattr(images, "use_image_id", False):
+        return None
+    return images.im_id_start, images.im_id_end
 
 
 def end_tokens(processor: Any) -> frozenset[int]:

@@ -116,5 +116,5 @@ def test_which_texts_are_schemas() -> None:
     assert spec_of_grammar('root ::= "{"').kind == "gbnf"
     assert spec_of_grammar("{", "lark").kind == "lark"
     assert spec_of_grammar("[1]").kind == "gbnf"
-    with pytest.raises(ValueError, match="no kind of grammar"):
+    with pytest.raises(ValueError, match="not a kind of grammar"):
         spec_of_grammar("", "calls")

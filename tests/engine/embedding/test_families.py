@@ -137,6 +137,9 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it sorts texts into 2 classes"),
         ("bert_labels", {"id2label": None}, "does not name the labels"),
         ("xlm_roberta", {"model_type": "mpnet"}, "its model type 'mpnet' is not among those"),
+        # jina-embeddings-v3, and nomic-embed-text-v2-moe.
+        ("xlm_roberta", {"position_embedding_type": "rotary"}, "its position_embedding_type is"),
+        ("bert", {"model_type": "nomic_bert"}, "its model type 'nomic_bert' is not among those"),
     ],
 )
 async def test_what_would_be_computed_wrongly_is_refused(

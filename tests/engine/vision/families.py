@@ -50,7 +50,16 @@ _GEMMA_TOKENS = {
     "eoi_token": "<end_of_image>",
     "image_token": "<image_soft_token>",
 }
-_MINICPM_TOKENS = ["<image>", "</image>", "<slice>", "</slice>", "<unk>", "<|audio_start|>"]
+_MINICPM_TOKENS = [
+    "<image>",
+    "</image>",
+    "<image_id>",
+    "</image_id>",
+    "<slice>",
+    "</slice>",
+    "<unk>",
+    "<|audio_start|>",
+]
 _MINICPM_TOKENS += ["<|audio_end|>", "<|spk_bos|>", "<|spk_eos|>", "<|tts_bos|>", "<|tts_eos|>"]
 _IDEFICS_TOKENS = [
     "<image>",
@@ -82,6 +91,10 @@ def write_family(path: Path, family: str) -> Path:
         "internvl_chat": _internvl_chat,
         "paddleocr_vl": _paddleocr_vl,
         "minicpmo": _minicpmo,
+        "dots_ocr": _dots_ocr,
+        "kimi_vl": _kimi_vl,
+        "aya_vision": _aya_vision,
+        "llava_next": _llava_next,
     }[family](path)
     _write_weights(path)
     return path
@@ -172,7 +185,6 @@ def _minicpmv4_6(path: Path) -> None:
         "image_processor_type": "MiniCPMVImageProcessor",
         "patch_size": 14,
         "scale_resolution": 112,
-        "use_image_id": False,
     })  # fmt: skip
 
 
@@ -405,6 +417,151 @@ def _paddleocr_vl(path: Path) -> None:
     own = {"processor_class": "PaddleOCRVLProcessor", "patch_size": 14, "merge_size": 2}
     limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 1}
     _write(path, "preprocessor_config.json", _PIXELS | own | limits)
+
+
+def _dots_ocr(path: Path) -> None:
+    """Qwen 2's text beside a tower of its own, with the text's configuration on the top level."""
+    pad, number = "<|imgpad|>", 151665  # the processor counts tokens of this number
+    ids = _add_tokens(path, ["<|img|>", "<|endofimg|>", pad], f"<|img|>{pad}<|endofimg|>")
+    tokenizer = _read(path, "tokenizer.json")
+    unused = range(ids[pad], number)
+    tokenizer["added_tokens"][-1]["id"] = number
+    tokenizer["model"]["vocab"] |= {f"unused {at}": at for at in unused} | {pad: number}
+    _write(path, "tokenizer.json", tokenizer)
+    _write(path, "config.json", _TEXT | {
+        "model_type": "dots_ocr",
+        "hidden_size": 64,
+        "vocab_size": number + 1,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "image_token_id": number,
+        "eos_token_id": 2,
+        "vision_config": {
+            "model_type": "dots_vit",
+            "embed_dim": 32,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        },
+    })  # fmt: skip
+    own = {"processor_class": "DotsVLProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
+    limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 1}
+    _write(
+        path,
+        "preprocessor_config.json",
+        _PIXELS | own | limits | {"patch_size": 14, "merge_size": 2},
+    )
+
+
+def _kimi_vl(path: Path) -> None:
+    """Latent attention, experts, and a tower without a fixed size; a processor without files."""
+    marks = ["<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
+    ids = _add_tokens(path, [*marks, "<|im_assistant|>"], "".join(marks))
+    size = max(ids.values()) + 1
+    (path / "preprocessor_config.json").unlink()
+    _write(path, "config.json", {
+        "model_type": "kimi_vl",
+        "vocab_size": size,
+        "media_placeholder_token_id": ids["<|media_pad|>"],
+        "eos_token_id": 2,
+        "text_config": _TEXT | {
+            "model_type": "deepseek_v3",
+            "vocab_size": size,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 64,
+            "n_shared_experts": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": None,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 32,
+        },
+        "vision_config": {
+            "model_type": "moonvit",
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 64,
+            "init_pos_emb_height": 8,
+            "init_pos_emb_width": 8,
+        },
+    })  # fmt: skip
+
+
+def _aya_vision(path: Path) -> None:
+    """Cohere 2's windows, and an image as tiles of patches named in the text."""
+    marks = ["<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
+    tiles = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)), "TILE"]
+    ids = _add_tokens(path, [*marks, *tiles], "<image>")
+    size = max(ids.values()) + 1
+    _write(path, "config.json", {
+        "model_type": "aya_vision",
+        "vocab_size": size,
+        "image_token_index": ids["<|IMG_PATCH|>"],
+        "downsample_factor": 2,
+        "alignment_intermediate_size": 64,
+        "eos_token_id": 2,
+        "text_config": _TEXT | {
+            "model_type": "cohere2",
+            "vocab_size": size,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "sliding_window_pattern": 2,
+            "logit_scale": 1.0,
+        },
+        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model"},
+    })  # fmt: skip
+    own = {"processor_class": "AyaVisionProcessor", "image_processor_type": "GotOcr2ImageProcessor"}
+    sizes = {"size": {"height": 56, "width": 56}, "crop_to_patches": True, "max_patches": 4}
+    _write(path, "preprocessor_config.json", _PIXELS | own | sizes | {"min_patches": 1})
+    _write(path, "processor_config.json", {
+        "processor_class": "AyaVisionProcessor",
+        "patch_size": 14,
+        "img_size": 56,
+        "downsample_factor": 2,
+        "image_token": "<image>",
+    })  # fmt: skip
+
+
+def _llava_next(path: Path) -> None:
+    """Tiles at the size nearest to the image, of which mlx-vlm encodes others than it counts."""
+    ids = _add_tokens(path, ["<image>"], "<image>")
+    size = max(ids.values()) + 1
+    _write(path, "config.json", {
+        "model_type": "llava_next",
+        "vocab_size": size,
+        "image_token_index": ids["<image>"],
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+        "eos_token_id": 2,
+        "text_config": _TEXT | {"model_type": "mistral", "vocab_size": size},
+        "vision_config": _SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 32},
+    })  # fmt: skip
+    own = {
+        "processor_class": "LlavaNextProcessor",
+        "image_processor_type": "LlavaNextImageProcessor",
+    }
+    sizes: dict[str, Any] = {
+        "size": {"shortest_edge": 56},
+        "crop_size": {"height": 56, "width": 56},
+    }
+    sizes |= {"do_center_crop": True, "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
+    _write(path, "preprocessor_config.json", _PIXELS | own | sizes)
+    _write(path, "processor_config.json", {
+        "processor_class": "LlavaNextProcessor",
+        "patch_size": 14,
+        "vision_feature_select_strategy": "default",
+        "image_token": "<image>",
+        "num_additional_image_tokens": 1,
+    })  # fmt: skip
 
 
 def _minicpmo(path: Path) -> None:

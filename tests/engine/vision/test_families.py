@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
+from backend.engine.errors import ModelRejected
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
@@ -45,6 +47,9 @@ FAMILIES = [
     "minimax_m3_vl",
     "internvl_chat",
     "paddleocr_vl",
+    "kimi_vl",
+    # dots.ocr's processor knows its image token by its number, so its vocabulary is a real one's.
+    *(["aya_vision", "dots_ocr"] if os.environ.get("EVERY_ARCHITECTURE") else []),
 ]
 _IN_TEXT = {"internvl_chat": "<image>\n"}
 _ONE_EACH = ["paddleocr_vl"]  # mlx-vlm's own processor fails on two images
@@ -104,6 +109,15 @@ async def test_a_family_says_what_its_plain_passes_choose(tmp_path: Path, family
         assert answer.tokens != plain.forgets(messages, images, TOKENS), "it would hide a fault"
     for before, answer in zip(asked, gone_on, strict=True):
         assert answer.cached_tokens >= before.prompt_tokens + TOKENS - 1
+
+
+async def test_a_family_whose_image_has_other_tokens_than_features_is_refused(
+    tmp_path: Path,
+) -> None:
+    path = write_family(tmp_path / "llava_next", "llava_next")
+    with pytest.raises(ModelRejected, match=r"its images come with \d+ embeddings for \d+ tokens"):
+        async with seeing(path):
+            pass
 
 
 async def test_a_row_goes_on_right_when_the_others_have_left(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ def machine_memory(root: Path = Path("/")) -> int:
     return min([memory, *(limit for limit, _ in _group_limits(root))])
 
 
+def reserve(memory: int) -> int:
+    """What is left of so much RAM to whatever else runs on the machine; bytes."""
+    return min(max(2 << 30, memory // 8), memory // 2)
+
+
 def free_memory(root: Path = Path("/")) -> int:
     """RAM in bytes that the machine could give away now; all of it where it does not say."""
     free = [limit - used for limit, used in _group_limits(root)]

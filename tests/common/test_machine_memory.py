@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.machine_memory import free_memory, machine_memory
 from backend.engine.units import MIB
+from common.machine_memory import free_memory, machine_memory
 
 WHOLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 V2 = ("sys/fs/cgroup", "memory.max", "memory.current")

@@ -1,0 +1,119 @@
+"""Filling in the middle: a prompt of what comes before and after the text that is wanted.
+
+Models that were trained for it have tokens that say which part is which; their names and the order
+of the parts are those of the model cards, and of llama.cpp's `/infill`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from backend.engine.request import InfillPrompt
+
+Encode = Callable[[str], list[int]]
+_REPOSITORY = "myproject\n"
+_FILE = "filename\n"
+_SNIPPET = "\n\n--- snippet ---\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The names of the tokens: before the prefix, the suffix, and what is to be written.
+
+    suffix_first: the suffix stands before the prefix. middle is "" where the prefix is gone on
+    with. repository, file: before a repository's name and before that of each of its files.
+    ends: what else ends an answer.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str
+    suffix_first: bool = False
+    repository: tuple[str, ...] = ()
+    file: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+
+
+FAMILIES = (
+    # Qwen2.5-Coder, Qwen3-Coder, CodeGemma, Granite 4
+    Family(
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        repository=("<|repo_name|>", "<|reponame|>"),
+        file=("<|file_sep|>", "<|filename|>"),
+        ends=("<|fim_pad|>", "<|file_separator|>"),
+    ),
+    # StarCoder and StarCoder2, Granite code, StableCode
+    Family(
+        "<fim_prefix>",
+        "<fim_suffix>",
+        "<fim_middle>",
+        repository=("<repo_name>", "<reponame>"),
+        file=("<file_sep>", "<filename>"),
+        ends=("<fim_pad>",),
+    ),
+    Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>",)),  # SantaCoder
+    Family("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),  # CodeLlama
+    Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    Family("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
+    Family("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed-Coder
+    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5, CodeGeeX4
+    Family("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1
+)
+
+
+class Infill:
+    """The tokens of one model. ends: those that a chat never writes and an answer here ends with.
+
+    encode: tokens of a text in which control tokens are only text.
+    """
+
+    def __init__(self, family: Family, vocabulary: Mapping[str, int]) -> None:
+        self._family = family
+        self._vocabulary = vocabulary
+        self._repository = self._first(family.repository)
+        self._file = self._first(family.file)
+        others = (self._first((name,)) for name in family.ends)
+        found = (self._repository, self._file, *others)
+        self.ends = frozenset(token for token in found if token is not None)
+
+    def tokens(self, prompt: InfillPrompt, encode: Encode) -> list[int]:
+        """The prompt without a beginning-of-sequence token."""
+        family = self._family
+        prefix = [self._vocabulary[family.prefix], *encode(prompt.prefix)]
+        suffix = [self._vocabulary[family.suffix], *encode(prompt.suffix)]
+        parts = suffix + prefix if family.suffix_first else prefix + suffix
+        middle = [self._vocabulary[family.middle]] if family.middle else []
+        return [*self._files(prompt, encode), *parts, *middle]
+
+    def _files(self, prompt: InfillPrompt, encode: Encode) -> Iterator[int]:
+        """Other files of the same repository, the way llama.cpp writes them."""
+        if not prompt.files:
+            return
+        if self._repository is not None and self._file is not None:
+            yield self._repository
+            yield from encode(_REPOSITORY)
+        for name, text in prompt.files:
+            if self._file is not None:
+                yield self._file
+                yield from encode(f"{name}\n")
+            else:
+                yield from encode(_SNIPPET)
+            yield from encode(text)
+        if self._file is not None:
+            yield self._file
+            yield from encode(_FILE)
+
+    def _first(self, names: tuple[str, ...]) -> int | None:
+        return next((self._vocabulary[name] for name in names if name in self._vocabulary), None)
+
+
+def infill_of(vocabulary: Mapping[str, int]) -> Infill | None:
+    """What a model's vocabulary has for it, if it has all of a family's tokens."""
+    for family in FAMILIES:
+        needed = (family.prefix, family.suffix, *([family.middle] if family.middle else []))
+        if all(name in vocabulary for name in needed):
+            return Infill(family, vocabulary)
+    return None

@@ -1,0 +1,330 @@
+"""`make doctor`: whether the backend works rightly on this machine, in about two minutes.
+
+Loads one model, tries what can differ from device to device, and compares the speed with plain
+mlx-lm on the same checkpoint. Prints a report, and writes it as JSON, to paste into an issue. The
+report names no folder of the machine, and holds no prompt but the doctor's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc
+
+from bench.process import ROOT, environment_of, process
+from common.version import VERSION
+from demo.chat import chosen_model
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+REPORT = ROOT / "build" / "doctor.json"
+PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "grpcio", "llguidance", "transformers")
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours, and say of each what it reminds you of.",
+    "Write a short poem about a river that flows through an old town to the sea.",
+    "Explain to a child why the sky is blue, in two sentences.",
+)
+TOKENS = 32
+DECODE_TOKENS = 64
+PREFILL_WORDS = 300
+NEAR_TIE = 0.25  # nats: less between two tokens is within the rounding of half precision
+LEAVE_SECONDS = 10.0
+STOP_SECONDS = 15.0
+CACHED_TOKENS = "mlx-cached-tokens"
+
+Verdict = Literal["ok", "note", "FAILED"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. figures: its numbers, for the JSON report."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<6}  {self.name:<28}  {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One greedy answer: its tokens with the log-probabilities of the best at each place, its
+    text, and the times that the backend reports, in seconds."""
+
+    tokens: list[str]
+    best: list[dict[str, float]]
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    prefill: float
+    decode: float
+
+
+def examine(options: pb.ModelOptions) -> Iterator[Finding]:
+    """The findings, each as soon as it is there."""
+    yield _machine()
+    began = time.perf_counter()
+    with process() as (_, stub):
+        yield Finding("start", "ok", f"Health after {time.perf_counter() - began:.1f} s")
+        began = time.perf_counter()
+        try:
+            stub.LoadModel(options)
+        except grpc.RpcError as error:
+            failed: Any = error
+            yield Finding("load", "FAILED", f"{options.Model}: {failed.details()}")
+            return
+        seconds = time.perf_counter() - began
+        parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
+        detail = f"{options.Model} in {seconds:.1f} s, weights {_mib(parts['weights'])}"
+        yield Finding("load", "ok", detail, {"seconds": seconds, **parts})
+        for check in (_answer, _grammar, _company, _prefix, _cancel):
+            yield _guarded(check, stub)
+        ours = _speed(stub)
+        parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
+        yield Finding("memory", "ok", f"MLX holds {_mib(parts['mlx_active'])}", parts)
+        stub.Free(pb.HealthMessage(), timeout=STOP_SECONDS)
+    yield _compared(ours, _plain(options))
+
+
+def _machine() -> Finding:
+    script = (
+        "import dataclasses, json; from backend.engine.device import detect;"
+        " print(json.dumps(dataclasses.asdict(detect())))"
+    )
+    device = json.loads(_child(["-c", script]))
+    versions = {name: version(name) for name in PACKAGES}
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    detail = (
+        f"{device['kind']}: {device['name']}, {_mib(device['usable_bytes'])} of"
+        f" {_mib(device['memory_bytes'])} usable; {system}, Python {platform.python_version()},"
+        f" mlx-backend {VERSION}, "
+        + ", ".join(f"{name} {number}" for name, number in versions.items())
+    )
+    figures = {"device": device, "system": system, "versions": versions, "cores": os.cpu_count()}
+    return Finding("machine", "ok", detail, figures)
+
+
+def _guarded(check: Callable[[BackendStub], Finding], stub: BackendStub) -> Finding:
+    """A check that the backend refuses has failed, and the others go on."""
+    try:
+        return check(stub)
+    except grpc.RpcError as error:
+        failed: Any = error
+        name = check.__name__.removeprefix("_")
+        return Finding(name, "FAILED", f"{failed.code().name}: {failed.details()}")
+
+
+def _answer(stub: BackendStub) -> Finding:
+    answer = ask(stub, QUESTIONS[0])
+    found = bool(answer.text.strip())
+    return Finding("answer", "ok" if found else "FAILED", f"{QUESTIONS[0]} {answer.text!r}")
+
+
+def _grammar(stub: BackendStub) -> Finding:
+    answer = ask(stub, "Is water wet?", Grammar='root ::= "yes" | "no"', IgnoreEOS=False)
+    obeyed = answer.text in ("yes", "no")
+    return Finding("grammar", "ok" if obeyed else "FAILED", f'"yes" | "no": {answer.text!r}')
+
+
+def _company(stub: BackendStub) -> Finding:
+    """Whether a batch chooses the tokens that each prompt gives alone."""
+    alone = [ask(stub, question) for question in QUESTIONS]
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        together = list(pool.map(lambda question: ask(stub, question), QUESTIONS))
+    gaps = [difference(one, other) for one, other in zip(alone, together, strict=True)]
+    found = [gap for gap in gaps if gap is not None]
+    verdict, detail = judged(found, len(gaps))
+    return Finding("alone and in a batch", verdict, detail, {"gaps": found})
+
+
+def difference(one: Answer, other: Answer) -> float | None:
+    """Where two answers first differ: how much less probable `one` found the other's token, in
+    nats; None where they are equal. Infinite for a token that was not among its best."""
+    for at, (mine, theirs) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+        if mine != theirs:
+            best = one.best[at]
+            return best[mine] - best[theirs] if theirs in best else float("inf")
+    return None if len(one.tokens) == len(other.tokens) else float("inf")
+
+
+def judged(gaps: Sequence[float], count: int) -> tuple[Verdict, str]:
+    """What differences mean: the kernels of a GPU may round differently for another batch size,
+    which turns a near tie over, and no more."""
+    if not gaps:
+        return "ok", f"{count} of {count} answers are equal"
+    detail = (
+        f"{len(gaps)} of {count} answers differ, where the tokens are {max(gaps):.2f} nats apart"
+    )
+    return ("note", f"{detail}: near ties") if max(gaps) < NEAR_TIE else ("FAILED", detail)
+
+
+def _prefix(stub: BackendStub) -> Finding:
+    text = _words(PREFILL_WORDS // 2)
+    first = ask(stub, f"{text} Which item is the first?", tokens=4)
+    again = ask(stub, f"{text} Which item is the last?", tokens=4)
+    share = again.cached_tokens / again.prompt_tokens
+    detail = (
+        f"{again.cached_tokens} of {again.prompt_tokens} prompt tokens reused, first token after"
+        f" {again.prefill:.2f} s in place of {first.prefill:.2f} s"
+    )
+    return Finding("prefix cache", "ok" if share > 0.5 else "FAILED", detail, {"share": share})
+
+
+def _cancel(stub: BackendStub) -> Finding:
+    """Whether the slot of a client that leaves is free again."""
+    call = stub.PredictStream(_request(QUESTIONS[2], 1000, {}))
+    for _ in zip(range(3), call, strict=False):
+        pass
+    call.cancel()
+    left = time.perf_counter()
+    while stub.Status(pb.HealthMessage()).state != pb.StatusResponse.READY:
+        if time.perf_counter() - left > LEAVE_SECONDS:
+            return Finding(
+                "cancel", "FAILED", f"still busy {LEAVE_SECONDS:.0f} s after the client left"
+            )
+        time.sleep(0.01)
+    seconds = time.perf_counter() - left
+    return Finding(
+        "cancel", "ok", f"idle {seconds:.2f} s after the client left", {"seconds": seconds}
+    )
+
+
+def _speed(stub: BackendStub) -> dict[str, float]:
+    """Tokens per second: decode and prefill of one prompt, and decode of four together."""
+    prompt = _words(PREFILL_WORDS)
+    ask(stub, "Warm up. " + prompt, tokens=8)
+    one = ask(stub, prompt, tokens=DECODE_TOKENS)
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        runs = list(pool.map(lambda text: ask(stub, text, tokens=DECODE_TOKENS), QUESTIONS))
+    seconds = time.perf_counter() - began
+    return {
+        "prefill": (one.prompt_tokens - one.cached_tokens) / one.prefill,
+        "decode": (len(one.tokens) - 1) / one.decode,
+        "decode_together": sum(len(run.tokens) for run in runs) / seconds,
+    }
+
+
+def _plain(options: pb.ModelOptions) -> dict[str, float]:
+    """The same of mlx-lm's `stream_generate`, in a process of its own; {} where it cannot."""
+    model = options.ModelFile or options.Model
+    try:
+        return dict(json.loads(_child(["-m", "bench.doctor", "--plain", model])))
+    except subprocess.CalledProcessError:
+        return {}
+
+
+def _compared(ours: dict[str, float], theirs: dict[str, float]) -> Finding:
+    figures = {"backend": ours, "mlx_lm": theirs}
+    together = f"{ours['decode_together']:.1f} tokens/s for {len(QUESTIONS)} together"
+    if not theirs:
+        detail = f"decode {ours['decode']:.1f}, {together}; mlx-lm does not load this model"
+        return Finding("speed", "note", detail, figures)
+    parts = [
+        f"{name} {ours[name]:.1f} tokens/s, mlx-lm {theirs[name]:.1f}"
+        f" (ratio {ours[name] / theirs[name]:.2f})"
+        for name in ("decode", "prefill")
+    ]
+    slow = ours["decode"] < 0.8 * theirs["decode"]
+    return Finding("speed", "note" if slow else "ok", "; ".join([*parts, together]), figures)
+
+
+def ask(stub: BackendStub, prompt: str, tokens: int = TOKENS, **fields: Any) -> Answer:
+    """A greedy answer of so many tokens."""
+    reply, rpc = stub.Predict.with_call(_request(prompt, tokens, fields))
+    entries = json.loads(reply.logprobs)["content"] if reply.logprobs else []
+    trailers = dict(rpc.trailing_metadata())
+    return Answer(
+        [entry["token"] for entry in entries],
+        [{one["token"]: one["logprob"] for one in entry["top_logprobs"]} for entry in entries],
+        reply.message.decode(errors="replace"),
+        reply.prompt_tokens,
+        int(trailers.get(CACHED_TOKENS, 0)),
+        reply.timing_prompt_processing / 1e3,
+        reply.timing_token_generation / 1e3,
+    )
+
+
+def _request(prompt: str, tokens: int, fields: dict[str, Any]) -> pb.PredictOptions:
+    wanted: dict[str, Any] = {"IgnoreEOS": True, "TopLogprobs": 5} | fields
+    return pb.PredictOptions(
+        Messages=[pb.Message(role="user", content=prompt)],
+        UseTokenizerTemplate=True,
+        Tokens=tokens,
+        **wanted,
+    )
+
+
+def plain(model: str) -> dict[str, float]:
+    """Tokens per second of `stream_generate` on the prompt of `_speed`; runs in the child.
+
+    On a CPU it computes as the backend does: in float32, without MLX's compiler.
+    """
+    import mlx.core as mx
+    from mlx_lm import load, stream_generate
+
+    loaded, tokenizer, *_ = load(model)
+    if mx.default_device() == mx.Device(mx.cpu):
+        mx.disable_compile()
+        loaded.set_dtype(mx.float32)
+    results = []
+    words = _words(PREFILL_WORDS)
+    for prompt, tokens in ((f"Warm up. {words}", 8), (words, DECODE_TOKENS)):
+        messages = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        *_, last = stream_generate(loaded, tokenizer, text, max_tokens=tokens)
+        results.append(last)
+    return {"prefill": results[-1].prompt_tps, "decode": results[-1].generation_tps}
+
+
+def _words(count: int) -> str:
+    return " ".join(f"item{number}" for number in range(count))
+
+
+def _child(arguments: Sequence[str]) -> str:
+    """What a Python process in the backend's environment prints last."""
+    command = [str(ROOT / "scripts/python"), *arguments]
+    done = subprocess.run(
+        command, env=environment_of({}), cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: everything works, 1: something failed."""
+    if arguments[:1] == ["--plain"]:
+        print(json.dumps(plain(arguments[1])))
+        return 0
+    report = Path(arguments[0]) if arguments else REPORT
+    options = chosen_model()
+    findings = []
+    for finding in examine(options):
+        print(finding, flush=True)
+        findings.append(finding)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
+    failed = sum(finding.verdict == "FAILED" for finding in findings)
+    print(f"doctor: {failed or 'no'} of {len(findings)} checks failed; the report is in {report}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""`/infill`, as llama.cpp has it: the text between two others, for editors that complete code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from gateway import sse
+from gateway.context import Gateway, GatewayDep
+from gateway.generation import Done, Piece, Usage
+from gateway.limits import JsonRoute
+from gateway.openai import refused
+from gateway.openai.base import Strict
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.running import events_of
+
+router = APIRouter(tags=["completions"], route_class=JsonRoute)
+Json = dict[str, Any]
+
+
+class ExtraFile(Strict):
+    """Another file of the same project."""
+
+    filename: str = "tmp"
+    text: str
+
+
+class InfillRequest(CompletionRequest):
+    """The texts before and after the gap; without a bound the model ends the answer."""
+
+    refused = refused.INFILL
+    most_by_default = 0
+
+    prompt: str = Field(default="", description="The end of what comes before the gap.")
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] = Field(default_factory=list)
+    t_max_predict_ms: float | None = Field(
+        default=None, description="Time after the first token, in which the answer ends."
+    )
+
+    def before(self) -> str:
+        return self.input_prefix + self.prompt
+
+    def infill(self) -> Json:
+        files = [{"name": file.filename, "text": file.text} for file in self.input_extra]
+        return {"suffix": self.input_suffix, "files": files}
+
+
+@router.post("/infill", response_model=None)
+async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
+    """The text that belongs between `input_prefix` and `input_suffix`, whole or as a stream."""
+    answer = _answer(body, gateway)
+    if body.stream:
+        return sse.event_stream(_written(answer), gateway.settings, lambda: _event(_part("")))
+    async with aclosing(answer):
+        parts = [part async for part in answer]
+    return JSONResponse(parts[-1] | {"content": "".join(part["content"] for part in parts)})
+
+
+async def _answer(body: InfillRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
+    """Parts of the text; an empty one as soon as the request is accepted, the last with the end."""
+    config = gateway.supervisor.resolve(body.model)
+    model = body.model or config.name
+    plan = completion_plan(body, config)
+    limit = (body.t_max_predict_ms or 0) / 1000
+    first, pieces, begun = 0.0, 0, False
+    async with aclosing(events_of(body, plan.wanted, gateway)) as events:
+        async for _, event in events:
+            if isinstance(event, Done):
+                yield _end(event, model)
+            elif isinstance(event, Piece):
+                first, pieces = first or time.monotonic(), pieces + 1
+                yield _part(event.content)
+                if limit > 0 and time.monotonic() - first > limit:
+                    yield _end(Done("length", Usage(event.prompt_tokens, pieces)), model)
+                    return
+            elif not begun:
+                begun = True
+                yield _part("")
+
+
+async def _written(parts: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(parts):
+        async for part in parts:
+            yield _event(part)
+
+
+def _event(part: Json) -> str:
+    return f"data: {json.dumps(part)}\n\n"
+
+
+def _part(content: str) -> Json:
+    return {"index": 0, "content": content, "tokens": [], "stop": False}
+
+
+def _end(done: Done, model: str) -> Json:
+    usage, word = done.usage, done.stop_sequence
+    read = usage.prompt_tokens - usage.cached_tokens
+    kind = "limit" if done.finish_reason == "length" else "eos" if word is None else "word"
+    return _part("") | {
+        "stop": True,
+        "model": model,
+        "stop_type": kind,
+        "stopping_word": word or "",
+        "truncated": False,
+        "tokens_predicted": usage.completion_tokens,
+        "tokens_evaluated": usage.prompt_tokens,
+        "tokens_cached": usage.prompt_tokens + usage.completion_tokens,
+        "timings": {
+            "cache_n": usage.cached_tokens,
+            **_speed("prompt", read, usage.prefill_ms),
+            **_speed("predicted", usage.completion_tokens, usage.decode_ms),
+        },
+    }
+
+
+def _speed(what: str, tokens: int, ms: float) -> Json:
+    return {
+        f"{what}_n": tokens,
+        f"{what}_ms": ms,
+        f"{what}_per_token_ms": ms / tokens if tokens else 0.0,
+        f"{what}_per_second": 1000 * tokens / ms if ms else 0.0,
+    }

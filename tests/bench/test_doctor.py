@@ -1,0 +1,61 @@
+"""`make doctor` on a small model, and what it makes of answers that differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import doctor
+from bench.doctor import NEAR_TIE, Answer, difference, judged
+
+TINY = Path(__file__).parents[1] / "models" / "tiny_text"
+
+
+def answer(tokens: list[str], best: dict[str, float]) -> Answer:
+    return Answer(tokens, [best] * len(tokens), "".join(tokens), 1, 0, 1.0, 1.0)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
+def test_only_equal_answers_do_not_differ(one: list[str], other: list[str]) -> None:
+    best = {"a": -0.5, "b": -0.75, "c": -4.0}
+    found = difference(answer(one, best), answer(other, best))
+    assert (found is None) == (one == other)
+
+
+def test_the_first_difference_counts() -> None:
+    best = {"a": -0.5, "b": -0.75}
+    assert difference(answer(["a", "a"], best), answer(["a", "b"], best)) == 0.25
+    assert difference(answer(["a"], best), answer(["z"], best)) == float("inf")
+
+
+def test_a_near_tie_is_a_note_and_anything_else_a_failure() -> None:
+    assert judged([], 4)[0] == "ok"
+    assert judged([NEAR_TIE / 2], 4)[0] == "note"
+    assert judged([NEAR_TIE / 2, 1.0], 4)[0] == "FAILED"
+
+
+def test_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MODEL", str(TINY))
+    report = tmp_path / "report.json"
+    assert doctor.main([str(report)]) == 0
+    findings = {finding["name"]: finding for finding in json.loads(report.read_text())}
+    assert {finding["verdict"] for finding in findings.values()} <= {"ok", "note"}
+    assert findings["alone and in a batch"]["detail"] == "4 of 4 answers are equal"
+    assert findings["speed"]["figures"]["mlx_lm"]["decode"] > 0
+    assert str(TINY.parent) not in report.read_text()
+    assert len(capsys.readouterr().out.splitlines()) == len(findings) + 1
+
+
+def test_a_model_that_cannot_be_loaded_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.setenv("MODEL", str(tmp_path / "model"))
+    assert doctor.main([str(tmp_path / "report.json")]) == 1
+    assert "FAILED  load" in capsys.readouterr().out

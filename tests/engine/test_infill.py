@@ -1,0 +1,78 @@
+"""Prompts that are filled in between, in the form of each family that can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from backend.engine.infill import FAMILIES, infill_of
+from backend.engine.request import InfillPrompt
+
+# The special tokens of real tokenizers, with ids of their own here.
+QWEN = "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>"
+STARCODER2 = "<fim_prefix> <fim_middle> <fim_suffix> <fim_pad> <repo_name> <file_sep>"
+GRANITE = "<fim_prefix> <fim_middle> <fim_suffix> <fim_pad> <filename> <reponame>"
+CODEGEMMA = "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|file_separator|>"
+CODELLAMA = "▁<PRE> ▁<SUF> ▁<MID> ▁<EOT>"
+DEEPSEEK = "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>"
+CODESTRAL = "[INST] [PREFIX] [MIDDLE] [SUFFIX]"
+FILES = (("a.py", "X"),)
+
+
+def vocabulary_of(tokens: str) -> dict[str, int]:
+    return {name: 1000 + place for place, name in enumerate(tokens.split())}
+
+
+def written(tokens: str, files: tuple[tuple[str, str], ...] = ()) -> str:
+    """The prompt as text, with every token by its name."""
+    vocabulary = vocabulary_of(tokens)
+    infill = infill_of(vocabulary)
+    assert infill is not None
+    names: Mapping[int, str] = {token: name for name, token in vocabulary.items()}
+    found = infill.tokens(InfillPrompt("before", "after", files), lambda text: list(map(ord, text)))
+    return "".join(names.get(token) or chr(token) for token in found)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt"),
+    [
+        (QWEN, "<|fim_prefix|>before<|fim_suffix|>after<|fim_middle|>"),
+        (STARCODER2, "<fim_prefix>before<fim_suffix>after<fim_middle>"),
+        (GRANITE, "<fim_prefix>before<fim_suffix>after<fim_middle>"),
+        (CODEGEMMA, "<|fim_prefix|>before<|fim_suffix|>after<|fim_middle|>"),
+        (CODELLAMA, "▁<PRE>before▁<SUF>after▁<MID>"),
+        (DEEPSEEK, "<｜fim▁begin｜>before<｜fim▁hole｜>after<｜fim▁end｜>"),
+        (CODESTRAL, "[SUFFIX]after[PREFIX]before"),
+    ],
+)
+def test_each_family_has_its_form(tokens: str, prompt: str) -> None:
+    assert written(tokens) == prompt
+
+
+@pytest.mark.parametrize(
+    ("tokens", "files"),
+    [
+        (QWEN, "<|repo_name|>myproject\n<|file_sep|>a.py\nX<|file_sep|>filename\n"),
+        (GRANITE, "<reponame>myproject\n<filename>a.py\nX<filename>filename\n"),
+        (DEEPSEEK, "\n\n--- snippet ---\n\nX"),
+    ],
+)
+def test_other_files_come_first(tokens: str, files: str) -> None:
+    assert written(tokens, FILES) == files + written(tokens)
+
+
+def test_what_would_begin_another_file_ends_the_answer() -> None:
+    vocabulary = vocabulary_of(QWEN)
+    infill = infill_of(vocabulary)
+    assert infill is not None
+    ends = {"<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}
+    assert infill.ends == {vocabulary[name] for name in ends}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.prefix)
+def test_one_token_of_three_is_not_enough(family: object) -> None:
+    assert infill_of({FAMILIES[0].prefix: 1, FAMILIES[1].suffix: 2}) is None
+    names = [name for name in (getattr(family, n) for n in ("prefix", "suffix", "middle")) if name]
+    assert infill_of(dict.fromkeys(names, 1)) is not None
+    assert infill_of(dict.fromkeys(names[1:], 1)) is None

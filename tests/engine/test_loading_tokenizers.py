@@ -1,0 +1,353 @@
+"""Tokenizers and templates as they are found: Mistral's, named templates, code, overlapping tokens.
+
+All are read from files by the loader that reads a model's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
+from backend.engine.loading.weights import _template_of
+from backend.engine.prompts import PromptBuilder
+from backend.engine.request import ChatPrompt
+from backend.engine.settings import Settings
+from backend.engine.token_text import TokenTexts
+
+CORPUS = ["the quick brown fox", "a lazy dog jumps, twice!", "naïve café 好的 😀 élan"]
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
+TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
+
+
+def _byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    _train(tokenizer, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
+    return tokenizer
+
+
+def _sentencepiece(strips: bool) -> Tokenizer:
+    """Llama's form, or Gemma's, which drops no first space."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend("▁")] if strips else []), normalizers.Replace(" ", "▁")]
+    )
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(
+        [*parts, *([decoders.Strip(" ", 1, 0)] if strips else [])]
+    )
+    octets = [f"<0x{value:02X}>" for value in range(256)]
+    _train(tokenizer, trainers.BpeTrainer(vocab_size=340, special_tokens=[*SPECIAL, *octets]))
+    # The octets are pieces of the model, and no added tokens.
+    whole = json.loads(tokenizer.to_str())
+    whole["added_tokens"] = [one for one in whole["added_tokens"] if one["content"] in SPECIAL]
+    return Tokenizer.from_str(json.dumps(whole))
+
+
+def _unigram() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    _train(tokenizer, trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>"))
+    return tokenizer
+
+
+def _word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.NFD()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    _train(tokenizer, trainers.WordPieceTrainer(vocab_size=80))
+    return tokenizer
+
+
+def _train(tokenizer: Tokenizer, trainer: Any) -> None:
+    trainer.show_progress = False
+    if not trainer.special_tokens:
+        trainer.special_tokens = [AddedToken(text, special=True) for text in SPECIAL]
+    tokenizer.train_from_iterator([*CORPUS, "line one\nline two\n three"], trainer)
+    # As in the wild: one begins with another, and one is no control token.
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>x", normalized=False)])
+    tokenizer.add_tokens([AddedToken("word", normalized=False)])
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "byte-level": _byte_level,
+    "sentencepiece": lambda: _sentencepiece(strips=True),
+    "sentencepiece as it is": lambda: _sentencepiece(strips=False),
+    "unigram": _unigram,
+    "word piece": _word_piece,
+}
+
+
+def _folder(path: Path, tokenizer: Tokenizer | None = None, **settings: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    if tokenizer is not None:
+        tokenizer.save(str(path / "tokenizer.json"))
+        told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+        told |= {"bos_token": "<s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
+        (path / "tokenizer_config.json").write_text(json.dumps(told | settings))
+    return path
+
+
+def _loaded(path: Path, **settings: Any) -> Any:
+    config = json.loads((path / "config.json").read_text())
+    return load_tokenizer(Checkpoint(path, "it", config, 0), Settings.from_values(settings))
+
+
+def _prompts(tokenizer: Any) -> PromptBuilder:
+    return PromptBuilder(tokenizer, 4096, 1 << 20)
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def wild(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return _loaded(_folder(tmp_path_factory.mktemp("wild") / "it", KINDS[request.param]()))
+
+
+@given(st.data())
+def test_a_stream_writes_what_the_whole_decodes_to(wild: Any, data: st.DataObject) -> None:
+    count = max(wild.get_vocab().values()) + 1
+    tokens = data.draw(st.lists(st.integers(0, count - 1), max_size=24))
+    whole = wild.decode(tokens)
+    stream = TokenTexts(wild).stream(False)
+    told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
+    if "\ufffd" in whole:  # octets that are no character: each kind leaves out its own way
+        assert "\ufffd" not in told
+    else:
+        assert told == whole
+
+
+@given(text=st.text(st.sampled_from("the quick, brown\nfox <|im_end|>xwordé好😀"), max_size=40))
+def test_a_stream_gives_a_text_back_as_its_tokenizer_does(wild: Any, text: str) -> None:
+    tokens = wild.encode(text, add_special_tokens=False)
+    stream = TokenTexts(wild).stream(False)
+    told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
+    assert told == wild.decode(tokens)
+
+
+def test_a_continuation_keeps_the_space_of_its_first_word(wild: Any) -> None:
+    before = wild.encode("the", add_special_tokens=False)
+    after = wild.encode("the dog", add_special_tokens=False)[len(before) :]
+    stream = TokenTexts(wild).stream(True)
+    told = "".join([*(stream.add(token) for token in after), stream.finish()])
+    assert told == wild.decode([*before, *after])[len(wild.decode(before)) :]
+    assert "dog" in told
+
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+
+
+@given(
+    texts=st.lists(
+        st.sampled_from(["<|im_end|>x", "<|im_end|>", "<|im_", "end|>", "x", "word", " a ", "é"]),
+        max_size=8,
+    )
+)
+def test_overlapping_tokens_in_a_message_are_only_text(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "overlapping"
+    if not path.exists():
+        _folder(path, _byte_level(), chat_template=TEMPLATE)
+    tokenizer = _loaded(path)
+    content = "".join(texts)
+    built = _prompts(tokenizer).build(ChatPrompt(({"role": "user", "content": content},)))
+    control = {tokenizer.convert_tokens_to_ids(text) for text in ("<|im_end|>", "<|im_end|>x")}
+    assert not control & set(built.tokens)
+    shown = tokenizer.decode(built.tokens)
+    assert shown == f"<s>{unicodedata.normalize('NFC', content)}</s>"
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_composed_and_decomposed_texts_are_read_as_the_tokenizer_does(
+    tmp_path: Path, kind: str, form: Any
+) -> None:
+    tokenizer = _loaded(_folder(tmp_path / "it", KINDS[kind](), chat_template=TEMPLATE))
+    text = unicodedata.normalize(form, "élan naïve <|im_end|> café")
+    built = _prompts(tokenizer).build(ChatPrompt(({"role": "user", "content": text},)))
+    shown = tokenizer.decode(built.tokens)
+    wanted = unicodedata.normalize("NFC", text) if kind == "byte-level" else text
+    assert wanted in shown
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in built.tokens
+
+
+NAMED = [
+    {"name": "default", "template": "plain {{ messages[0].content }}"},
+    {"name": "tool_use", "template": "tools {{ tools[0].function.name }} <tool_call>"},
+    {"name": "rag", "template": "documents"},
+]
+
+
+def _named_in_json(path: Path) -> None:
+    _folder(path, _byte_level(), chat_template=NAMED)
+
+
+def _named_in_files(path: Path) -> None:
+    _folder(path, _byte_level(), chat_template="old")
+    (path / "chat_template.jinja").write_text(NAMED[0]["template"])
+    (path / "additional_chat_templates").mkdir()
+    for one in NAMED[1:]:
+        (path / "additional_chat_templates" / f"{one['name']}.jinja").write_text(one["template"])
+
+
+@pytest.mark.parametrize("write", [_named_in_json, _named_in_files])
+def test_templates_under_names(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    write(tmp_path / "it")
+    tokenizer = _loaded(tmp_path / "it")
+    prompts = _prompts(tokenizer)
+    message = {"role": "user", "content": "Hello"}
+    assert prompts.render(ChatPrompt((message,))) == "plain Hello"
+    assert prompts.render(ChatPrompt((message,), TOOLS)) == "tools look <tool_call>"
+    found = _template_of(tokenizer)
+    assert found is not None
+    assert "<tool_call>" in found
+    assert "plain" in found
+
+
+def test_templates_under_names_without_a_default(tmp_path: Path) -> None:
+    path = _folder(tmp_path / "it", _byte_level(), chat_template=NAMED[1:])
+    prompts = _prompts(_loaded(path))
+    message = {"role": "user", "content": "Hello"}
+    assert prompts.render(ChatPrompt((message,), TOOLS)) == "tools look <tool_call>"
+    with pytest.raises(InvalidRequest, match="its chat templates are named rag, tool_use"):
+        prompts.render(ChatPrompt((message,)))
+
+
+def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    path = _folder(tmp_path / "it", _byte_level(), chat_template="old")
+    (path / "chat_template.jinja").write_text("new")
+    assert _template_of(_loaded(path)) == "new"
+
+
+def test_a_tokenizer_that_is_code_is_not_run_without_trust(tmp_path: Path) -> None:
+    path = _folder(tmp_path / "it", _byte_level())
+    (path / "tokenizer.json").unlink()
+    (path / "own.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+        "from transformers import PreTrainedTokenizer\n"
+        "class Own(PreTrainedTokenizer):\n"
+        "    vocab_size = 1\n"
+        "    def get_vocab(self): return {'a': 0}\n"
+        "    def _tokenize(self, text): return list(text)\n"
+        "    def _convert_token_to_id(self, token): return 0\n"
+        "    def _convert_id_to_token(self, index): return 'a'\n"
+        "    def save_vocabulary(self, *a, **k): return ()\n"
+    )
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelRejected, match="is not run unless the host sets trust_remote_code"):
+        _loaded(path)
+    assert not (tmp_path / "ran").exists()
+    assert _loaded(path, trust_remote_code=True).decode([0]) == "a"
+    assert (tmp_path / "ran").exists()
+
+
+MISTRAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
+MISTRAL += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>"]
+MISTRAL += ["[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]"]
+
+
+def _tekken(path: Path, version: str) -> Path:
+    _folder(path)
+    pieces = [bytes([value]) for value in range(256)] + [b"he", b"ll", b"hell", b"hello"]
+    vocabulary = [
+        {"rank": rank, "token_bytes": base64.b64encode(piece).decode(), "token_str": None}
+        for rank, piece in enumerate(pieces)
+    ]
+    special = [
+        {"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(MISTRAL)
+    ]
+    config = {
+        "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+",
+        "num_vocab_tokens": len(pieces),
+        "default_vocab_size": len(pieces) + 20,
+        "default_num_special_tokens": 20,
+        "version": version,
+    }
+    whole = {"config": config, "vocab": vocabulary, "special_tokens": special}
+    (path / "tekken.json").write_text(json.dumps(whole))
+    (path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    return path
+
+
+_CALL: dict[str, Any] = {"id": "abc123def", "type": "function"}
+_CALL |= {"function": {"name": "look", "arguments": {"at": "it"}}}
+DIALOGUE = (
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "abc123def", "content": "42"},
+    {"role": "assistant", "content": "It is 42."},
+    {"role": "user", "content": [{"type": "text", "text": "And?"}]},
+)
+_SHOWN = '[AVAILABLE_TOOLS][{"type": "function", "function": {"name": "look", "parameters": {}}}]'
+_SHOWN += "[/AVAILABLE_TOOLS]"
+_LISTED = '[TOOL_CALLS][{"name": "look", "arguments": {"at": "it"}, "id": "abc123def"}]</s>'
+WRITTEN = {
+    "v3": "<s>[INST]hello[/INST]"
+    + _LISTED
+    + '[TOOL_RESULTS]{"content": "42", "call_id": "abc123def"}[/TOOL_RESULTS]It is 42.</s>'
+    + _SHOWN
+    + "[INST]Be kind.\n\nAnd?[/INST]",
+    "v7": "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]hello[/INST]"
+    + _LISTED
+    + "[TOOL_RESULTS]abc123def[TOOL_CONTENT]42[/TOOL_RESULTS]It is 42.</s>"
+    + _SHOWN
+    + "[INST]And?[/INST]",
+    "v11": "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]hello[/INST]"
+    '[TOOL_CALLS]look[CALL_ID]abc123def[ARGS]{"at": "it"}</s>'
+    "[TOOL_RESULTS]abc123def[TOOL_CONTENT]42[/TOOL_RESULTS]It is 42.</s>"
+    + _SHOWN
+    + "[INST]And?[/INST]",
+    "v13": "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT]"
+    + _SHOWN
+    + '[INST]hello[/INST][TOOL_CALLS]look[ARGS]{"at": "it"}</s>'
+    "[TOOL_RESULTS]42[/TOOL_RESULTS]It is 42.</s>[INST]And?[/INST]",
+}
+
+
+@pytest.mark.parametrize("version", list(WRITTEN))
+def test_mistrals_own_tokenizer_without_a_template(tmp_path: Path, version: str) -> None:
+    tokenizer = _loaded(_tekken(tmp_path / "it", version))
+    prompts = _prompts(tokenizer)
+    assert prompts.render(ChatPrompt(DIALOGUE, TOOLS)) == WRITTEN[version]
+    built = prompts.build(ChatPrompt(({"role": "user", "content": "hello</s>"},)))
+    assert built.tokens[:3] == [1, 3, 20 + 259]
+    assert built.tokens[-1] == 4
+    assert 2 not in built.tokens
+    assert end_tokens(tokenizer) == {2}
+    stream = TokenTexts(tokenizer).stream(False)
+    tokens = tokenizer.encode("hello 好 😀", add_special_tokens=False)
+    assert "".join(stream.add(token) for token in tokens) == "hello 好 😀"
+
+
+def test_a_template_beside_mistrals_tokenizer_is_the_models(tmp_path: Path) -> None:
+    path = _tekken(tmp_path / "it", "v13")
+    (path / "chat_template.jinja").write_text("own")
+    assert _template_of(_loaded(path)) == "own"

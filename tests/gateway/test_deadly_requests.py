@@ -1,0 +1,69 @@
+"""A request that kills the backend which works on it, and everybody else's answers with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.asking import said
+from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
+from tests.gateway.supervising import script
+
+RUN = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
+
+
+def starts(gateway: GatewayProcess) -> int:
+    """Backends that were started so far."""
+    return sum("starting a backend" in line for line in gateway.log)
+
+
+def code(answer: httpx.Response) -> str:
+    found: str = answer.json()["error"]["code"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "deadly", "harmless"),
+    [
+        (
+            "chat/completions",
+            {"messages": said("a deadly text"), "max_tokens": 2},
+            {"messages": said("a text"), "max_tokens": 2},
+        ),
+        (
+            "completions",
+            {"prompt": ["a text", "a deadly text"], "max_tokens": 2},
+            {"prompt": ["a text", "another"], "max_tokens": 2},
+        ),
+        ("tokenize", {"content": "a deadly text"}, {"content": "a text"}),
+    ],
+)
+def test_it_is_never_sent_again_and_refused_after_the_second_death(
+    tmp_path: Path, path: str, deadly: dict[str, Any], harmless: dict[str, Any]
+) -> None:
+    gateway = GatewayProcess({"tiny": tiny(backend=script(tmp_path, RUN))})
+    try:
+
+        def post(body: dict[str, Any]) -> httpx.Response:
+            while True:  # after two deaths there is a pause
+                answer = gateway.client.post(f"/v1/{path}", json={"model": "tiny", **body})
+                if answer.status_code != 503 or code(answer) != "model_backing_off":
+                    return answer
+
+        assert post(harmless).status_code == 200
+        first = post(deadly)
+        assert (first.status_code, code(first)) == (503, "backend_unavailable")
+        assert starts(gateway) == 1
+        second = post(deadly)
+        assert (second.status_code, code(second)) == (500, "backend_killed")
+        assert second.headers["x-should-retry"] == "false"
+        assert starts(gateway) == 2
+        assert code(post(deadly)) == "backend_killed"
+        assert starts(gateway) == 2
+        assert post(harmless).status_code == 200
+        assert starts(gateway) == 3
+    finally:
+        gateway.close()

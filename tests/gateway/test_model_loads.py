@@ -1,0 +1,139 @@
+"""Models that are loaded and unloaded by request, and a models folder that changes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from backend.engine.loading.hub_process import Progress
+from gateway.models.config import ModelConfig
+from gateway.models.parameters import Parameters
+from gateway.models.reading import read_folder
+from gateway.supervisor.instance import Key, ModelInstance
+from gateway.supervisor.process import DOWNLOAD
+from gateway.supervisor.warden import Warden
+from tests.gateway.asking import said
+from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
+from wire import backend_pb2 as pb
+
+KEY = "a-long-enough-key"
+
+
+@pytest.fixture
+def gateway() -> Iterator[GatewayProcess]:
+    process = GatewayProcess({"tiny": tiny(aliases=["other"])})
+    yield process
+    process.close()
+
+
+def cards(gateway: GatewayProcess) -> dict[str, Any]:
+    return {card["id"]: card for card in gateway.client.get("/v1/models").json()["data"]}
+
+
+def wait(holds: Callable[[], bool]) -> None:
+    """Ask again and again, a round trip each."""
+    for _ in range(20_000):
+        if holds():
+            return
+    raise AssertionError("it never came to be so")
+
+
+def test_a_model_is_loaded_and_unloaded_by_request(gateway: GatewayProcess) -> None:
+    def post(path: str, model: str) -> int:
+        return gateway.client.post(f"/v1/models/{path}", json={"model": model}).status_code
+
+    assert cards(gateway)["tiny"]["status"] == {"value": "unloaded", "failed": False}
+    assert post("load", "absent") == 404
+    assert post("load", "other") == 200
+    wait(lambda: cards(gateway)["tiny"]["status"]["value"] == "loaded")
+    assert cards(gateway)["other"]["status"]["value"] == "loaded"
+    assert post("unload", "tiny") == 200
+    assert cards(gateway)["tiny"]["status"]["value"] == "unloaded"
+    assert gateway.backends() == []
+
+
+def test_what_comes_into_the_folder_is_served_and_what_goes_is_not(
+    gateway: GatewayProcess,
+) -> None:
+    shutil.copytree(TINY_TEXT, gateway.models_dir / "dropped")
+    wait(lambda: "dropped" in cards(gateway))
+    asked = {"model": "dropped", "messages": said("Hi"), "max_tokens": 2}
+    assert gateway.client.post("/v1/chat/completions", json=asked).status_code == 200
+    file = gateway.models_dir / "named.yaml"
+    file.write_text(json.dumps({"name": "named", "parameters": {"model": "dropped"}}))
+    wait(lambda: "named" in cards(gateway))
+    assert "dropped" not in cards(gateway)  # a file is about it
+    file.unlink()
+    wait(lambda: "named" not in cards(gateway))
+    shutil.rmtree(gateway.models_dir / "dropped")
+    wait(lambda: set(cards(gateway)) == {"tiny", "other"})
+
+
+def test_folders_that_no_file_is_about_are_models(tmp_path: Path) -> None:
+    for name in ("one", "two", "draft", ".hidden", "not plain", "empty"):
+        (tmp_path / name).mkdir()
+        if name != "empty":
+            (tmp_path / name / "config.json").write_text("{}")
+    files = {
+        "a": {"parameters": {"model": "two"}, "disabled": True},
+        "b": {"parameters": {"model": str(tmp_path / "x")}, "draft_model": "draft"},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(content))
+    assert [model.name for model in read_folder(tmp_path).models] == ["b", "one"]
+
+
+async def test_a_load_may_take_longer_while_its_download_goes_on(tmp_path: Path) -> None:
+    class Fetching:
+        """A process that has fetched more at each of six looks, and nothing after them."""
+
+        def __init__(self) -> None:
+            self.looks = 0
+
+        @property
+        def download(self) -> tuple[int, int]:
+            self.looks += 1
+            return min(self.looks, 6), 80
+
+    config = ModelConfig(name="m", parameters=Parameters(model="o/n"))
+    instance = ModelInstance(Key("m"), config, pb.ModelOptions(), 0.01, Warden())
+    process = Fetching()
+    instance.backend = cast(Any, SimpleNamespace(process=process))
+    with pytest.raises(TimeoutError):
+        await instance._within_limit(asyncio.sleep(WAIT))
+    assert process.looks == 7
+    await instance._within_limit(asyncio.sleep(0))
+
+
+def test_what_the_backend_says_of_a_download_is_understood(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = {"files": 1, "all_files": 3, "bytes": 20 << 20, "all_bytes": 80 << 20}
+    with caplog.at_level("INFO"):
+        Progress("owner/name, 9 of 8 MiB", -1000.0).tell(told)
+    found = DOWNLOAD.search(caplog.messages[-1])
+    assert found is not None
+    assert found.groups() == ("20", "80")
+
+
+def test_the_log_has_the_names_of_keys_and_never_the_keys() -> None:
+    other = "another-long-key"
+    process = GatewayProcess({"tiny": tiny()}, MLX_GATEWAY_API_KEYS=f"alice {KEY}, {other}")
+    try:
+        for key, mark in ((KEY, "first"), (other, "second")):
+            headers = {"authorization": f"Bearer {key}", "x-request-id": mark}
+            assert process.client.get("/v1/models", headers=headers).status_code == 200
+        headers = {"authorization": f"Bearer alice {KEY}"}
+        assert process.client.get("/v1/models", headers=headers).status_code == 401
+        assert "key=alice" in process.line_with("request=first")
+        assert "key=" not in process.line_with("request=second")
+        assert KEY not in "\n".join(process.log)
+    finally:
+        process.close()
