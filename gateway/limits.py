@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from fastapi import Request
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,6 +31,7 @@ MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # silence in the middle of a body
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
+_UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is what curl says by itself
 PARSED = "gateway.json"  # the key of a scope that holds the body
 
 
@@ -51,9 +52,10 @@ class BodyMiddleware:
             _require_plain(Headers(scope=scope))
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
-                parsed = parse(Headers(scope=scope).get("content-type"), body)
+                parsed = parse(Headers(scope=scope), body)
                 exchange.note_model(str(parsed.get("model") or ""))
                 scope[PARSED] = parsed
+                MutableHeaders(scope=scope)["content-type"] = "application/json"  # for FastAPI
         except ApiError as refusal:
             await response_of(refusal, scope["path"])(scope, receive, send)
             return
@@ -109,12 +111,16 @@ async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearr
     return body
 
 
-def parse(content_type: str | None, body: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object of a body. Raises ApiError 400."""
+def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError 400.
+
+    Programs may send it without naming its type, as curl does. A page may not: its browser asks
+    first before it sends JSON, but not before it sends a form.
+    """
     if not body or body.isspace():  # `strip` would copy it
         raise ApiError(400, "the request has no body: send a JSON object")
-    kind = (content_type or "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and ("origin" in headers or kind not in _UNNAMED):
         raise ApiError(
             400,
             f"Unsupported content type: {kind[:100]!r}. Send 'Content-Type: application/json'",

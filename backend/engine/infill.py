@@ -1,7 +1,7 @@
 """Filling in the middle: a prompt of what comes before and after the text that is wanted.
 
-Models that were trained for it have tokens that say which part is which; their names and the order
-of the parts are those of the model cards, and of llama.cpp's `/infill`.
+Models that were trained for it have special tokens that mark the parts. Their names and the order
+of the parts come from the model cards and from llama.cpp's `/infill`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 class Family:
     """The names of the tokens: before the prefix, the suffix, and what is to be written.
 
-    suffix_first: the suffix stands before the prefix. middle is "" where the prefix is gone on
-    with. repository, file: before a repository's name and before that of each of its files.
-    ends: what else ends an answer.
+    suffix_first: the suffix stands before the prefix. middle is "" for models that continue the
+    prefix without such a token. repository, file: before a repository's name and before that of
+    each of its files. ends: further tokens that end an answer.
     """
 
     prefix: str
@@ -65,7 +65,7 @@ FAMILIES = (
 
 
 class Infill:
-    """The tokens of one model. ends: those that a chat never writes and an answer here ends with.
+    """The tokens of one model. ends: tokens that end an answer here, and never occur in a chat.
 
     encode: tokens of a text in which control tokens are only text.
     """

@@ -1,6 +1,6 @@
-"""How much memory all loaded models may take where nobody says: the device's, less a reserve.
+"""The default limit for the memory of all loaded models: the device's memory less a reserve.
 
-Each backend bounds itself by the same reading, but knows nothing of the others.
+Each backend limits itself by the same figure, but does not know of the other backends.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _is_installed(package: str) -> bool:
 
 
 def _card() -> int:
-    """Memory of the first card; 0 where the driver does not say."""
+    """Bytes of the first graphics card; 0 if the driver does not report them."""
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-        told = subprocess.run(_LOOK, capture_output=True, check=True, timeout=_LOOK_LIMIT)
-        return int(told.stdout.split()[0]) << 20
+        report = subprocess.run(_LOOK, capture_output=True, check=True, timeout=_LOOK_LIMIT)
+        return int(report.stdout.split()[0]) << 20
     return 0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from backend.engine.errors import Cancelled
 from backend.engine.events import Event, Finished, TextDelta, Usage
-from backend.engine.outbox import Outbox, Publication
+from backend.engine.outbox import PER_ANSWER, Outbox, Publication
 
 INTERVAL = 0.01
 TEXT = TextDelta("a", Usage())
@@ -41,6 +41,21 @@ def test_first_text_goes_at_once_and_later_text_gathers() -> None:
     assert moment.flush(0.004) == 0
     moment.publish((1, TEXT))
     assert moment.flush(0.007) == 2
+
+
+def test_the_more_answers_the_longer_text_gathers() -> None:
+    moment, answers = Moment(), 16
+    texts = [(ticket, TEXT) for ticket in range(answers)]
+    moment.publish(*texts)
+    assert moment.flush() == answers
+    moment.publish(*texts)
+    assert moment.flush(0.9 * answers * PER_ANSWER) == 0
+    moment.publish(*texts)
+    assert moment.flush(0.2 * answers * PER_ANSWER) == 2 * answers
+    moment.publish(*((ticket, END) for ticket in range(1, answers)))
+    moment.flush()
+    moment.publish((0, TEXT))
+    assert moment.flush(1.1 * INTERVAL) == 1
 
 
 def test_an_end_a_failure_and_a_newcomer_take_waiting_text_along_in_order() -> None:

@@ -148,14 +148,26 @@ def test_a_plain_options_says_what_is_taken(gateway: GatewayProcess) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_form_of_another_page_is_no_request(gateway: GatewayProcess) -> None:
+def test_a_form_of_a_page_is_no_request(gateway: GatewayProcess) -> None:
     """What a browser sends without asking first: it cannot be application/json."""
+    own = str(gateway.client.base_url)
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = gateway.client.post(
-            "/v1/tokenize", content=b'{"content": "a"}', headers={"content-type": kind}
+            "/v1/tokenize",
+            content=b'{"content": "a"}',
+            headers={"content-type": kind, "origin": own},
         )
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "unsupported_content_type"
+
+
+def test_a_program_need_not_name_the_type(gateway: GatewayProcess) -> None:
+    """`curl -d` says that it sends a form, in the examples of Ollama's documents too."""
+    for kind in ("application/x-www-form-urlencoded", ""):
+        answer = gateway.client.post(
+            "/v1/tokenize", content=b'{"content": "a"}', headers={"content-type": kind}
+        )
+        assert answer.status_code == 200, answer.text
 
 
 def test_no_path_of_a_request_reaches_a_file(gateway: GatewayProcess) -> None:

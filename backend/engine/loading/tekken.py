@@ -29,13 +29,13 @@ _TEMPLATE = """
   {%- else %}{{- call.function.arguments | tojson }}
   {%- endif %}
 {%- endmacro %}
-{%- set told = namespace(system="", first=-1, last=-1) %}
+{%- set found = namespace(system="", first=-1, last=-1) %}
 {%- for message in messages %}
   {%- if message.role in ("system", "developer") %}
-    {%- set told.system = told.system + text(message.content) + "\n\n" %}
+    {%- set found.system = found.system + text(message.content) + "\n\n" %}
   {%- elif message.role == "user" %}
-    {%- set told.last = loop.index0 %}
-    {%- if told.first < 0 %}{%- set told.first = loop.index0 %}{%- endif %}
+    {%- set found.last = loop.index0 %}
+    {%- if found.first < 0 %}{%- set found.first = loop.index0 %}{%- endif %}
   {%- endif %}
 {%- endfor %}
 {{- bos_token }}
@@ -45,11 +45,11 @@ _TEMPLATE = """
       {{- "[SYSTEM_PROMPT]" + text(message.content) + "[/SYSTEM_PROMPT]" }}
     {%- endif %}
   {%- elif message.role == "user" %}
-    {%- if tools and loop.index0 == (told.first if VERSION >= 13 else told.last) %}
+    {%- if tools and loop.index0 == (found.first if VERSION >= 13 else found.last) %}
       {{- "[AVAILABLE_TOOLS]" + tools | tojson + "[/AVAILABLE_TOOLS]" }}
     {%- endif %}
     {{- "[INST]" }}
-    {%- if VERSION < 7 and loop.index0 == told.last %}{{- told.system }}{%- endif %}
+    {%- if VERSION < 7 and loop.index0 == found.last %}{{- found.system }}{%- endif %}
     {{- text(message.content) + "[/INST]" }}
   {%- elif message.role == "assistant" %}
     {{- text(message.content) }}
@@ -86,18 +86,18 @@ _TEMPLATE = """
 
 
 def of_tekken(path: Path) -> dict[str, Any]:
-    """What transformers has to be told of a folder's `tekken.json`; nothing where there is a
-    `tokenizer.json` or none of the two."""
+    """Arguments that transformers needs for a folder's `tekken.json`; none if the folder has a
+    `tokenizer.json`, or neither file."""
     file = path / "tekken.json"
     if (path / "tokenizer.json").exists() or not file.is_file():
         return {}
     tekken = json.loads(file.read_bytes())
     known = {token["token_str"] for token in tekken.get("special_tokens") or ()}
-    told: dict[str, Any] = {name: text for name, text in _NAMES.items() if text in known}
+    arguments: dict[str, Any] = {name: text for name, text in _NAMES.items() if text in known}
     if not _has_template(path) and "[INST]" in known:
         version = re.search(r"\d+", str(tekken["config"].get("version", "")))
-        told["chat_template"] = _TEMPLATE.replace("VERSION", version[0] if version else "3")
-    return told
+        arguments["chat_template"] = _TEMPLATE.replace("VERSION", version[0] if version else "3")
+    return arguments
 
 
 def _has_template(path: Path) -> bool:
