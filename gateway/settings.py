@@ -92,9 +92,11 @@ class GatewaySettings:
         False, "switch", "Let requests name any hub id (`owner/name`) as their model."
     )
     allow_remote_images: bool = setting(
-        False, "switch", "Fetch image URLs in requests, from public addresses only."
+        False, "switch", "Fetch image and video URLs in requests, from public addresses only."
     )
     strict: bool = setting(
         False, "switch", "Refuse unknown and meaningless fields instead of ignoring them."
     )
-    max_image_bytes: int = setting(20 << 20, "bytes", "Largest image or sound in a request.", 1024)
+    max_image_bytes: int = setting(
+        20 << 20, "bytes", "Largest image, video or sound in a request.", 1024
+    )

@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.served_model import ServedModel
 
-Stage = Literal["text", "long", "media", "grammar", "slow_grammar", "disk"]
+Stage = Literal["text", "long", "media", "video", "grammar", "slow_grammar", "disk"]
 
 _THREADS: dict[Stage, int] = {
     "text": 2,
     "long": 2,
     "media": 2,
+    "video": 2,
     "grammar": 2,
     "slow_grammar": 2,
     "disk": 1,
@@ -94,7 +95,7 @@ class Preparer:
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             if request.attachments is not None:
-                yield "media"
+                yield "video" if request.attachments.videos else "media"
             elif _characters(request.prompt) > _LONG:
                 yield "long"
             with about(_field(request.prompt)):

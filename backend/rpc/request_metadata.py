@@ -237,4 +237,5 @@ KEYS: Mapping[str, Key] = {
         "JSON list: for each of Images the index of its message in Messages, from 0",
     ),
     "audio_messages": Key(_MESSAGES, "the same for Audios"),
+    "video_messages": Key(_MESSAGES, "the same for Videos"),
 }

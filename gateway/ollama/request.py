@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.errors import ApiError
+from gateway.images import is_video
 from gateway.openai.base import Request, Strict
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
@@ -40,7 +41,7 @@ class Call(Strict):
 
 
 class Turn(Strict):
-    """One turn; images are in base64."""
+    """One turn; images are in base64, and videos may stand among them."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -125,7 +126,9 @@ def chat_request(asked: ChatRequest | GenerateRequest) -> Translation | None:
 
 def _message(turn: Turn) -> Json:
     parts: list[Json] = [{"type": "text", "text": turn.content}] if turn.content else []
-    parts += [{"type": "image_url", "image_url": {"url": image}} for image in turn.images or ()]
+    for image in turn.images or ():
+        kind = "video_url" if is_video(image) else "image_url"
+        parts.append({"type": kind, kind: {"url": image}})
     message: Json = {"role": turn.role, "content": parts if turn.images else turn.content}
     if turn.tool_name:
         message["name"] = turn.tool_name

@@ -101,6 +101,11 @@ EDGES: dict[str, list[Edge]] = {
             "engine/constraints/test_trial.py::test_no_single_mask_takes_what_a_row_may",
         ),
         Edge(
+            "a video that crashes its decoder, or needs too much time or memory",
+            "INVALID_ARGUMENT; only the process that decodes it ends",
+            "engine/media/test_videos.py::test_a_clip_that_takes_too_much_ends_its_process_alone",
+        ),
+        Edge(
             "millions of empty entries, or fields of 40 MB",
             "INVALID_ARGUMENT before anything is parsed",
             "rpc/test_sizes.py::test_a_refusal_is_the_answer_of_the_call",

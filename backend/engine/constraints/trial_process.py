@@ -37,9 +37,9 @@ from backend.engine.constraints.reading import grammar_of
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest
+from backend.engine.peak_memory import peak_memory
 
 _WATCH_SECONDS = 0.02
-_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def main() -> None:
@@ -90,10 +90,10 @@ def _tell_ended(askers: dict[int, socket.socket]) -> None:
 def _try(tokens: llguidance.LLTokenizer, asker: socket.socket) -> NoReturn:
     """Answer one request. Runs in a fork."""
     signal.set_wakeup_fd(-1)
-    limit = _peak() + MEMORY
+    limit = peak_memory() + MEMORY
 
     def watch(*_: object) -> None:
-        if _peak() > limit:
+        if peak_memory() > limit:
             os._exit(TOO_LARGE)
 
     signal.signal(signal.SIGALRM, watch)
@@ -124,11 +124,6 @@ def _answer(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[
         return {"refusal": str(refusal)}
     except RecursionError:
         return {"refusal": "the constraint on the answer is nested too deeply"}
-
-
-def _peak() -> int:
-    """The peak memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
 if __name__ == "__main__":
