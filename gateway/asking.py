@@ -47,7 +47,7 @@ async def ask(
                     silent = False
                     yield event
         except ApiError as error:
-            if error.code == BACKEND_GONE:
+            if error.code == BACKEND_GONE and error.reached:
                 SUSPECTS.note(request)
                 SUSPECTS.check(request)
             unharmed = error.code == NOT_LOADED or (error.code in _LOST and not error.reached)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -27,12 +28,12 @@ class Place:
         lease: Any = type("Held", (), {"doubt": lambda _, emptied: self.doubts.append(emptied)})()
         yield cast(Lease, lease)
 
-    def dying(self, said: int = 0, error: ApiError | None = None) -> Any:
+    def dying(self, said: int = 0, error: ApiError | None = None, reached: bool = True) -> Any:
         async def send(_: Lease) -> AsyncGenerator[int, None]:
             self.asked += 1
             for number in range(said):
                 yield number
-            raise error or gone()
+            raise error or replace(gone(), reached=reached)
 
         return send
 
@@ -61,12 +62,22 @@ async def failure_of(place: Place, send: Any, request: Asked = DEADLY) -> ApiErr
 
 async def test_who_was_there_twice_is_refused_with_a_sentence() -> None:
     place = Place()
+    assert (await failure_of(place, place.dying())).status == 503
     error = await failure_of(place, place.dying())
     assert (place.asked, error.status, error.code) == (2, 500, "backend_killed")
     assert error.headers()["x-should-retry"] == "false"
     assert "died 2 times" in error.message
     await failure_of(place, place.dying())
     assert place.asked == 2
+
+
+async def test_what_never_reached_a_backend_is_sent_again_and_not_suspected() -> None:
+    """Nor is what a backend refuses with UNAVAILABLE, and lives on."""
+    place = Place()
+    for _ in range(3):
+        error = await failure_of(place, place.dying(reached=False))
+        assert (error.status, error.headers()["x-should-retry"]) == (503, "true")
+    assert place.asked == 6
 
 
 async def test_what_was_accepted_is_not_sent_again_but_may_come_again_once() -> None:

@@ -16,6 +16,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
+from gateway.supervisor.environ import backend_environ
+
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DRIVER = "chromedriver"
 WAIT = 60.0
@@ -43,7 +45,10 @@ def launch() -> webdriver.Chrome:
     for flag in flags:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(shutil.which(DRIVER)))
+    # The BLAS that is preloaded for MLX starts threads, which Chromium's processes do not survive.
+    environment = dict(backend_environ(os.environ, {}))
+    service = Service(shutil.which(DRIVER), env=environment)
+    return webdriver.Chrome(options=options, service=service)
 
 
 class Page:
