@@ -47,7 +47,7 @@ def test_who_fails_in_a_batch_is_served_one_at_a_time(
         found = compare(tiny_model(model_type), model_type)
     assert found.right
     assert not found.batched
-    assert f"model '{model_type}': in one batch requests do not get" in caplog.text
+    assert f"model '{model_type}': requests in one batch get other answers" in caplog.text
 
 
 def test_gemma_2_is_right_in_a_batch() -> None:

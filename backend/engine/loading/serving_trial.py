@@ -1,15 +1,17 @@
-"""Whether a model gives in a batch, and from stored KV, what one plain forward pass of it gives.
+"""Checks, at the end of a load, that batching and stored KV do not change a model's answers.
 
-Most models cannot tell our caches from mlx-lm's. Those that can do not fail: they answer, and
-wrongly, as where one number stands for the positions of all rows. So a load ends with a few
-requests that go the way of all, through a scheduler of their own: one that is alone, two of other
-lengths that join it, one with an image where the model sees, and next turns from the store. One
-conversation costs about as much as twenty tokens. Where an answer is wrong the same requests are
-tried again, with less that they share each time, until all are right: that is how the model is
-served.
+Most models work with our batched caches as they do with mlx-lm's own. The others do not raise an
+error but answer wrongly, for example because they use one position for all rows of a batch. So a
+few requests go through a scheduler of their own: one that starts alone, two of other lengths that
+join it, one with an image for models that see, and next turns that start from stored KV. Their
+log-probabilities are compared with those of one plain forward pass. The whole conversation costs
+about as much as twenty tokens.
 
-Only differences that matter count: rounding is told from them by what one other token in the
-prompt would have changed.
+If an answer is wrong, the same requests are tried again while less and less is shared, until all
+answers are right; the model is then served in that way.
+
+A difference counts as rounding if it is small beside the change that another token in the prompt
+makes.
 """
 
 from __future__ import annotations
@@ -60,18 +62,16 @@ _OF_TIME = 0.7  # for the requests; the rest is for the plain passes
 _ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
 _NO_STORE: Mapping[str, Any] = {"prompt_cache_bytes": 0}
 _READ_ALONE = (
-    "in a prefill pass that prompts share they do not get what they get alone%s, so each is read"
+    "prompts that share a prefill pass get other answers than alone%s, so each prompt is computed"
     " by itself"
 )
 _NOT_STORED = (
-    "from stored KV it does not go on rightly%s, so prompts are always read from their beginning"
+    "answers that start from stored KV are wrong%s, so every prompt is computed from its beginning"
 )
-_IN_TURN = (
-    "in one batch requests do not get what they get alone%s, so they are served one at a time"
-)
+_IN_TURN = "requests in one batch get other answers than alone%s, so they are served one at a time"
 _NEITHER = (
-    "neither in one batch nor from stored KV do requests get what they get alone%s, so they are"
-    " served one at a time, and prompts are always read from their beginning"
+    "requests in one batch, or from stored KV, get other answers than alone%s, so they are served"
+    " one at a time, and every prompt is computed from its beginning"
 )
 # What a model may have to do without, and what the log says of it; the first that suffices is used.
 _WAYS: Sequence[tuple[Mapping[str, Any], str]] = (
@@ -98,31 +98,32 @@ class _Row:
 
 @dataclass(slots=True)
 class _Answer:
-    """What a request was told so far. failed: it got an error. left: its KV had a step in which to
-    become an entry."""
+    """A request's answer so far. failed: it ended with an error. left: a step has passed since its
+    end, so its KV is an entry."""
 
     prompt: tuple[int, ...]
     limit: int
     item: MediaItem | None
-    told: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     failed: bool = False
     left: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(one.token for one in self.told)
+        return tuple(one.token for one in self.logprobs)
 
     @property
     def complete(self) -> bool:
-        return len(self.told) == self.limit
+        return len(self.logprobs) == self.limit
 
 
 class ServingTrial:
-    """plain: what the answers are compared with. words: tokens of plain text, for prompts and
-    answers. items: of each kind that the model sees or hears, one. seconds: for a model without a
-    fault, at most, but for the step that they end in; what was answered by then is compared. A
-    fault is followed up, however long that takes. whole: every request was answered, and rightly,
-    at the first try."""
+    """plain: computes the logits that the answers are compared with. words: tokens of plain text,
+    for prompts and answers. items: one image or sound of each kind that the model takes. seconds:
+    the bound on the time of the requests; the step in progress then ends, and the answers so far
+    are compared. Following up a wrong answer has no bound. whole: whether every request was
+    answered, and rightly, at the first try.
+    """
 
     def __init__(
         self,
@@ -237,17 +238,17 @@ class ServingTrial:
         """Which answers of one conversation are what the plain pass over all of it says."""
         if any(answer.failed for answer in answers):
             return [not answer.failed for answer in answers]
-        told = [one for answer in answers for one in answer.told]
-        if not told:
+        sampled = [one for answer in answers for one in answer.logprobs]
+        if not sampled:
             return [True] * len(answers)
         expected, rounding, allowed = self._expected(answers)
-        values = mx.array([[one.logprob, *(value for _, value in one.top)] for one in told])
+        values = mx.array([[one.logprob, *(value for _, value in one.top)] for one in sampled])
         error = mx.abs(values - expected).max(axis=1)
         if bool((error <= rounding).all().item()):  # spares the pass that `allowed` takes
             return [True] * len(answers)
         off = iter(cast(list[bool], (~(error <= allowed)).tolist()))
         return [
-            sum(itertools.islice(off, len(answer.told))) < max(wrong * len(answer.told), 1)
+            sum(itertools.islice(off, len(answer.logprobs))) < max(wrong * len(answer.logprobs), 1)
             for answer in answers
         ]
 
@@ -265,7 +266,9 @@ class ServingTrial:
             return False
         yield "engine"
         _, _, allowed = self._expected([alone])
-        pairs = list(zip(alone.told, answer.told, cast(list[float], allowed.tolist()), strict=True))
+        pairs = list(
+            zip(alone.logprobs, answer.logprobs, cast(list[float], allowed.tolist()), strict=True)
+        )
         same = next(
             (at for at, (one, other, _) in enumerate(pairs) if one.token != other.token), len(pairs)
         )
@@ -274,9 +277,9 @@ class ServingTrial:
         return off < _WRONG * len(compared)
 
     def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
-        """What the plain pass says of the tokens that a conversation's answers tell of, [places,
-        tokens]; which difference is sure to be rounding, and which may be, [places]."""
-        answers = [answer for answer in answers if answer.told]
+        """The plain pass's log-probabilities of the tokens in a conversation's answers, [places,
+        tokens]; the difference that is surely rounding, and the one that may be, [places]."""
+        answers = [answer for answer in answers if answer.logprobs]
         tokens = [*answers[-1].prompt, *answers[-1].tokens[:-1]]
         expected, rounding, exact = self._of_plain(tokens, answers)
         for answer in answers:
@@ -287,7 +290,7 @@ class ServingTrial:
         share = _OF_CHANGE if exact else _OF_CHANGE_IN_HALF
         allowed = []
         for answer in answers:
-            count = len(answer.told)
+            count = len(answer.logprobs)
             change, changes = mx.sort(changes[:count])[count // 2], changes[count:]
             allowed.append(mx.broadcast_to(mx.maximum(change * share, rounding), (count,)))
         return expected, rounding, mx.concatenate(allowed)
@@ -297,9 +300,9 @@ class ServingTrial:
     ) -> tuple[mx.array, mx.array, bool]:
         """Log-probabilities [places, tokens] of the plain pass, how much of them is rounding, and
         whether they are of float32."""
-        places = [len(one.prompt) - 1 + at for one in answers for at in range(len(one.told))]
-        told = [one for answer in answers for one in answer.told]
-        ids = mx.array([[one.token, *(token for token, _ in one.top)] for one in told])
+        places = [len(one.prompt) - 1 + at for one in answers for at in range(len(one.logprobs))]
+        sampled = [one for answer in answers for one in answer.logprobs]
+        ids = mx.array([[one.token, *(token for token, _ in one.top)] for one in sampled])
         logits = self._plain(tokens, answers[0].item)[mx.array(places)]
         own = logits.astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
@@ -314,11 +317,11 @@ class ServingTrial:
         """Log what was tried without finding a fault, and what was not for want of time."""
         self.whole = all(one.complete for answers in talks for one in answers)
         first, *others = talks
-        parts = {"alone": any(one.told for one in first)}
+        parts = {"alone": any(one.logprobs for one in first)}
         if model.batches and model.slots > 1:
-            parts["in company"] = any(one.told for answers in others for one in answers)
+            parts["in company"] = any(one.logprobs for answers in others for one in answers)
         if model.prompt_cache_bytes:
-            parts["from stored KV"] = any(one.told for answers in talks for one in answers[1:])
+            parts["from stored KV"] = any(one.logprobs for answers in talks for one in answers[1:])
         tried = ", ".join(part for part, done in parts.items() if done)
         untried = ", ".join(part for part, done in parts.items() if not done)
         _log.info(
@@ -334,7 +337,7 @@ class ServingTrial:
         self._fault = f" ({type(fault).__name__})"
 
     def _text(self, count: int, start: int) -> tuple[int, ...]:
-        """Tokens that are alike at every call, and begin with another one for every start."""
+        """The same tokens at every call; each `start` gives another first token."""
         words = self._words
         return tuple(words[(start + 7 * at * at + at) % len(words)] for at in range(count))
 
@@ -363,10 +366,10 @@ class _Conversation:
         def take(ticket: int, what: Event | EngineError) -> None:
             # No method: the KV must go with the scheduler, not wait for the garbage collector.
             match what:
-                case TextDelta(logprobs=told):
-                    asked[ticket].told += told
-                case Finished(logprobs=told):
-                    asked[ticket].told = list(told or ())
+                case TextDelta(logprobs=sampled):
+                    asked[ticket].logprobs += sampled
+                case Finished(logprobs=sampled):
+                    asked[ticket].logprobs = list(sampled or ())
                 case EngineError():
                     asked[ticket].failed = True
 
