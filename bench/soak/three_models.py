@@ -319,7 +319,6 @@ WRONG = (
         "/v1/completions", {"model": "text", "prompt": "x", "grammar": "root ::= nowhere"}, (400,)
     ),
     Request("/v1/completions", {"model": "text", "prompt": "word " * 9000}, (400,)),
-    Request("/v1/embeddings", {"model": "text", "input": "x"}, (400, 404, 501)),
     Request("/v1/chat/completions", {"model": "vectors", "messages": _user("x")}, (400, 404, 501)),
     Request("/v1/messages", {"model": "text", "messages": _user("x")}, (400,)),
 )
