@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong: one exception, one table, OpenAI's error object.
+"""Errors as a client sees them: one exception, one table, OpenAI's error object.
 
 Every refusal of the gateway is an ApiError. A gRPC status of a backend becomes one by the table
 below, with the backend's own sentence: backends write theirs for the person who reads them.

@@ -1,4 +1,4 @@
-"""What Prometheus is told. Labels are of closed sets: declared routes, known models, statuses."""
+"""Metrics for Prometheus. Labels have closed sets of values: routes, known models, statuses."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Metrics:
 
 
 class AnswerTimes:
-    """When the parts of one answer of a model came, told to the histograms.
+    """Records in the histograms when the parts of one answer of a model arrived.
 
     since: when its request began, by `time.monotonic`.
     """

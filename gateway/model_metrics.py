@@ -1,4 +1,4 @@
-"""What Prometheus is told of each model: its state and memory, and its backend's own counts."""
+"""Metrics of each model for Prometheus: its state, memory, and its backend's own counters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Models(Collector):
 
     def collect(self) -> Iterable[Metric]:
         state = GaugeMetricFamily("gateway_model_state", "1 in the state that it is in.", None, _BY)
-        memory = _gauge("memory_bytes", "Memory that its backend told of last.")
+        memory = _gauge("memory_bytes", "Memory that its backend reported last.")
         leases = _gauge("leases", "Requests that hold it now, or wait for it.")
         restarts = _counter("restarts", "Starts of its backend after a crash.")
         speed = _gauge(

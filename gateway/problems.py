@@ -1,8 +1,8 @@
 """Which of the problems that pydantic found is the one to tell, and where it is.
 
 For a union pydantic reports what is wrong with every alternative, and writes the alternative's
-name into the place. A client knows neither: it is told of the alternative that went furthest, by a
-path that exists in its own body.
+name into the path. A client does not know these names: it gets the error of the alternative that
+matched furthest, with a path that exists in its own body.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WORDS = {
 def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
     """The problem to tell, its `loc` without names of alternatives.
 
-    Among those at one place the types that would have been right are told together.
+    The types accepted at one place are listed in one sentence.
     """
     cleaned = [
         {

@@ -2,7 +2,7 @@
 
 The name is resolved once and the connection made to that very address, so that a name cannot
 change its mind in between; every address of it must be public, after each redirect again. Sizes
-and times are limited while the bytes arrive. What went wrong is told in one sentence for all
+and times are limited while the bytes arrive. Every failure has the same sentence for all
 cases: a caller must not learn what answers behind this machine.
 """
 

@@ -1,4 +1,4 @@
-"""What a call of a backend may raise, as the one kind of refusal that clients are told."""
+"""Turns the exceptions of a gRPC call into the errors that clients see."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One uvicorn server with our own end: SIGTERM drains and exits with 0, a second one exits at once.
 
-While it drains the gateway goes on listening, so that /ready can say so and new requests are told
-to come back, instead of meeting a closed port.
+While it drains, the gateway still listens, so that /ready can report it and new requests get the
+answer to come back later, instead of a closed port.
 """
 
 from __future__ import annotations

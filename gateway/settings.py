@@ -1,4 +1,4 @@
-"""What the gateway as a whole is told at its start: where to listen, whom to let in, how much.
+"""The settings of the gateway as a whole: where to listen, who has access, which limits hold.
 
 One table: the command line (gateway/arguments.py) and the table in docs/gateway.md are made from
 it. A field's flag is its name with dashes.

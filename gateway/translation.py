@@ -33,7 +33,7 @@ class Translation:
 def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
     """The chat request of these fields; null counts as absent. Raises ApiError.
 
-    Tools are told apart by their names, so each must have one of its own.
+    Tools are distinguished by name, so every name must be unique.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:

@@ -1,9 +1,9 @@
 """Which texts a tokenizer reads as control tokens, and how a message quotes them.
 
-Whoever writes `<|im_end|>` in a question must not end his turn with it: in the text of a user or a
-tool it is only text. Such a string is broken by a mark before the chat template renders it, a
-character that no text has, so that what the template itself writes is told from what it quotes.
-`backend.engine.quoted_text` then takes the marks out and tokenises both, each in its own way.
+A user who writes `<|im_end|>` in a question must not end the message with it: in the text of users
+and tools it is plain text. So before the chat template renders such a string, a mark is inserted, a
+character that occurs in no text; it distinguishes the template's own text from text that it quotes.
+`backend.engine.quoted_text` removes the marks and tokenises the two kinds differently.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ class Engine:
     async def failed(self) -> str:
         """Wait until the engine cannot go on (never, in a healthy process); returns the cause.
 
-        What runs waits until `stop`, so that whoever probes can be told first.
+        What runs waits until `stop`, so that health checks can report it first.
         """
         assert self._failure is not None, "start() comes first"
         return await asyncio.shield(self._failure)
@@ -376,7 +376,7 @@ class Engine:
             if isinstance(owner, Encoding):
                 owner.push(what)
             elif owner is not None:
-                assert not isinstance(what, Encoded), "a generation is told of text"
+                assert not isinstance(what, Encoded), "a generation gets no encoded rows"
                 owner.push(what)
             if owner is not None and owner.over:
                 del self._generations[ticket]

@@ -82,7 +82,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the prompt is: told before the first text, to those who ask for it.
+    """How much of the prompt is computed: sent before the first text, on request.
 
     The first comes when the prompt is known to be served, before it has a slot. processed: prompt
     tokens with KV, the cached part included.

@@ -63,7 +63,7 @@ class Preparer:
     """Owner of the prompt threads.
 
     owners: who waits for which ticket, kept by the engine on the event loop; looked at here, never
-    changed. tell: takes what is to be told of a ticket, from any thread.
+    changed. tell: takes news of a ticket, from any thread.
     """
 
     def __init__(

@@ -86,9 +86,9 @@ class Scoring:
         values = _values(logits)[mx.array(firsts)]
         mx.eval(values)
         kv.evaluate(row)
-        told = cast(list[float], values.tolist())
-        _require_numbers(told)
-        for at, value in enumerate(told):
+        numbers = cast(list[float], values.tolist())
+        _require_numbers(numbers)
+        for at, value in enumerate(numbers):
             if self._plan.continuations[at].tokens:
                 self._values[at].append(value)
         self._begun = True

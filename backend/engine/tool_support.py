@@ -1,8 +1,8 @@
-"""What a chat template shows of tools, found by rendering, and the way out where it shows none.
+"""Whether a chat template renders tools, found by rendering it, and what to do if it does not.
 
-A template that drops the tools leaves the model without them, and its user without a word. Where
-nothing speaks of another format, such a model is told of them in words (`common/tool_text`), and
-its answers are read as a Hermes model's.
+A template that drops the tools would leave the model without them and the user without an error.
+Unless the model is known to use another format, it gets a description of the tools in words
+(`common/tool_text`), and its answers are parsed as a Hermes model's.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _GLANCE_SECONDS = 0.002  # between two looks whether a prompt is being prepared
 class Worker:
     """Runs the loop. All public methods may be called from any thread.
 
-    deliver: takes the publications of a round, in order. fatal: told once, with the cause, when
+    deliver: takes the publications of a round, in order. fatal: called once, with the cause, when
     the engine cannot go on; the thread ends.
     """
 

@@ -87,11 +87,11 @@ def _trailers(error: Exception) -> tuple[tuple[str, str], ...]:
     """The error as metadata; non-ASCII characters in a client's key are replaced."""
     if not isinstance(error, errors.EngineError):
         return ()
-    told = (
+    metadata = (
         (ERROR_CODE, error.code),
         *((ERROR_FIELD, field.encode("ascii", "replace").decode()) for field in error.fields),
     )
-    return tuple((key, value) for key, value in told if value)
+    return tuple((key, value) for key, value in metadata if value)
 
 
 def _defused(error: Exception) -> str:

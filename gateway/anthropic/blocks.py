@@ -1,4 +1,4 @@
-"""The content blocks of Anthropic's messages that a text and vision model can be told."""
+"""The content blocks of Anthropic's messages that text and vision models can read."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _indexed(index: Path) -> int:
 
 
 def _revision(config: ModelConfig) -> str:
-    """The branch, tag or commit that the backend is told to load."""
+    """The branch, tag or commit that the backend is to load."""
     options = dict(option.partition(":")[::2] for option in config.options)
     revision = str(config.engine_args.get("revision") or options.get("revision") or "").strip()
     return revision or "main"

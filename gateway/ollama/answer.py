@@ -35,7 +35,7 @@ def generate_part(content: str, thinking: str, _: list[Json]) -> Json:
 class Answer:
     """The answer so far. `take` every event of the generation, in order.
 
-    streams: it is told in parts; otherwise the end tells all of it.
+    streams: it is sent in parts; otherwise the last line has all of it.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Answer:
         self._content = self._thinking = ""
 
     def take(self, event: Event) -> list[Json]:
-        """The lines that an event becomes; calls are told when they are whole."""
+        """The lines that an event becomes; a call is sent when it is complete."""
         if isinstance(event, Progress):
             return [] if event.processed else [self.beat()]
         if isinstance(event, Done):
             calls = self._whole_calls()
             if not self._streams:
                 return [self._end(event, self._part(self._content, self._thinking, calls))]
-            told = [self._line(self._part("", "", calls), False)] if calls else []
-            return [*told, self._end(event, self._part("", "", []))]
+            lines = [self._line(self._part("", "", calls), False)] if calls else []
+            return [*lines, self._end(event, self._part("", "", []))]
         for call in event.tool_calls:
             self._add(call)
         self._content += event.content

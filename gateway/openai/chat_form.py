@@ -1,4 +1,4 @@
-"""How a chat answer is to be told: what both the whole and the streamed form go by."""
+"""What the client asked for in a chat answer; used for whole and streamed answers alike."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def form_of(request: ChatCompletionRequest) -> ChatForm:
 
 
 def wants_logprobs(request: ChatCompletionRequest) -> bool:
-    """Whether log-probabilities are told at all: a number of 0 or below turns them off."""
+    """Whether log-probabilities are sent at all: a number of 0 or below turns them off."""
     return request.logprobs is True or (request.logprobs or 0) > 0 or (request.n_probs or 0) > 0
 
 

@@ -59,11 +59,11 @@ class _Choice:
         self._index = index
         self._form = form
         self._begun = False
-        self._calls: dict[int, list[str]] = {}  # the arguments of those whose name has been told
+        self._calls: dict[int, list[str]] = {}  # the arguments of those whose name has been sent
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[dict[str, Any]]:
-        """The choice of the first chunk, unless it has been told."""
+        """The choice of the first chunk, unless it has been sent."""
         if self._begun:
             return []
         self._begun = True

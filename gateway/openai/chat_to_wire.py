@@ -78,7 +78,7 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
         raise ApiError(
             400,
             "include_reasoning is false and log-probabilities are asked for: those of the"
-            " reasoning cannot be told from those of the answer, so leave out one of the two",
+            " reasoning cannot be separated from those of the answer, so leave out one of the two",
             param="include_reasoning",
         )
     if wanted:

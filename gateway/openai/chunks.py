@@ -39,13 +39,13 @@ class ChunkWriter:
 
     def progress(self, choice: dict[str, Any], progress: Progress) -> str:
         """llama.cpp's `prompt_progress`, in a chunk that says nothing else."""
-        told = {
+        numbers = {
             "total": progress.total,
             "cache": progress.cached,
             "processed": progress.processed,
             "time_ms": round(progress.ms),
         }
-        return f'{self._start}{_encode(choice)}],"prompt_progress":{_encode(told)}}}\n\n'
+        return f'{self._start}{_encode(choice)}],"prompt_progress":{_encode(numbers)}}}\n\n'
 
     def usage(self, usage: dict[str, Any]) -> str:
         """The event of the chunk that has no choice, but the usage."""

@@ -77,7 +77,7 @@ def _nothing(index: int) -> dict[str, Any]:
 
 
 class _Choice:
-    """One answer: what has come of it and has not been told."""
+    """One answer: the part that has arrived and has not been sent."""
 
     def __init__(self, index: int, plan: CompletionPlan) -> None:
         self._index = index
@@ -112,7 +112,7 @@ class _Choice:
             self._entries.append(END)
 
     def pending(self) -> dict[str, Any]:
-        """The choice with all that was not told before."""
+        """The choice with all that was not sent before."""
         text, self._text = "".join(self._text), []
         entries, self._entries = self._entries, []
         wanted = self._plan.logprobs is not None

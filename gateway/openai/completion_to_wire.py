@@ -25,7 +25,7 @@ class CompletionPlan:
     """What is asked of the backend, and what the answer has to say of it.
 
     per_prompt: answers to each of the prompts. logprobs: alternatives per token; None where none
-    are told.
+    are sent.
     """
 
     wanted: list[pb.PredictOptions]

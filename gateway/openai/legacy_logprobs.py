@@ -1,7 +1,7 @@
 """Log-probabilities in the form of the legacy completions: four lists of one length.
 
 It is what lm-eval's `local-completions` reads. It takes the answer to be one token longer than
-the prompt, so with `echo` the end of the sequence is told as a token too: empty, without a
+the prompt, so with `echo` the end of the sequence is listed as a token too: empty, without a
 probability.
 """
 

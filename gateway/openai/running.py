@@ -38,8 +38,8 @@ async def events_of(
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
         names = partial(names_of, request)
-        told = generate_all(lease.stub, wanted, seconds=limit, names=names)
-        async with aclosing(told) as events:
+        answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
+        async with aclosing(answers) as events:
             async for index, event in events:
                 times[index].take(event)
                 yield index, event

@@ -17,7 +17,7 @@ _DRAW = -1  # the wire's seed that asks for a fresh one
 
 
 def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: ModelConfig) -> None:
-    """Everything but Seed, Tokens and what is told of tokens. Raises ApiError."""
+    """Everything but Seed, Tokens and log-probabilities. Raises ApiError."""
     defaults = config.parameters
     options.Temperature = _said(fields.temperature, defaults, "temperature")
     options.TopP = _share(_said(fields.top_p, defaults, "top_p"))

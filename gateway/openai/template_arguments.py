@@ -107,7 +107,7 @@ def _require_no_template(request: ChatCompletionRequest) -> None:
     if request.include_reasoning is False:
         raise ApiError(
             400,
-            "include_reasoning is false, but reasoning is not told from the answer with"
+            "include_reasoning is false, but reasoning is not separated from the answer with"
             " role_mapping: leave out one of them",
             param="include_reasoning",
         )

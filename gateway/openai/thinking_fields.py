@@ -58,7 +58,7 @@ class ThinkingFields(Strict):
     include_reasoning: bool | None = Field(
         default=None,
         description="false leaves reasoning out of the answer (it is still generated);"
-        " not with log-probabilities, which are told of every token.",
+        " not with log-probabilities, which are sent for every token.",
     )
     enable_thinking: bool | None = Field(default=None, description="Reaches the chat template.")
     thinking_budget: Budget = Field(
@@ -83,13 +83,13 @@ class ThinkingFields(Strict):
             values["enable_thinking"] = _SWITCH.get(self.thinking.type or "auto")
             values["thinking_budget"] = self.thinking.budget_tokens
         if self.reasoning is not None:
-            told = {
+            named = {
                 "reasoning_effort": self.reasoning.effort,
                 "enable_thinking": self.reasoning.enabled,
                 "include_reasoning": False if self.reasoning.exclude else None,
                 "thinking_budget": self.reasoning.max_tokens,
             }
-            values |= {name: value for name, value in told.items() if value is not None}
+            values |= {name: value for name, value in named.items() if value is not None}
         if any(getattr(self, name) is not None for name in BUDGETS):
             values.pop("thinking_budget", None)
         return values

@@ -1,7 +1,7 @@
 """One response as it comes in: the events of its stream, and the response object.
 
 Items follow each other: reasoning, message, and one for each call. Every event has the next
-sequence number; an item is announced, grows by deltas, and is told whole when it is done.
+sequence number; an item is announced, grows by deltas, and is sent whole when it is done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Answer:
         self._parts: list[str] = []
         self._arguments = ""  # of the open item, where it is a call of a custom tool
         self._logprobs: list[Json] = []
-        self._before: Sequence[Json] = ()  # log-probabilities told with what came before the text
+        self._before: Sequence[Json] = ()  # log-probabilities sent with what came before the text
         self._number = 0
         self._last: Json = self._response("in_progress")
 
@@ -128,10 +128,10 @@ class Answer:
 
     def _input(self, text: str) -> list[Json]:
         """What the text of a custom tool has grown by."""
-        told = "".join(self._parts)
-        if len(text) <= len(told):
+        sent = "".join(self._parts)
+        if len(text) <= len(sent):
             return []
-        self._parts.append(text[len(told) :])
+        self._parts.append(text[len(sent) :])
         name = "response.custom_tool_call_input.delta"
         return [self._of_item(name, delta=self._parts[-1])]
 
@@ -150,7 +150,7 @@ class Answer:
             return []
         rest = []
         if status == "completed" and not self._parts and _text_in(self._arguments) is None:
-            # Arguments of another form are told as they were written.
+            # Arguments of another form are sent as the model wrote them.
             rest = self._input(self._arguments)
         item = self._drop_open(status)
         if item["type"] == "function_call":

@@ -1,6 +1,6 @@
 """The request of `/responses`, as OpenAI's API defines it.
 
-Every field is honoured by gateway/responses/to_chat, or told in the response; what else may be
+Every field is honoured by gateway/responses/to_chat, or repeated in the response; what else may be
 sent, see gateway/tolerance.
 """
 

@@ -1,6 +1,6 @@
 """Which of a backend's log-probabilities are those of the text, where text begins.
 
-Tokens that write no text of their own (the end of reasoning, the mark of a channel) are told with
+Tokens that write no text of their own (the end of reasoning, the mark of a channel) are sent with
 the Reply that comes next, and where reasoning ends and text begins in one step the first Reply has
 the tokens of both. What a token writes says which it is.
 """
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequence[Json]:
-    """The entries from the one on that begins `text`, of those told right `before` and `beside` it.
+    """The entries from the one on that begins `text`, of those sent right `before` and `beside` it.
 
     Entries may go further than the text, whose end may be held back. Where none begins it, because
     a token writes text and more, they are all those beside it.

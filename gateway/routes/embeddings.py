@@ -109,12 +109,12 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
         }
         for place, vector in enumerate(vectors)
     )
-    told = {
+    others = {
         "object": "list",
         "model": body.model or gateway.supervisor.resolve(body.model).name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return in_parts("data", entries, told)
+    return in_parts("data", entries, others)
 
 
 async def vectors_of(
@@ -139,7 +139,7 @@ async def vectors_of(
     return (_cut(reply.embeddings, asked.dimensions) for reply in replies), tokens
 
 
-def in_parts(name: str, entries: Iterable[Any], told: dict[str, Any]) -> Response:
+def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Response:
     """An object whose list `name` is written an entry at a time, before the rest of the object.
 
     Millions of numbers take seconds to write, in which streams would stand still.
@@ -151,7 +151,7 @@ def in_parts(name: str, entries: Iterable[Any], told: dict[str, Any]) -> Respons
             yield separator + to_json(entry)
             separator = b","
             await asyncio.sleep(0)
-        yield b"]," + to_json(told)[1:]
+        yield b"]," + to_json(others)[1:]
 
     return StreamingResponse(written(), media_type="application/json")
 

@@ -74,8 +74,8 @@ async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts."""
     asked = EmbeddingRequest.model_validate(body.model_dump())
     vectors, tokens = await vectors_of(asked, gateway)
-    told = {"model": body.model, "prompt_eval_count": tokens}
-    return in_parts("embeddings", map(list, vectors), told)
+    others = {"model": body.model, "prompt_eval_count": tokens}
+    return in_parts("embeddings", map(list, vectors), others)
 
 
 @router.get("/api/tags")
@@ -166,8 +166,8 @@ async def _answered(
             "application/x-ndjson",
         )
     async with aclosing(lines):
-        told = [line async for line in lines]
-    return JSONResponse(told[-1])
+        *_, last = [line async for line in lines]
+    return JSONResponse(last)
 
 
 async def _lines(question: Question, gateway: Gateway, reply: Answer) -> AsyncGenerator[Json, None]:

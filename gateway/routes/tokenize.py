@@ -126,7 +126,7 @@ async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:
     if len(tokens) > _MOST_PIECES:
         raise ApiError(
             400,
-            f"the text has {len(tokens)} tokens: pieces are told of at most {_MOST_PIECES}",
+            f"the text has {len(tokens)} tokens: pieces are listed for at most {_MOST_PIECES}",
             param="with_pieces",
         )
     different = list(dict.fromkeys(tokens))

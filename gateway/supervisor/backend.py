@@ -30,7 +30,7 @@ class Backend:
         self.process = process
         self.connection = connection
         self.doubted = False  # a request found nobody there
-        self.emptied = False  # a request was told that no model is loaded
+        self.emptied = False  # a request got the answer that no model is loaded
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str, warden: Warden) -> Backend:

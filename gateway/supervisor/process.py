@@ -71,7 +71,7 @@ class BackendProcess:
         return not self.exited.done() and _running(self.pid)
 
     async def listening(self) -> int:
-        """The port, once the process has told it. Raises LoadFailed if it ends before."""
+        """The port, once the process has printed it. Raises LoadFailed if it ends before that."""
         if not self.port:
             bound = asyncio.ensure_future(self._bound.wait())
             await asyncio.wait((bound, self.exited), return_when=asyncio.FIRST_COMPLETED)

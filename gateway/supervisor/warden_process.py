@@ -50,7 +50,7 @@ class _Backend:
             self.signal(bytes((signal.SIGTERM,)))
 
     def ended(self) -> bool:
-        """Whether the process is gone; the gateway is told so, and its group is killed."""
+        """Whether the process has ended; then notify the gateway and kill the process group."""
         if time.monotonic() >= self.kill_at:
             self.kill_at = math.inf
             self.signal(bytes((signal.SIGKILL,)))

@@ -62,7 +62,7 @@ _ONLY_ENCODERS = frozenset({
     "roberta", "xlm-roberta", "xlm_roberta",
 })  # fmt: skip
 _SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "modules.json"})
-# Rerankers that answer "yes" or "no": generating models, told apart by what they are asked.
+# Rerankers that answer "yes" or "no": generating models, distinguished by their prompts.
 ANSWERING_RERANKERS = frozenset({"qwen3"})
 
 

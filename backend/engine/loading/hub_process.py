@@ -59,12 +59,12 @@ class Progress:
     """Tells how far a download is, at most every two seconds."""
 
     name: str
-    told: float
+    reported: float
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        if time.monotonic() - self.told < _PROGRESS_SECONDS:
+        if time.monotonic() - self.reported < _PROGRESS_SECONDS:
             return
-        self.told = time.monotonic()
+        self.reported = time.monotonic()
         _log.info(
             "downloading model %s: %d of %d files, %d of %d MiB",
             shown(self.name),

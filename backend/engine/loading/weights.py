@@ -207,16 +207,16 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
 def _evaluate(model: Any, total: int) -> Stages[None]:
     import mlx.core as mx
 
-    started = told = time.monotonic()
+    started = reported = time.monotonic()
     done = 0
     for part in _slices(model):
         yield "engine"
         mx.eval(part)
         done += sum(array.nbytes for array in part)
-        if time.monotonic() - told >= _PROGRESS_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - reported >= _PROGRESS_SECONDS:
+            reported = time.monotonic()
             _log.info("loading weights: %d of %d MiB", done // MIB, total // MIB)
-    if told != started:
+    if reported != started:
         _log.info("loaded %d MiB of weights in %.1f s", total // MIB, time.monotonic() - started)
 
 

@@ -103,7 +103,7 @@ class ItemProcessor:
             return item
 
     def used_pixels(self) -> int | None:
-        """To how many pixels it scales a large image down; None where that cannot be told.
+        """To how many pixels it scales a large image down; None if that is unknown.
 
         Where the processor names no number, it is what it makes of a large image.
         """

@@ -200,11 +200,11 @@ def _require_seen_in_order(model: SeeingModel, item: MediaItem) -> None:
     )
     assert prefill is not None
     prefill.look(0, len(tokens))
-    told = prefill.run(0, len(tokens), cache)[0, -1].astype(mx.float32)
+    seen = prefill.run(0, len(tokens), cache)[0, -1].astype(mx.float32)
     expected, blind = (
         plain_pass(model, tokens, seen)[-1].astype(mx.float32) for seen in (item, None)
     )
-    if not mx.abs(told - expected).max() <= mx.abs(blind - expected).max() / 6:
+    if not mx.abs(seen - expected).max() <= mx.abs(blind - expected).max() / 6:
         raise ValueError("its clips are read otherwise in a whole prompt")
 
 
