@@ -17,7 +17,7 @@ def as_refusals(names: Names) -> Iterator[None]:
     """Raise ApiError, in the client's `names`, for every end of a call but a good one.
 
     A channel that is closed cancels its calls, so their readers get a CancelledError that nobody
-    asked for: only the cancellation of the task itself goes on as one.
+    asked for: only the cancellation of the task itself is raised as one.
     """
     try:
         yield

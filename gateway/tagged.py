@@ -116,8 +116,8 @@ def text_of(value: Any) -> str:
         return ""
     source = value.get("source")
     if isinstance(source, dict):  # a document of Anthropic's
-        held = "data" if source.get("type") == "text" else "content"
-        return "\n".join(filter(None, [text_of(value.get("title")), text_of(source.get(held))]))
+        field = "data" if source.get("type") == "text" else "content"
+        return "\n".join(filter(None, [text_of(value.get("title")), text_of(source.get(field))]))
     return text_of(value.get("text") or value.get("content"))
 
 

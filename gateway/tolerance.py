@@ -21,7 +21,7 @@ from gateway.problems import place_of
 
 Place = tuple[str | int, ...]
 DROPPED = object()  # in place of what goes
-MOST_REPAIRS = 10_000  # of one round: 0.2 s, in which no stream goes on
+MOST_REPAIRS = 10_000  # of one round: 0.2 s, in which all streams wait
 _ROUNDS = 8  # repairs that bring further ones to light: a nested field, a kind inside a kind
 _FORMS: tuple[Place, ...] = (
     ("response_format",),

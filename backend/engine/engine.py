@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
 _LOOK_SECONDS = 1.0  # that Status waits for a step to end
-_FAILED = "the engine cannot go on and the backend ends: send the request again in a while"
+_FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # that a cancelled load has to leave its files
 _MOST_LEFT_BEHIND = 4
 _SAVE_SECONDS = 1.0  # for what is being written to disk when the process stops
@@ -277,7 +277,7 @@ class Engine:
             await asyncio.to_thread(self._served.disk.close, min(max(left, 0.0), _SAVE_SECONDS))
 
     async def failed(self) -> str:
-        """Wait until the engine cannot go on (never, in a healthy process); returns the cause.
+        """Wait until the engine has failed (never, in a healthy process); returns the cause.
 
         What runs waits until `stop`, so that health checks can report it first.
         """
@@ -390,7 +390,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self.fail, cause)
 
     def fail(self, cause: str) -> None:
-        """The engine cannot go on, whether it knows or hangs. The first cause counts."""
+        """The engine has failed, by an error or because it hangs. The first cause counts."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
 

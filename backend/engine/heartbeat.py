@@ -73,7 +73,7 @@ class Heartbeat:
 
     @property
     def ticks(self) -> int:
-        """How often the event loop has said that it runs."""
+        """How often the event loop has reported that it runs."""
         return self._numbers[_TICKS]
 
     @property
@@ -114,7 +114,7 @@ class Standstill:
     """Counts how often in a row a number was looked at that should have changed and had not.
 
     Looks are counted instead of seconds, because a process that was stopped, or a machine that
-    was suspended, has made no progress either: its clock may have gone on, but it has not looked.
+    was suspended, has made no progress either: its clock may have advanced, but it has not run.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class LogitsHead:
         try:
             found = run()
             fits = found.shape == (1, 1, whole.shape[-1]) and _close(found[0, 0], whole[0, 1])
-        except ValueError:  # shapes that the model cannot go on with
+        except ValueError:  # shapes that the model cannot process
             fits = False
         finally:
             self._places = None

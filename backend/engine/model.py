@@ -24,7 +24,7 @@ class EngineModel:
     """A loaded model and the figures that scheduling depends on.
 
     head: computes the logits of chosen tokens alone. vocabulary: width of the logits. new_text: a
-    sequence's decoder; the argument says whether its text goes on from the prompt's. slots:
+    sequence's decoder; the argument says whether its text continues the prompt's. slots:
     sequences that may decode together. batches: whether its caches can hold several sequences.
     trims: whether they can all be cut back. together: whether prompts of different lengths can
     share a prefill pass. memory_limit: bytes that MLX may use in all; weights_bytes of them are

@@ -317,7 +317,7 @@ class Refusal:
 class StepPlan:
     """One step, in the order in which the executor carries it out.
 
-    features: bytes that features of images and sounds may go on to take; None: what they take.
+    features: bytes that features of images and sounds may keep; None: no change.
     preempt: sequences that stay and are to start again. prefill: passes; the sequences of a pass
     are computed together. decode: how many sequences decode in each batch, by its number.
     """

@@ -432,7 +432,7 @@ class Planner:
             self._evict(self.index.shrink(most, {*pinned, *self._copied}))
 
     def _shrink_features(self, left: int) -> int | None:
-        """What features may go on to take of the bytes that are left; None: what they take."""
+        """How many of the bytes that are left features may keep; None: no change."""
         if self._features <= max(left, 0):
             return None
         self._features = max(left, 0)

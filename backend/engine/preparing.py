@@ -55,7 +55,7 @@ _TOO_DEEP = (
     " fewer levels of objects and lists in each other"
 )
 
-# Yields the threads on which it wants to go on.
+# Yields the threads on which its next part must run.
 Work = Callable[["ServedModel", int], Iterator[Stage]]
 
 
@@ -208,7 +208,7 @@ class Preparer:
                 # Cancelled meanwhile: that command may have overtaken the row's.
                 self._worker.send(Cancel(ticket))
         finally:
-            self._worker.withdraw(ticket)  # what goes on elsewhere takes longer
+            self._worker.withdraw(ticket)  # other kinds of preparation take longer
 
     def _find_on_disk(
         self, served: ServedModel, request: GenerationRequest, prompt: list[int]

@@ -1,10 +1,10 @@
 """Which lengths of a chat prompt later prompts are likely to share, in tokens.
 
-A cache that cannot be cut back serves only at lengths where a snapshot of it was taken, so those
-have to be known before the prompt is read. Chat templates do not just append: the end that opens an
-answer goes, reasoning goes once the next question is asked, tools move. Nothing but the template
-knows, so the ways in which conversations go on are rendered, and what the prompt has in common with
-each of them is a cut.
+A cache that cannot be truncated can be reused only at lengths where a snapshot of it was taken, so
+these must be known before the prompt is computed. Chat templates do not just append: they drop the
+text that opens an answer, drop reasoning once the next question is asked, and move tools. Only the
+template knows, so the usual continuations of a conversation are rendered, and the length that the
+prompt shares with each of them is a place for a snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
-# Not in any text that travels, so that no prompt goes on with it by chance.
+# Not in any text that travels, so that no prompt contains it by chance.
 _OTHER_TEXT = "\ufdee"
 _LONGEST_STRETCH = 1 << 16  # characters that are tokenised again to find a cut in them
 

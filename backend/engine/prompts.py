@@ -49,7 +49,7 @@ _MOST_LOGPROBS = (
     1 << 18
 )  # log-probabilities: some 25 MB of JSON; a message of the wire holds 50 MiB
 _COUNTED_CONTEXTS = 16  # as many are counted of a prompt that is not to be read
-_TAIL = 512  # characters of the prompt's end that tell what the model goes on with
+_TAIL = 512  # characters of the prompt's end that show which block the model continues
 # No text that travels has Unicode's noncharacters, and no client knows the number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
 # Templates in Python assert what messages must have, and raise NotImplementedError for roles.
@@ -243,7 +243,7 @@ class PromptBuilder:
         return [self._tokenizer.bos_token_id, *tokens] if self._adds_bos else tokens
 
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
-        """How much of a rendered prompt each way to go on shares with it, in characters."""
+        """Characters of a rendered prompt that each possible continuation shares with it."""
         lists = self._media is not None and self._media.lists
         for messages in continuations(prompt.messages, lists=lists):
             try:
@@ -381,7 +381,7 @@ class PromptBuilder:
         return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
-        """Tokens of a raw text that may go on: a BOS as `build` adds it, and no end of sequence."""
+        """Tokens of a raw text to continue: a BOS as `build` adds it, and no end of sequence."""
         self._require_short(text, self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)

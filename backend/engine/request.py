@@ -125,7 +125,7 @@ class Extras:
 
     grammar_type: how the text of a grammar is to be read; auto tells JSON schemas from GBNF.
     thinking_budget: most tokens of reasoning; -1: as many as the model likes.
-    grammar_or_calls: the grammar holds what is said, and offered tools may be called instead.
+    grammar_or_calls: the grammar applies to content, and offered tools may be called instead.
     stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
     stream_progress: a stream tells how far the prompt is.
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
@@ -133,7 +133,7 @@ class Extras:
     prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
     prompt_only: read the prompt and generate nothing.
     count_only: only count the prompt's tokens.
-    continue_final_message: the last message is an answer to go on with.
+    continue_final_message: the answer continues the last message.
     presence_window, frequency_window: as in `Sampling`.
     image_messages, audio_messages, video_messages: the message to which each item belongs.
     """

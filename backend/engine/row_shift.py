@@ -29,7 +29,7 @@ class _Weightless:
         return True
 
     def trim(self, tokens: int) -> int:
-        """Nothing: a row that goes on from a shorter prefix is given its own shift."""
+        """Nothing: a row that starts from a shorter prefix gets its own shift."""
         return tokens
 
     def prepare(self, **padding: Any) -> None:

@@ -194,7 +194,7 @@ class Scheduler:
         plan = self.planner.plan(self._now(), self._take_events())
         self._gauges.heartbeat.begin(str(plan))
         if plan == StepPlan(plan.number) and self._model.disk is not None:
-            self._model.disk.drain(_BREATH)  # nothing can go on until they are there
+            self._model.disk.drain(_BREATH)  # no sequence can continue until they are written
         for refusal in plan.refuse:
             self._refuse(refusal)
         if not plan.only_decodes:

@@ -106,7 +106,7 @@ class TokenTexts:
             self._strip = "Strip" in kinds
 
     def stream(self, continues: bool) -> TextStream:
-        """A decoder for one row. continues: does its text go on from the prompt's?
+        """A decoder for one row. continues: whether its text continues the prompt's.
 
         SentencePiece writes a space before every first word: an answer drops it, the continuation
         of a raw prompt keeps it.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _GATHER_SECONDS = 0.025  # at most, that the first of several prompts waits for the others
-_LINGER_SECONDS = 0.01  # at most, that the latest waits for one that nobody has heard of yet
+_LINGER_SECONDS = 0.01  # at most, that the latest waits for one that has not been announced yet
 _LINGER_SHARE = 0.1  # of the time that its prefill takes
 _GLANCE_SECONDS = 0.002  # between two looks whether a prompt is being prepared
 
@@ -41,7 +41,7 @@ class Worker:
     """Runs the loop. All public methods may be called from any thread.
 
     deliver: takes the publications of a round, in order. fatal: called once, with the cause, when
-    the engine cannot go on; the thread ends.
+    the engine has failed; the thread ends.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Worker:
                 self._outbox.flush()
         except BaseException as fault:
             _log.critical("the engine thread failed", exc_info=fault)
-            self._fatal(f"the engine cannot go on: {type(fault).__name__}: {fault}")
+            self._fatal(f"the engine has failed: {type(fault).__name__}: {fault}")
         finally:
             self._refuse_rest()
             self._outbox.flush(everything=True)
@@ -213,7 +213,7 @@ class Worker:
             encoder.step(running=running, room=room)
 
     def _load(self, command: Load) -> None:
-        """Run a stage. The model that serves goes on until the new one is whole."""
+        """Run a stage. The current model serves until the new one is complete."""
         if not command.done.set_running_or_notify_cancel():
             return
         try:
@@ -261,8 +261,8 @@ class Worker:
         import mlx.core as mx
 
         mx.synchronize()
-        held = {"mlx_active": mx.get_active_memory(), "mlx_cache": mx.get_cache_memory()}
-        return held | (self._scheduler.memory() if self._scheduler is not None else {})
+        parts = {"mlx_active": mx.get_active_memory(), "mlx_cache": mx.get_cache_memory()}
+        return parts | (self._scheduler.memory() if self._scheduler is not None else {})
 
     def _refuse_rest(self) -> None:
         """Answer the commands that come after the end, so that nobody waits for them."""

@@ -140,7 +140,7 @@ def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
 
 
 def nothing_said(reading: Reading, _opener: str) -> bool:
-    """Whether nothing was said since the last block: only there may calls begin like text."""
+    """Whether no content has come since the last block: only there may calls begin like text."""
     return reading.answer.fresh and not reading.answer.reasoning
 
 

@@ -1,7 +1,7 @@
 """The grammar that most families share: reasoning between tags, marked calls, and text.
 
 A marker counts only if it is not quoted. A reasoning tag that is ordinary text opens reasoning only
-if nothing has been said since the last block; a quoted call (in a code block, in inline code, in a
+if no content has come since the last block; a quoted call (in a code block, in inline code, in a
 sentence of reasoning) is text. Text that turns out not to be a call is put back and read again as
 text.
 """

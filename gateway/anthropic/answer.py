@@ -99,7 +99,7 @@ class Answer:
         return events
 
     def _switch(self, kind: str | int, block: Json) -> list[Json]:
-        """End the open block and begin another, unless it is the open one that goes on."""
+        """End the open block and begin another, unless the open block continues."""
         if self._open == kind:
             return []
         events = self._close()

@@ -1,13 +1,13 @@
 """An Anthropic request as the chat request that means the same.
 
-Everything that is said of sampling, tools, images and forms is then decided in one place, by
+Everything about sampling, tools, images and forms is then decided in one place, by
 gateway/openai. Rules of Anthropic's that chat requests have no field for:
 
 - A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
 - A system turn at the end is what the model answers, so it is a user's: chat templates know system
   turns at the beginning.
-- A last turn of the assistant is the beginning of the answer, which goes on with it.
+- The answer continues the last message if that is the assistant's.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
 
@@ -91,7 +91,7 @@ def _require_begun(message: Json, index: int) -> None:
         raise ApiError(
             400,
             f"{last} cannot be continued: end messages with a user turn, or with an assistant's"
-            " text to go on with",
+            " text to continue",
             param=last,
         )
 

@@ -44,9 +44,9 @@ class Checkpoints:
 
     def completed(self, config: ModelConfig) -> ModelConfig:
         """The model with its checkpoint's values, where its file has none."""
-        said = self._said(self._folder(config) / "generation_config.json")
+        found = self._defaults_of(self._folder(config) / "generation_config.json")
         given = config.parameters
-        new = {name: value for name, value in said.items() if getattr(given, name) is None}
+        new = {name: value for name, value in found.items() if getattr(given, name) is None}
         if "repeat_penalty" in new and given.repeat_last_n is None:
             new["repeat_last_n"] = -1  # transformers' penalty looks at the whole text
         if not new:
@@ -81,21 +81,21 @@ class Checkpoints:
             revision = (repository / "refs" / revision).read_text(encoding="ascii").strip()
         return repository / "snapshots" / revision
 
-    def _said(self, file: Path) -> dict[str, Any]:
+    def _defaults_of(self, file: Path) -> dict[str, Any]:
         try:
             status = file.stat()
             stamp = (status.st_mtime_ns, status.st_size)
             if (known := self._read.get(file)) and known[0] == stamp:
                 return known[1]
             with file.open("rb") as opened:
-                said = _sampling(json.loads(opened.read(_LARGEST)))
+                found = _sampling(json.loads(opened.read(_LARGEST)))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError):
             _log.warning("generation_config.json of %s cannot be read", file.parent.name)
-            said = {}
-        self._read[file] = stamp, said
-        return said
+            found = {}
+        self._read[file] = stamp, found
+        return found
 
 
 def _sizes(folder: Path, pattern: str) -> int:

@@ -79,7 +79,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Reques
     )
     continue_final_message: bool | None = Field(
         default=None,
-        description="The last message is an assistant's, and the answer goes on with its text.",
+        description="The last message is an assistant's, and the answer continues its text.",
     )
     add_generation_prompt: bool | None = Field(
         default=None, description="vLLM: false with continue_final_message, else true."

@@ -53,7 +53,7 @@ class ChatStream:
 
 
 class _Choice:
-    """One answer of the stream: what has been said of it, and what waits for the next chunk."""
+    """One answer of the stream: what has been sent, and what waits for the next chunk."""
 
     def __init__(self, index: int, form: ChatForm) -> None:
         self._index = index

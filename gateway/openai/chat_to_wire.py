@@ -53,7 +53,7 @@ def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
 
 
 def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
-    """Tools and the form of the answer: the form is for what is said, not for calls."""
+    """Tools and the form of the answer: the form applies to content, not to calls."""
     offer = offer_of(request)
     constraint = constraint_of(request)
     write_tools(options, offer, single=is_single_call(request))
@@ -117,7 +117,7 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
         raise ApiError(
             400,
             f"add_generation_prompt is {json.dumps(continues)} and continue_final_message is"
-            f" {json.dumps(continues)}: an answer either begins a turn or goes on with one",
+            f" {json.dumps(continues)}: an answer either begins a message or continues one",
             param="add_generation_prompt",
         )
     if continues and request.role_mapping is not None:
@@ -130,6 +130,6 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
         raise ApiError(
             400,
             f"messages[{len(request.messages) - 1}] is not an assistant's: continue_final_message"
-            " goes on with one",
+            " continues only an assistant's message",
             param="continue_final_message",
         )

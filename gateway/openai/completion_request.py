@@ -1,4 +1,4 @@
-"""The body of `/completions`: a prompt that is gone on with as it is."""
+"""The body of `/completions`: a prompt that is continued as it is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CompletionRequest(SamplingFields, FormatFields, Request):
     )
 
     def before(self) -> str | Prompts | Tokens:
-        """What is gone on with."""
+        """The text or tokens to continue."""
         return self.prompt
 
     def infill(self) -> dict[str, Any] | None:

@@ -82,7 +82,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
 
 def _filled(prompt: Prompt, place: str) -> Prompt:
     if not prompt:
-        raise ApiError(400, f"{place} is empty: send a text or tokens to go on with", param=place)
+        raise ApiError(400, f"{place} is empty: send a text or tokens to continue", param=place)
     return prompt
 
 

@@ -21,9 +21,7 @@ class NamedSchema(Strict):
     schema_: dict[str, Any] | None = Field(
         default=None, alias="schema", description="The JSON schema; without one, any JSON object."
     )
-    strict: bool | None = Field(
-        default=None, description="The answer is held to the schema in any case."
-    )
+    strict: bool | None = Field(default=None, description="The schema is enforced in any case.")
 
 
 class ResponseFormat(Strict):

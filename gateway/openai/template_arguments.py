@@ -65,7 +65,7 @@ def _thinking(request: ChatCompletionRequest) -> bool | None:
 def _require_agreement(
     variables: Mapping[str, Any], thinking: bool | None, request: ChatCompletionRequest
 ) -> None:
-    """Backends let the field win over the variable, so one of the two would not be heard."""
+    """Backends let the field win over the variable, so one of the two would be ignored."""
     if (
         thinking is not None
         and _THINKING in variables

@@ -21,7 +21,7 @@ class InputText(Strict):
 
 
 class OutputText(Strict):
-    """Text that the model said earlier; annotations and log-probabilities are not looked at."""
+    """Earlier text of the model; annotations and log-probabilities are not looked at."""
 
     type: Literal["output_text"] = "output_text"
     text: str
@@ -77,7 +77,7 @@ _Content = Annotated[list[Part], text_as(_input_text, str | list[_Part])]
 
 
 class Message(Strict):
-    """What one side said."""
+    """A message of one role."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]

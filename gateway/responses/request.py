@@ -223,7 +223,7 @@ class PromptRequest(Request):
         None, description="A system message before all; not carried to the next response."
     )
     previous_response_id: str | None = Field(
-        None, description="A stored response whose conversation goes on."
+        None, description="A stored response whose conversation continues."
     )
     tools: list[Tool] | None = Field(None, max_length=1024)
     tool_choice: ToolChoice | None = None

@@ -1,4 +1,4 @@
-"""Responses that can be gone on with, or asked for again: in memory, and bounded.
+"""Stored responses, to be continued or fetched again: in memory, and bounded.
 
 A stored response holds its whole conversation, so that it can be continued when those before it
 are gone. The ones that were used least recently make room, and go after a while in any case;

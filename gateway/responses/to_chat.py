@@ -113,7 +113,7 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 def _conversation(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item]
 ) -> Conversation:
-    """The instructions, what was said before, and the input."""
+    """The instructions, the conversation before, and the input."""
     conversation = Conversation()
     items = [(item, _EARLIER) for item in earlier]
     items += [(item, f"input[{index}]") for index, item in enumerate(given)]

@@ -1,4 +1,4 @@
-"""`/completions`: the legacy endpoint, which goes on with a text as it is."""
+"""`/completions`: the legacy endpoint, which continues a text as it is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`/api/status`: what the models are doing, for the page, which asks by the clock.
 
-A look keeps no model loaded and loads none. What a backend said stays in the log: it may name
-paths.
+A request for it loads no model and keeps none loaded. A backend's own words stay in the log,
+because they may name paths.
 """
 
 from __future__ import annotations

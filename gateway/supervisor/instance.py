@@ -173,7 +173,7 @@ class ModelInstance:
         return None
 
     async def _within_limit(self, start: Coroutine[Any, Any, None]) -> None:
-        """Raises TimeoutError where it takes too long; a download may, as long as it goes on."""
+        """Raises TimeoutError where it takes too long; a download may, while it makes progress."""
         work = asyncio.ensure_future(start)
         fetched = None
         try:

@@ -138,7 +138,7 @@ class DiskCache:
     ) -> None:
         """Queue a prefix for the disk; the engine thread.
 
-        row: evaluated, holding exactly `tokens`; others may go on with clones of it. path: the
+        row: evaluated, holding exactly `tokens`; others may extend clones of it. path: the
         request's own file, whose entry it replaces; None: the folder, if there is one.
         """
         if len(tokens) < LEAST_TOKENS or (path is None and self._folder is None):

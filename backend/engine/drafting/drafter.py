@@ -1,6 +1,6 @@
 """What guesses the next tokens of a sequence that decodes alone, and for how many it is asked.
 
-`LookupDrafter` guesses that a sequence goes on as it did before, where its latest tokens stood
+`LookupDrafter` guesses that a sequence continues as it did before, where its latest tokens stood
 once already: prompt lookup, as in https://arxiv.org/abs/2304.04487. No model is needed, and it pays
 where an answer quotes or repeats: editing, summaries, code, records.
 """
@@ -83,7 +83,7 @@ class DraftLength:
 
     Longer after guesses that were all right, as long as what was right otherwise; a rest after
     failures. A rest is counted in tokens of the sequence, so plain steps in between need not be
-    reported. Rests double while attempts go on failing: text that cannot be guessed then pays for
+    reported. Rests double while attempts keep failing: text that cannot be guessed then pays for
     one short attempt in 16 tokens.
     """
 
@@ -186,7 +186,7 @@ class NgramIndex:
 
 
 def continued(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on; past the end they go on with themselves, as a repeat does."""
+    """`count` tokens from `place` on; past the end they repeat from the start, as a loop does."""
     found = list(tokens[place : place + count])
     period = len(found)
     found.extend(found[at % period] for at in range(period, count))

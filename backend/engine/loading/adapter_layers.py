@@ -47,15 +47,17 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     """Record the adapters in the model. Raises ModelRejected; the model is then spoilt."""
     layers: dict[str, list[_Part]] = {}
     for adapter in adapters:
-        held = mx.load(str(adapter.weights))
-        assert isinstance(held, dict)
+        tensors = mx.load(str(adapter.weights))
+        assert isinstance(tensors, dict)
         if adapter.kind == "full":
-            _replace(model, adapter, held)
+            _replace(model, adapter, tensors)
             continue
-        for path in sorted({name.rpartition(".")[0] for name in held}):
+        for path in sorted({name.rpartition(".")[0] for name in tensors}):
             prefix = f"{path}."
             own = {
-                name.removeprefix(prefix): held[name] for name in held if name.startswith(prefix)
+                name.removeprefix(prefix): tensors[name]
+                for name in tensors
+                if name.startswith(prefix)
             }
             layers.setdefault(path, []).append(_Part(adapter, own))
     modules = dict(model.named_modules())
@@ -63,10 +65,10 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     model.update_modules(tree_unflatten(adapted))
 
 
-def _replace(model: Any, adapter: Adapter, held: dict[str, mx.array]) -> None:
+def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None:
     """Weights of a full fine-tune take the place, and the type, of the model's own."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    for name, weight in held.items():
+    for name, weight in tensors.items():
         if name not in own:
             raise adapter.rejected(
                 f"the model has no weight {shown(name)}{did_you_mean(name, own)}"
@@ -79,7 +81,7 @@ def _replace(model: Any, adapter: Adapter, held: dict[str, mx.array]) -> None:
                 " made for another model"
             )
     model.load_weights(
-        [(name, weight.astype(own[name].dtype)) for name, weight in held.items()], strict=False
+        [(name, weight.astype(own[name].dtype)) for name, weight in tensors.items()], strict=False
     )
 
 

@@ -135,7 +135,7 @@ def _of_network(error: BaseException) -> bool:
 
 
 def _note_partial(event: str, arguments: tuple[Any, ...]) -> None:
-    """Remember each partial file that is opened: nobody could go on with it later."""
+    """Remember each partial file that is opened: no later download could continue it."""
     if event != "open" or not isinstance(arguments[0], str | Path):
         return
     path = Path(arguments[0])

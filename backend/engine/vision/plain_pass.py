@@ -1,6 +1,6 @@
 """One forward pass of a vision-language model by mlx-vlm's own code, over a whole sequence.
 
-What the engine makes of the model is held to it (`loading/serving_trial`).
+The engine's answers are compared with it (`loading/serving_trial`).
 """
 
 from __future__ import annotations

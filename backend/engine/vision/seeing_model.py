@@ -68,7 +68,7 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
     ) -> mx.array:
         """Logits of [rows, tokens] ids, or of the embeddings that `features` bring for them.
 
-        position_ids: [3, rows, tokens], where they do not just go on from each row's last.
+        position_ids: [3, rows, tokens], where they do not simply follow each row's last.
         Qwen3.5 and the families built on it may put other caches into the list that they are given
         (mlx-vlm 0.7.10, `qwen3_5/language.py`): those then stand in `cache`.
         """
