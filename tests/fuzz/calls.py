@@ -40,6 +40,9 @@ class _Context:
     def __init__(self, written: Callable[[Any], bytes]) -> None:
         self._written = written
 
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        """Nobody reads it."""
+
     async def abort(self, code: grpc.StatusCode, sentence: str, trailers: Any = ()) -> None:
         assert code is not grpc.StatusCode.INTERNAL, sentence
         assert sentence
