@@ -157,6 +157,7 @@ async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
             await supervisor.unload("tiny")
 
         await cycle()
+        await refusal(supervisor, "nowhere0")  # gRPC opens sockets that it keeps
         me = psutil.Process()
         files, tasks = me.num_fds(), len(asyncio.all_tasks())
         await cycle()
