@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 
@@ -103,11 +103,13 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
 
 def _posts() -> frozenset[str]:
     """Every path that takes a JSON object, as requests spell it."""
-    routes = [route for router in ROUTERS for route in router.routes]
-    bare = {
+    bare = {path for router in ROUTERS for path in _posts_of(router)}
+    return frozenset(bare | {f"/v1{path}" for path in bare} | set(_posts_of(ollama.router)))
+
+
+def _posts_of(router: APIRouter) -> list[str]:
+    return [
         route.path
-        for route in routes
+        for route in router.routes
         if isinstance(route, APIRoute) and "POST" in (route.methods or ())
-    }
-    prefixed = {f"/v1{path}" for path in bare}
-    return frozenset(bare | prefixed | {"/api/chat", "/api/generate", "/api/show"})
+    ]

@@ -89,7 +89,7 @@ def _default(row: Field[Any]) -> str:
     if rule.kind == "switch":
         return "off"
     if row.default is None:
-        return "of the device"
+        return "by device"
     if rule.kind == "bytes":
         return f"{row.default >> 20} MiB" if row.default else "0"
     if rule.kind == "seconds":

@@ -1,4 +1,4 @@
-"""Images and sounds of a request → what the wire carries: data URIs that were looked at.
+"""Images, videos and sounds of a request → what the wire carries: data URIs that were looked at.
 
 A path must never reach a backend, which reads files by path, and some paths are valid base64. So
 everything is decoded, known by its first bytes, and encoded again. Fetching by URL is in
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from gateway.errors import ApiError
-from gateway.remote_images import PUBLIC, Fetcher
+from gateway.remote_images import PUBLIC, Fetched, Fetcher
 from gateway.settings import GatewaySettings
 
 Signature = tuple[str, Callable[[bytes], bool]]
@@ -24,6 +24,13 @@ _IMAGES: Sequence[Signature] = (
     ("image/webp", lambda head: head[:4] == b"RIFF" and head[8:12] == b"WEBP"),
     ("image/bmp", lambda head: head.startswith(b"BM")),
 )
+_STILLS = (b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")
+_VIDEOS: Sequence[Signature] = (
+    ("video/mp4", lambda head: head[4:8] == b"ftyp" and head[8:12] not in _STILLS),
+    ("video/webm", lambda head: head.startswith(b"\x1a\x45\xdf\xa3")),  # and Matroska
+    ("video/x-msvideo", lambda head: head[:4] == b"RIFF" and head[8:12] == b"AVI "),
+)
+_GIF = _IMAGES[2:3]
 _SOUNDS: Sequence[Signature] = (
     ("audio/wav", lambda head: head[:4] == b"RIFF" and head[8:12] == b"WAVE"),
     ("audio/mpeg", lambda head: head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1] >= 0xE0)),
@@ -34,8 +41,18 @@ _HEAD = 16  # bytes that are enough to know a format by
 
 
 def is_remote(url: str) -> bool:
-    """Whether an image has to be fetched."""
+    """Whether an image or a video has to be fetched."""
     return url[:8].lower().startswith(("http://", "https://"))
+
+
+def is_video(data: str) -> bool:
+    """Whether base64 or a data URI begins as a video does. A GIF does not: it is an image too."""
+    text = data.partition(",")[2] if data[:5].lower() == "data:" else data
+    digits = "".join(text[: 4 * _HEAD].split())[: _HEAD // 3 * 4]
+    try:
+        return _kind(base64.b64decode(digits, validate=True), _VIDEOS) is not None
+    except (binascii.Error, ValueError):
+        return False
 
 
 async def media(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) -> str:
@@ -43,19 +60,32 @@ async def media(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) 
 
     Raises ApiError 400 or 413 without `param`: only the caller knows where the part is.
     """
-    if is_remote(url):
-        if not settings.allow_remote_images:
-            _refuse(
-                "images are not fetched from URLs here: send a data URI, or start the gateway with"
-                " --allow-remote-images"
-            )
-        content = await fetcher.fetch(url, settings.max_image_bytes)
-    else:
-        content = _decoded(url, settings.max_image_bytes, "the image")
+    content = await _content(url, "image", settings, fetcher)
     kind = _kind(content, _IMAGES)
     if kind is None:
         _refuse("this is no image that is known: send PNG, JPEG, GIF, WebP or BMP")
     return _data_uri(kind, content)
+
+
+async def video(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) -> str:
+    """The same of a video_url part, which is MP4, WebM, Matroska, AVI or GIF."""
+    content = await _content(url, "video", settings, fetcher)
+    kind = _kind(content, (*_VIDEOS, *_GIF))
+    if kind is None:
+        sentence = "this is no video that is known: send MP4, WebM, Matroska, AVI or GIF"
+        raise ApiError(400, sentence, code="invalid_video")
+    return _data_uri(kind, content)
+
+
+async def _content(url: str, what: Fetched, settings: GatewaySettings, fetcher: Fetcher) -> bytes:
+    if not is_remote(url):
+        return _decoded(url, settings.max_image_bytes, f"the {what}")
+    if not settings.allow_remote_images:
+        _refuse(
+            f"{what}s are not fetched from URLs here: send a data URI, or start the gateway with"
+            " --allow-remote-images"
+        )
+    return await fetcher.fetch(url, settings.max_image_bytes, what)
 
 
 def audio(data: str, form: str, settings: GatewaySettings) -> str:
@@ -76,7 +106,7 @@ def _decoded(text: str, largest: int, what: str) -> bytes:
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            _refuse(f"{what} is no base64 data URI: send data:image/png;base64,…")
+            _refuse(f"{what} is no base64 data URI: send data:…;base64,…")
     # Line breaks are common in base64 that a mail program or a shell wrote.
     compact = "".join(text.split())
     if len(compact) // 4 * 3 > largest + 2:

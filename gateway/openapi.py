@@ -15,6 +15,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
+from gateway.ollama import answer as ollama
+
 _ERROR: dict[str, Any] = {
     "title": "Error",
     "type": "object",
@@ -60,7 +62,6 @@ EVERYWHERE = {
 }
 # Endpoints of another API document their own errors, by path.
 OWN_ERRORS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
-_OLLAMA_ERRORS = frozenset({"/api/chat", "/api/generate", "/api/show"})
 
 
 def operation_id(route: APIRoute) -> str:
@@ -112,7 +113,7 @@ def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
             responses.pop("422", None)
             if path in OWN_ERRORS:
                 continue
-            error = "OllamaError" if path in _OLLAMA_ERRORS else "Error"
+            error = "OllamaError" if path in ollama.PATHS else "Error"
             for status, meaning in EVERYWHERE.items():
                 responses.setdefault(status, _response(meaning, error))
     return document

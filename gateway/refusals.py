@@ -30,7 +30,7 @@ def openai_form(error: ApiError, _request_id: str) -> dict[str, Any]:
 FORMS: dict[str, Form] = {
     "/messages": anthropic_errors.body,
     "/messages/count_tokens": anthropic_errors.body,
-    **dict.fromkeys(("/api/chat", "/api/generate", "/api/show"), ollama_answer.error_body),
+    **dict.fromkeys(ollama_answer.PATHS, ollama_answer.error_body),
 }
 
 

@@ -1,4 +1,4 @@
-"""Fetching an image by URL for a stranger, without being sent into the own network by it.
+"""Fetching an image or a video by URL for a stranger, who must not reach the own network by it.
 
 The name is resolved once and the connection made to that very address, so that a name cannot
 change its mind in between; every address of it must be public, after each redirect again. Sizes
@@ -13,6 +13,7 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
@@ -20,9 +21,9 @@ import httpx
 from gateway.errors import ApiError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Fetched = Literal["image", "video"]
 MOST_REDIRECTS = 3
 SECONDS = 15.0  # for everything together
-_FAILED = "the image could not be fetched from its URL"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Public to Python's tables, but they lead to an IPv4 address that is written inside them.
 _TUNNELS = tuple(
@@ -43,7 +44,7 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Where images may be fetched from. Tests put a server of their own in place of the internet.
+    """Where media may be fetched from. Tests put a server of their own in place of the internet.
 
     `ports`: of http and of https.
     """
@@ -51,56 +52,63 @@ class Fetcher:
     may_connect: Callable[[Address], bool] = is_public
     ports: tuple[int, ...] = (80, 443)
 
-    async def fetch(self, url: str, largest: int) -> bytes:
-        """The bytes of an image. Raises ApiError 400, or 413 for more than `largest` bytes."""
+    async def fetch(self, url: str, largest: int, what: Fetched = "image") -> bytes:
+        """The bytes of what a URL leads to.
+
+        Raises ApiError 400, or 413 for more than `largest` bytes.
+        """
         try:
             async with asyncio.timeout(SECONDS), _client() as client:
-                return await self._follow(client, url, largest)
+                return await self._follow(client, url, largest, what)
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
-            raise _refused(_FAILED) from None
+            raise _failed(what) from None
 
-    async def _follow(self, client: httpx.AsyncClient, url: str, largest: int) -> bytes:
+    async def _follow(
+        self, client: httpx.AsyncClient, url: str, largest: int, what: Fetched
+    ) -> bytes:
         for _ in range(MOST_REDIRECTS + 1):
-            request = await self._request(client, urlsplit(url))
+            request = await self._request(client, urlsplit(url), what)
             response = await client.send(request, stream=True)
             try:
                 if response.status_code not in _REDIRECTS:
-                    return await _body(response, largest)
+                    return await _body(response, largest, what)
                 url = urljoin(url, response.headers.get("location", ""))
             finally:
                 await response.aclose()
-        raise _refused(f"the image's URL redirects more than {MOST_REDIRECTS} times")
+        raise _refused(what, f"redirects more than {MOST_REDIRECTS} times")
 
-    async def _request(self, client: httpx.AsyncClient, parts: SplitResult) -> httpx.Request:
+    async def _request(
+        self, client: httpx.AsyncClient, parts: SplitResult, what: Fetched
+    ) -> httpx.Request:
         """A request to an address that was checked, which still asks for the host by its name."""
-        host, port = self._place(parts)
-        address = await self._resolve(host, port)
+        host, port = self._place(parts, what)
+        address = await self._resolve(host, port, what)
         target = f"[{address}]" if address.version == 6 else str(address)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return client.build_request(
             "GET",
             f"{parts.scheme}://{target}:{port}{path}",
-            headers={"host": parts.netloc, "accept": "image/*", "accept-encoding": "identity"},
+            headers={"host": parts.netloc, "accept": f"{what}/*", "accept-encoding": "identity"},
             extensions={"sni_hostname": host},
         )
 
-    def _place(self, parts: SplitResult) -> tuple[str, int]:
+    def _place(self, parts: SplitResult, what: Fetched) -> tuple[str, int]:
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise _refused("the image's URL must begin with http:// or https:// and name a host")
+            raise _refused(what, "must begin with http:// or https:// and name a host")
         if parts.username is not None or parts.password is not None:
-            raise _refused("the image's URL holds a user name: leave it out")
+            raise _refused(what, "holds a user name: leave it out")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if port not in self.ports:
-            raise _refused(f"the image's URL names port {port}: only 80 and 443 are asked")
+            raise _refused(what, f"names port {port}: only 80 and 443 are asked")
         return parts.hostname, port
 
-    async def _resolve(self, host: str, port: int) -> Address:
+    async def _resolve(self, host: str, port: int, what: Fetched) -> Address:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [ipaddress.ip_address(str(entry[4][0])) for entry in found]
         # One inner address among outer ones is an attack, or a set-up nobody should rely on.
         if not addresses or not all(self.may_connect(address) for address in addresses):
-            raise _refused("the image's URL leads to an address that is not public")
+            raise _refused(what, "leads to an address that is not public")
         return addresses[0]
 
 
@@ -112,12 +120,13 @@ def _client() -> httpx.AsyncClient:
     return httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS)
 
 
-async def _body(response: httpx.Response, largest: int) -> bytes:
+async def _body(response: httpx.Response, largest: int, what: Fetched) -> bytes:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.status_code != 200 or not kind.startswith("image/"):
-        raise _refused(_FAILED)
+    # A GIF is an image to the servers that hold it, whatever it is shown as.
+    if response.status_code != 200 or not kind.startswith((f"{what}/", "image/gif")):
+        raise _failed(what)
     if "content-encoding" in response.headers:
-        raise _refused(_FAILED)
+        raise _failed(what)
     parts: list[bytes] = []
     length = 0
     async for part in response.aiter_raw():
@@ -126,11 +135,15 @@ async def _body(response: httpx.Response, largest: int) -> bytes:
         if length > largest:
             raise ApiError(
                 413,
-                f"the image is larger than {largest} bytes: use a smaller one",
+                f"the {what} is larger than {largest} bytes: use a smaller one",
                 code="request_too_large",
             )
     return b"".join(parts)
 
 
-def _refused(sentence: str) -> ApiError:
-    return ApiError(400, sentence, code="invalid_image")
+def _failed(what: Fetched) -> ApiError:
+    return ApiError(400, f"the {what} could not be fetched from its URL", code=f"invalid_{what}")
+
+
+def _refused(what: Fetched, why: str) -> ApiError:
+    return ApiError(400, f"the {what}'s URL {why}", code=f"invalid_{what}")

@@ -60,7 +60,10 @@ class GatewaySettings:
     max_body_bytes: int = setting(50 << 20, "bytes", "Largest request body.", 1024)
     request_timeout: float = setting(600.0, "seconds", "Longest time for one request; 0: no limit.")
     load_timeout: float = setting(
-        600.0, "seconds", "Longest time for loading a model, beside a download that progresses.", 1
+        600.0,
+        "seconds",
+        "Longest time for loading a model, apart from a download that makes progress.",
+        1,
     )
     keepalive_interval: float = setting(
         3.0, "seconds", "Silence in a stream after which a keep-alive event is sent.", 0.05, 3600
@@ -89,9 +92,11 @@ class GatewaySettings:
         False, "switch", "Let requests name any hub id (`owner/name`) as their model."
     )
     allow_remote_images: bool = setting(
-        False, "switch", "Fetch image URLs in requests, from public addresses only."
+        False, "switch", "Fetch image and video URLs in requests, from public addresses only."
     )
     strict: bool = setting(
         False, "switch", "Refuse unknown and meaningless fields instead of ignoring them."
     )
-    max_image_bytes: int = setting(20 << 20, "bytes", "Largest image or sound in a request.", 1024)
+    max_image_bytes: int = setting(
+        20 << 20, "bytes", "Largest image, video or sound in a request.", 1024
+    )

@@ -136,7 +136,8 @@ def as_text(kind: str) -> Callable[[Any], Any]:
 
 
 _ATTACHED = frozenset(
-    "source data url file file_id file_url file_data image image_url input_audio video_url".split()
+    "source data url file file_id file_url file_data image image_url input_audio video"
+    " video_url".split()
 )
 
 

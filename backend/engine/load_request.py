@@ -25,7 +25,7 @@ class LoadRequest:
     adapters: in the order in which they were named; they add up.
     draft_model: a smaller model that guesses ahead, as the host names it; empty means none.
     embeddings, reranking: what the model must be able to answer.
-    most_images, most_audios: of one request; 0: the default.
+    most_images, most_audios, most_videos: of one request; 0: the default.
     settings: our settings by name (`backend.engine.settings`), already typed and checked.
     """
 
@@ -43,6 +43,7 @@ class LoadRequest:
     reranking: bool = False
     most_images: int = 0
     most_audios: int = 0
+    most_videos: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
 
 

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.served_model import ServedModel
 
-Stage = Literal["text", "long", "media", "grammar", "disk"]
+Stage = Literal["text", "long", "media", "video", "grammar", "disk"]
 
-_THREADS: dict[Stage, int] = {"text": 2, "long": 2, "media": 2, "grammar": 2, "disk": 1}
+_THREADS: dict[Stage, int] = {
+    "text": 2, "long": 2, "media": 2, "video": 2, "grammar": 2, "disk": 1
+}  # fmt: skip
 _LONG = 1 << 15  # characters; rendering and tokenising more takes a noticeable time
 _TOO_DEEP = (
     "the request is nested too deeply to be read: send messages, tools and template arguments with"
@@ -87,7 +89,7 @@ class Preparer:
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             if request.attachments is not None:
-                yield "media"
+                yield "video" if request.attachments.videos else "media"
             elif _characters(request.prompt) > _LONG:
                 yield "long"
             with about(_field(request.prompt)):

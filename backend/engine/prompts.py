@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -34,7 +35,7 @@ from common.tool_text import in_words, speaks_of_calls
 
 if TYPE_CHECKING:
     from backend.engine.tool_support import ToolSupport
-    from backend.engine.vision.media_prompts import MediaPrompts
+    from backend.engine.vision.media_prompts import MediaPrompts, Shown
 
 _log = logging.getLogger(__name__)
 
@@ -167,20 +168,22 @@ class PromptBuilder:
         counted: it is only to be counted, so it need not fit the context.
         """
         most = self._context_size * (_COUNTED_CONTEXTS if counted else 1)
+        shown: list[Shown] = []
         items: list[MediaItem] = []
         places: tuple[int, ...] = ()
         seen = _TAIL
         if attachments is not None:
             assert self._media is not None, "whoever takes the request knows the model"
-            items = self._media.items(attachments)
+            shown = self._media.items(attachments)
         if isinstance(prompt, TokenPrompt):
             text, tokens = "", list(prompt.tokens)
         elif isinstance(prompt, InfillPrompt):
             text, tokens = "", self._filled_in(prompt, most)
         elif isinstance(prompt, RawPrompt):
             text = prompt.text
-            if items and self._media is not None:
-                text = self._media.surrounded(self._media.marked(text, items), items)
+            if shown and self._media is not None:
+                items = list(chain.from_iterable(shown))
+                text = self._media.surrounded(self._media.marked(text, shown), items)
             bos = self._tokenizer.bos_token
             self._require_short(text, most)
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
@@ -190,7 +193,7 @@ class PromptBuilder:
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
             if self._media is not None:
                 given = attachments or Attachments()
-                messages, items = self._media.attach(messages, given, items)
+                messages, items = self._media.attach(messages, given, shown)
             # Media are placed by the indices of the messages as they came.
             attached = replace(prompt, messages=messages)
             marked = self.render(self._in_words(attached))
@@ -221,7 +224,9 @@ class PromptBuilder:
             raise self._too_long(f"{len(tokens)} tokens")
         self._require_known(tokens)
         if media is not None and media.spans[-1].stop == len(tokens):
-            raise InvalidRequest("the prompt ends with an image or a sound: write text after it")
+            raise InvalidRequest(
+                "the prompt ends with an image, a video or a sound: write text after it"
+            )
         return BuiltPrompt(tokens, text[-seen:], media, places)
 
     def _filled_in(self, prompt: InfillPrompt, most: int) -> list[int]:

@@ -64,15 +64,18 @@ Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The images and sounds of a request as they came, still encoded.
+    """The images, sounds and videos of a request as they came, still encoded.
 
-    image_messages, audio_messages: the message of each, as an index into Messages; None: unknown.
+    image_messages, audio_messages, video_messages: the message of each, as an index into Messages;
+    None: unknown.
     """
 
     images: tuple[str, ...] = ()
     audios: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
     image_messages: tuple[int, ...] | None = None
     audio_messages: tuple[int, ...] | None = None
+    video_messages: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class Extras:
     count_only: only count the prompt's tokens.
     continue_final_message: the last message is an answer to go on with.
     presence_window, frequency_window: as in `Sampling`.
-    image_messages, audio_messages: the message to which each image, each sound belongs.
+    image_messages, audio_messages, video_messages: the message to which each item belongs.
     """
 
     min_tokens: int = 0
@@ -154,6 +157,7 @@ class Extras:
     continue_final_message: bool = False
     image_messages: tuple[int, ...] | None = None
     audio_messages: tuple[int, ...] | None = None
+    video_messages: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class ServedModel:
     chat_format: how answers are read. call_format: how they are where tools are offered, if those
     are read in another way. vocabulary_size: width of the logits. token_bytes: what a token
     writes. new_text: a decoder of tokens; the argument says whether its text goes on from an
-    earlier one. kind: what the model answers. media: which of image and audio it takes;
+    earlier one. kind: what the model answers. media: which of image, video and audio it takes;
     media_marker: where they go in a raw prompt.
     epoch: the number of the load. capacity: requests that may be running or waiting.
     default_max_tokens: for requests that set no limit; 0 means up to the end of the context.

@@ -174,26 +174,37 @@ class Settings:
     trust_remote_code: bool = flag(False, "Whether Python files in the checkpoint may be run.")
     allow_media_paths: bool = flag(
         False,
-        "Whether an image or a sound in a request may be the absolute path of a file on this"
-        " machine; only for hosts that stage files.",
+        "Whether an item of a request's media may be the absolute path of a file on this machine;"
+        " only for hosts that stage files.",
     )
     max_image_pixels: int = number(
         33_554_432,
         1,
         89_478_485,
-        "Maximum number of pixels of an image; all images of a request together may have four times"
-        " as many.",
+        "Maximum number of pixels of an image as it is decoded, of a video frame as it is stored,"
+        " and of all frames used of a video; all images and videos of a request together may have"
+        " four times as many.",
     )
+    video_frames: int = number(
+        16,
+        1,
+        768,
+        "Maximum number of frames that the model sees of a video, evenly spaced; all of them"
+        " together are scaled down to max_image_pixels.",
+    )
+    max_video_seconds: int = number(3600, 1, 86_400, "Maximum length in seconds of a video.")
     max_audio_seconds: int = number(
         600, 1, 7200, "Maximum length in seconds of all sounds in a request together."
     )
-    max_media_mib: int = number(64, 1, 1024, "Maximum file size in MiB of one image or sound.")
+    max_media_mib: int = number(
+        64, 1, 1024, "Maximum file size in MiB of one image, video or sound."
+    )
     vision_cache_mib: int = number(
         512,
         0,
         _MIB,
-        "Memory in MiB for images and sounds of earlier requests: half for the model's features,"
-        " half for the processor's output; 0 turns this cache off.",
+        "Memory in MiB for images, videos and sounds of earlier requests: half for the model's"
+        " features, half for the processor's output; 0 turns this cache off.",
     )
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")
     type: str = text(

@@ -109,6 +109,8 @@ PREDICT_OPTIONS = Fields(
         " labels and have no effect",
         "Images": "shown to a model that takes images, before the text of the last user message or"
         " where `mlx.image_messages` says (docs/vision.md); refused for other models",
+        "Videos": "the same for videos and `mlx.video_messages`; shown as a sequence of images if"
+        " the model takes only images",
         "Audios": "the same for sounds and `mlx.audio_messages`",
         "Tools": "rendered by the chat template, sorted by name, or described in text if the"
         " template renders no tools (docs/formats.md); calls in the answer become tool-call deltas;"
@@ -156,7 +158,6 @@ PREDICT_OPTIONS = Fields(
         "TailFreeSamplingZ": Refused(_OFF_SHARE, _LATER, "send 1 and use TopP or MinP"),
         "Mirostat": Refused(_one_of(0), _LATER, "send 0 and use TopP or MinP"),
         "NegativePrompt": Refused(_EMPTY, _LATER, "leave it empty"),
-        "Videos": Refused(_EMPTY, "videos are not decoded", "send its frames as Images, in order"),
     },
     unused={
         "Threads": _DEVICE,
@@ -202,6 +203,7 @@ MODEL_OPTIONS = Fields(
         "DraftModel": "a smaller model with the same tokenizer, for speculative decoding while a"
         " single request runs",
         "LimitImagePerPrompt": "maximum number of Images in a request; 0 means 16",
+        "LimitVideoPerPrompt": "maximum number of Videos in a request; 0 means 16",
         "LimitAudioPerPrompt": "maximum number of Audios in a request; 0 means 16",
         "EngineArgs": "the same options as a JSON object; an unknown key is an error",
     },
@@ -232,7 +234,6 @@ MODEL_OPTIONS = Fields(
         "TensorParallelSize": Refused(_one_of(0, 1), "one process serves the model", "send 0 or 1"),
     },
     unused={
-        "LimitVideoPerPrompt": "all Videos are refused",
         "Seed": "each request has its own",
         "NBatch": "the option prefill_chunk sets the size of prefill passes",
         "Threads": _DEVICE,

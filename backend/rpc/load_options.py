@@ -60,6 +60,7 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         reranking=options.Reranking,
         most_images=options.LimitImagePerPrompt,
         most_audios=options.LimitAudioPerPrompt,
+        most_videos=options.LimitVideoPerPrompt,
         settings=settings,
     )
     if not request.model and not request.model_file:

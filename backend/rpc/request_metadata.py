@@ -209,8 +209,8 @@ KEYS: Mapping[str, Key] = {
     ),
     "infill": Key(
         _infill,
-        'JSON `{"suffix", "files": [{"name", "text"}]}`: the answer is what stands between Prompt'
-        " and the suffix; for models whose tokenizer has the tokens of filling in the middle",
+        'JSON `{"suffix", "files": [{"name", "text"}]}`: the answer is the text between Prompt and'
+        " the suffix; needs a model whose tokenizer has fill-in-the-middle tokens",
     ),
     "prompt_logprobs": Key(
         _FLAG.read,
@@ -237,4 +237,5 @@ KEYS: Mapping[str, Key] = {
         "JSON list: for each of Images the index of its message in Messages, from 0",
     ),
     "audio_messages": Key(_MESSAGES, "the same for Audios"),
+    "video_messages": Key(_MESSAGES, "the same for Videos"),
 }

@@ -98,12 +98,14 @@ def _attachments(
     given = Attachments(
         tuple(options.Images),
         tuple(options.Audios),
+        tuple(options.Videos),
         extras.image_messages,
         extras.audio_messages,
+        extras.video_messages,
     )
     if given == Attachments():
         return None
-    for name in ("Images", "Audios"):
+    for name in ("Images", "Videos", "Audios"):
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
                 f"{name} has {len(getattr(options, name))} items, but the loaded model"
@@ -112,8 +114,8 @@ def _attachments(
             )
     if not facts.media:
         raise InvalidRequest(
-            f"Metadata mlx.image_messages and mlx.audio_messages place media, but the loaded model"
-            f" {shown(facts.name)} takes only text: leave them out",
+            "Metadata mlx.image_messages, mlx.video_messages and mlx.audio_messages place media,"
+            f" but the loaded model {shown(facts.name)} takes only text: leave them out",
             "Metadata mlx.image_messages",
         )
     others = {

@@ -82,11 +82,17 @@ class Answer:
         return events + self._grow("thinking_delta", "thinking", text, self._shows_thinking)
 
     def _text(self, text: str) -> list[Json]:
-        events = self._switch("text", {"type": "text", "text": ""})
+        events = self._switch("text", {"type": "text", "text": "", "citations": []})
         return events + self._grow("text_delta", "text", text)
 
     def _call(self, call: ToolCallPiece) -> list[Json]:
-        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        block = {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.name,
+            "input": {},
+            "caller": {"type": "direct"},
+        }
         events = self._switch(call.index, block)
         if call.arguments:
             events += self._grow("input_json_delta", "partial_json", call.arguments)
@@ -173,8 +179,8 @@ def _usage(used: Usage) -> Json:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as JSON; a text that is none is left to the client, as the model wrote it."""
+    """Arguments as JSON; those of a call that was not written to its end stay text."""
     try:
-        return json.loads(text or "{}")
+        return json.loads(text)
     except ValueError:
         return text

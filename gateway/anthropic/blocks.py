@@ -48,13 +48,37 @@ class ImageBlock(Strict):
     source: ImageSource
 
 
+class Base64VideoSource(Strict):
+    """A video in the request itself."""
+
+    type: Literal["base64"]
+    media_type: Literal[
+        "video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo"
+    ]
+    data: str
+
+
+class VideoBlock(Strict):
+    """A video, as other hosts of this API take it; Anthropic's own models see none."""
+
+    type: Literal["video"]
+    source: Annotated[
+        Base64VideoSource | UrlSource,
+        one_of(
+            {"base64": Base64VideoSource, "url": UrlSource},
+            what="a video source",
+        ),
+    ]
+
+
 class ToolUseBlock(Strict):
-    """A call that the model made in an earlier turn."""
+    """A call that the model made in an earlier turn; `caller`, who ran it, is not looked at."""
 
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
+    caller: dict[str, Any] | None = None
 
 
 class ThinkingBlock(Strict):
@@ -98,7 +122,13 @@ class ToolResultBlock(Strict):
 
 
 _AnyBlock = (
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+    TextBlock
+    | ImageBlock
+    | VideoBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
 )
 
 _INSTEAD: dict[str, str] = {
@@ -113,6 +143,7 @@ Block = Annotated[
         {
             "text": TextBlock,
             "image": ImageBlock,
+            "video": VideoBlock,
             "tool_use": ToolUseBlock,
             "tool_result": ToolResultBlock,
             "thinking": ThinkingBlock,

@@ -17,12 +17,13 @@ import json
 from typing import Any
 
 from gateway.anthropic.blocks import (
-    Base64Source,
     ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
+    VideoBlock,
 )
 from gateway.anthropic.request import (
     ChooseNone,
@@ -123,7 +124,7 @@ def _user(conversation: Conversation, turn: Turn, place: str) -> None:
     parts: list[Part] = []
     for at, block in enumerate(turn.content):
         origin = f"{place}.content[{at}]"
-        if isinstance(block, TextBlock | ImageBlock):
+        if isinstance(block, TextBlock | ImageBlock | VideoBlock):
             parts.append((_part(block), origin))
         elif isinstance(block, ToolResultBlock):
             if parts:
@@ -149,7 +150,7 @@ def _assistant(turn: Turn, index: int) -> Json:
             arguments = json.dumps(block.input, ensure_ascii=False)
             function = {"name": block.name, "arguments": arguments}
             calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, ImageBlock | ToolResultBlock):
+        elif isinstance(block, ImageBlock | VideoBlock | ToolResultBlock):
             raise _misplaced(block.type, "an assistant", f"messages[{index}].content[{at}]")
     message: Json = {"role": "assistant", "content": text}
     if reasoning:
@@ -159,16 +160,17 @@ def _assistant(turn: Turn, index: int) -> Json:
     return message
 
 
-def _part(block: TextBlock | ImageBlock) -> Json:
+def _part(block: TextBlock | ImageBlock | VideoBlock) -> Json:
     if isinstance(block, TextBlock):
         return {"type": "text", "text": block.text}
     source = block.source
     url = (
-        f"data:{source.media_type};base64,{source.data}"
-        if isinstance(source, Base64Source)
-        else source.url
+        source.url
+        if isinstance(source, UrlSource)
+        else f"data:{source.media_type};base64,{source.data}"
     )
-    return {"type": "image_url", "image_url": {"url": url}}
+    kind = f"{block.type}_url"
+    return {"type": kind, kind: {"url": url}}
 
 
 def _texts(turn: Turn, index: int) -> list[str]:

@@ -9,10 +9,12 @@ from typing import Any
 
 from gateway import exchange
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Progress, ToolCallPiece
+from gateway.generation import Done, Event, Progress, ToolCallPiece, is_whole
 
 Json = dict[str, Any]
 _NS = 1_000_000  # of a millisecond
+# Those whose refusals have the form of `error_body`.
+PATHS = frozenset(f"/api/{name}" for name in ("chat", "generate", "embed", "show", "tags", "ps"))
 
 
 def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
@@ -42,7 +44,7 @@ class Answer:
         self._model = model
         self._part = part
         self._streams = streams
-        self._calls: dict[int, tuple[str, list[str]]] = {}
+        self._calls: dict[int, tuple[ToolCallPiece, list[str]]] = {}
         self._content = self._thinking = ""
 
     def take(self, event: Event) -> list[Json]:
@@ -72,17 +74,15 @@ class Answer:
         return self._line(self._part("", "", []), True) | {"done_reason": reason}
 
     def _add(self, piece: ToolCallPiece) -> None:
-        _, parts = self._calls.setdefault(piece.index, (piece.name, []))
+        _, parts = self._calls.setdefault(piece.index, (piece, []))
         parts.append(piece.arguments)
 
     def _whole_calls(self) -> list[Json]:
         calls = []
-        for index, (name, parts) in sorted(self._calls.items()):
-            try:
-                arguments = json.loads("".join(parts) or "{}")
-            except ValueError:
-                continue  # cut by the length limit
-            calls.append({"function": {"index": index, "name": name, "arguments": arguments}})
+        for index, (first, parts) in sorted(self._calls.items()):
+            if is_whole(text := "".join(parts)):
+                function = {"index": index, "name": first.name, "arguments": json.loads(text)}
+                calls.append({"id": first.id, "function": function})
         return calls
 
     def _end(self, done: Done, part: Json) -> Json:

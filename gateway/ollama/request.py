@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.errors import ApiError
+from gateway.images import is_video
 from gateway.openai.base import Request, Strict
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
@@ -24,20 +25,23 @@ ModelName = Annotated[str, BeforeValidator(_plain_name)]
 
 
 class Called(Strict):
-    """A function and its arguments."""
+    """A function and its arguments; `index`, the place among the calls, is not looked at."""
 
     name: str
     arguments: Json = Field(default_factory=dict)
+    index: int | None = None
 
 
 class Call(Strict):
     """A call that the model made."""
 
+    id: str = ""
+    type: Literal["function"] = "function"
     function: Called
 
 
 class Turn(Strict):
-    """One turn; images are in base64."""
+    """One turn; images are in base64, and videos may stand among them."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -45,6 +49,7 @@ class Turn(Strict):
     thinking: str | None = None
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
+    tool_call_id: str | None = None
 
 
 class Asked(Request):
@@ -121,14 +126,18 @@ def chat_request(asked: ChatRequest | GenerateRequest) -> Translation | None:
 
 def _message(turn: Turn) -> Json:
     parts: list[Json] = [{"type": "text", "text": turn.content}] if turn.content else []
-    parts += [{"type": "image_url", "image_url": {"url": image}} for image in turn.images or ()]
+    for image in turn.images or ():
+        kind = "video_url" if is_video(image) else "image_url"
+        parts.append({"type": kind, kind: {"url": image}})
     message: Json = {"role": turn.role, "content": parts if turn.images else turn.content}
     if turn.tool_name:
         message["name"] = turn.tool_name
+    if turn.tool_call_id:
+        message["tool_call_id"] = turn.tool_call_id
     if turn.thinking:
         message["reasoning_content"] = turn.thinking
     if turn.tool_calls:
         message["tool_calls"] = [
-            {"function": call.function.model_dump()} for call in turn.tool_calls
+            call.model_dump(exclude={"function": {"index"}}) for call in turn.tool_calls
         ]
     return message

@@ -100,9 +100,12 @@ async def _write_prompt(
     if request.continue_final_message:
         options.Metadata["mlx.continue_final_message"] = "true"
     options.Images.extend(found.images)
+    options.Videos.extend(found.videos)
     options.Audios.extend(found.audios)
     if found.images:
         options.Metadata["mlx.image_messages"] = json.dumps(found.image_messages)
+    if found.videos:
+        options.Metadata["mlx.video_messages"] = json.dumps(found.video_messages)
     if found.audios:
         options.Metadata["mlx.audio_messages"] = json.dumps(found.audio_messages)
 

@@ -36,7 +36,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "Metadata mlx.presence_window": ("presence_context_size",),
     "Metadata mlx.frequency_window": ("frequency_context_size",),
 }
-_PROMPT = ("Messages", "Prompt", "Images", "Audios", "Metadata mlx.prompt_token_ids")
+_PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.prompt_token_ids")
 
 
 def names_of(
@@ -56,15 +56,16 @@ def names_of(
 
 
 def _media(request: ChatCompletionRequest) -> dict[str, str]:
-    """Where every image and every sound is; the bare name of a kind stands for its first."""
+    """Where every image, video and sound is; the bare name of a kind stands for its first."""
     found: dict[str, str] = {}
-    counts = {"Images": 0, "Audios": 0}
+    fields = {"image_url": "Images", "video_url": "Videos", "input_audio": "Audios"}
+    counts = dict.fromkeys(fields.values(), 0)
     for index, message in enumerate(request.messages):
         parts = message.content if isinstance(message.content, list) else ()
         for place, part in enumerate(parts):
-            wire = {"image_url": "Images", "input_audio": "Audios"}.get(part.type)
+            wire = fields.get(part.field)
             if wire:
-                path = f"messages[{index}].content[{place}].{part.type}"
+                path = f"messages[{index}].content[{place}].{part.field}"
                 found.setdefault(wire, path)
                 found[f"{wire}[{counts[wire]}]"] = path
                 counts[wire] += 1

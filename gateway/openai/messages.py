@@ -14,12 +14,20 @@ from pydantic import Field
 from gateway.openai.base import Strict
 from gateway.tagged import as_text, one_of
 
-PartKind = Literal["text", "image_url", "input_audio", "file", "video_url", "refusal"]
+PartKind = Literal[
+    "text", "image_url", "video_url", "input_video", "input_audio", "file", "refusal"
+]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class ImageUrl(Strict):
     """An image by data URI, or by address where the gateway is allowed to fetch it."""
+
+    url: str
+
+
+class VideoUrl(Strict):
+    """A video by data URI, or by address where the gateway is allowed to fetch it."""
 
     url: str
 
@@ -38,11 +46,16 @@ class ContentPart(Strict):
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | str | None = None
+    video_url: VideoUrl | str | None = Field(
+        default=None, description="Of parts of the types video_url and input_video."
+    )
     input_audio: InputAudio | None = None
     file: dict[str, Any] | None = Field(default=None, description="Refused: send its text.")
-    video_url: dict[str, Any] | None = Field(
-        default=None, description="Refused: send frames as images."
-    )
+
+    @property
+    def field(self) -> str:
+        """The field that holds what the type says."""
+        return "video_url" if self.type == "input_video" else self.type
 
 
 Part = Annotated[

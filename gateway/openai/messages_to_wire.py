@@ -1,4 +1,4 @@
-"""Chat messages → the protocol's Messages, Images and Audios.
+"""Chat messages → the protocol's Messages, Images, Videos and Audios.
 
 In the protocol a message has only text, and all media of the conversation are in one list per kind.
 So text parts are concatenated, and the message index of each item is sent along: if images stay
@@ -15,7 +15,14 @@ from dataclasses import dataclass, field, replace
 
 from gateway import images
 from gateway.errors import ApiError
-from gateway.openai.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
+from gateway.openai.messages import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    ImageUrl,
+    ToolCall,
+    VideoUrl,
+)
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
 
@@ -34,10 +41,21 @@ class WireMessages:
 
     messages: MutableSequence[pb.Message]
     images: list[str] = field(default_factory=list)
+    videos: list[str] = field(default_factory=list)
     audios: list[str] = field(default_factory=list)
     image_messages: list[int] = field(default_factory=list)
+    video_messages: list[int] = field(default_factory=list)
     audio_messages: list[int] = field(default_factory=list)
-    fetched: int = 0  # bytes of images that came from elsewhere
+    fetched: int = 0  # bytes of images and videos that came from elsewhere
+
+    def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
+        """Raises ApiError where all that was fetched is too much."""
+        self.fetched += len(content) if images.is_remote(url) else 0
+        if self.fetched > settings.max_body_bytes:
+            sentence = (
+                f"all fetched images and videos together exceed {settings.max_body_bytes} bytes"
+            )
+            raise ApiError(413, f"{sentence}: send fewer", code="request_too_large")
 
 
 async def wire_messages(
@@ -76,13 +94,16 @@ def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
         if not isinstance(message.content, list):
             continue
         for part, content in enumerate(message.content):
-            given = content.image_url
-            url = given if given is None or isinstance(given, str) else given.url
-            remote += url is not None and images.is_remote(url)
+            given = content.image_url or content.video_url
+            remote += given is not None and images.is_remote(_url(given))
             if remote > images.MOST_REMOTE:
-                place = f"messages[{index}].content[{part}].image_url"
-                sentence = f"{place}: at most {images.MOST_REMOTE} images are fetched for a request"
+                place = f"messages[{index}].content[{part}].{content.field}"
+                sentence = f"{place}: at most {images.MOST_REMOTE} images and videos are fetched"
                 raise ApiError(400, f"{sentence}: send the others as data URIs", param=place)
+
+
+def _url(given: ImageUrl | VideoUrl | str) -> str:
+    return given if isinstance(given, str) else given.url
 
 
 def _require_fitting(message: ChatMessage, place: str) -> None:
@@ -136,39 +157,39 @@ async def _part(
 ) -> str:
     """The text of one part; media are added to what was found."""
     _require_one_kind(part, place)
-    value = getattr(part, part.type)
+    value = getattr(part, part.field)
     if value is None:
-        raise ApiError(400, f"{place}.{part.type} is missing", param=f"{place}.{part.type}")
+        raise ApiError(400, f"{place}.{part.field} is missing", param=f"{place}.{part.field}")
     if part.type in ("text", "refusal"):
         return str(value)
     if part.type == "file":
         raise _refused(place, "files are not read; send their text")
-    if part.type == "video_url":
-        raise _refused(place, "videos are not read; send frames as images")
     if message.role != "user":
         raise _refused(place, f"only messages of the role user have media, not {message.role}")
     try:
         if part.image_url is not None:
-            url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
+            url = _url(part.image_url)
             found.images.append(await images.media(url, settings))
-            found.fetched += len(found.images[-1]) if images.is_remote(url) else 0
-            if found.fetched > settings.max_body_bytes:
-                sentence = f"all fetched images together exceed {settings.max_body_bytes} bytes"
-                raise ApiError(413, f"{sentence}: send fewer", code="request_too_large")
+            found.count_fetched(url, found.images[-1], settings)
             found.image_messages.append(len(found.messages))
+        elif part.video_url is not None:
+            url = _url(part.video_url)
+            found.videos.append(await images.video(url, settings))
+            found.count_fetched(url, found.videos[-1], settings)
+            found.video_messages.append(len(found.messages))
         elif part.input_audio is not None:
             sound = part.input_audio
             found.audios.append(images.audio(sound.data, sound.format, settings))
             found.audio_messages.append(len(found.messages))
     except ApiError as error:
-        where = f"{place}.{part.type}"
+        where = f"{place}.{part.field}"
         raise replace(error, message=f"{where}: {error.message}", param=where) from None
     return ""
 
 
 def _require_one_kind(part: ContentPart, place: str) -> None:
     """A part is what its type says, and nothing beside it would be read."""
-    neutral = ("type", part.type)
+    neutral = ("type", part.field)
     for name in ContentPart.model_fields:
         if name not in neutral and getattr(part, name):
             raise ApiError(

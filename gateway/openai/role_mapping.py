@@ -20,8 +20,8 @@ def prompt_of(
     """The prompt's text. Raises ApiError for none, and for what only a chat template can render."""
     if options.Tools or any(message.tool_calls for message in found.messages):
         raise _refused("tools and tool calls")
-    if found.images or found.audios:
-        raise _refused("images and audio")
+    if found.images or found.videos or found.audios:
+        raise _refused("images, videos and audio")
     texts = [
         f"{getattr(mapping, message.role, '')}{message.content}{mapping.stop}"
         for message in found.messages

@@ -6,14 +6,15 @@ sequence number; an item is announced, grows by deltas, and is told whole when i
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
 from gateway.models.parameters import Parameters
 from gateway.responses.echo import echo_of
 from gateway.responses.request import CustomTool, ResponsesRequest, offered
@@ -34,6 +35,7 @@ class Answer:
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
         self._parts: list[str] = []
+        self._arguments = ""  # of the open item, where it is a call of a custom tool
         self._logprobs: list[Json] = []
         self._before: Sequence[Json] = ()  # log-probabilities told with what came before the text
         self._number = 0
@@ -41,8 +43,9 @@ class Answer:
 
     @property
     def response(self) -> Json:
-        """The response object as it stands; whole after Done."""
-        return self._last
+        """The whole response, after Done: without a call that was not written to its end."""
+        output = [item for item in self._last["output"] if not _is_cut_call(item)]
+        return self._last | {"output": output}
 
     def beat(self) -> list[Json]:
         """What says that there is no more to say yet; the response's start where that is due."""
@@ -114,13 +117,23 @@ class Answer:
             else:
                 events += self._add("function_call", "fc", fields | {"arguments": ""})
             self._open = call.index
-        if call.arguments:
-            self._parts.append(call.arguments)
-        # The text of a custom tool is known when its JSON is whole.
         if call.arguments and self._output[-1]["type"] == "function_call":
+            self._parts.append(call.arguments)
             name = "response.function_call_arguments.delta"
             events.append(self._of_item(name, delta=call.arguments))
+        elif call.arguments:
+            self._arguments += call.arguments
+            events += self._input(_text_in(self._arguments) or "")
         return events
+
+    def _input(self, text: str) -> list[Json]:
+        """What the text of a custom tool has grown by."""
+        told = "".join(self._parts)
+        if len(text) <= len(told):
+            return []
+        self._parts.append(text[len(told) :])
+        name = "response.custom_tool_call_input.delta"
+        return [self._of_item(name, delta=self._parts[-1])]
 
     def _add(self, kind: str, prefix: str, fields: Json) -> list[Json]:
         """End the open item and announce another."""
@@ -135,16 +148,17 @@ class Answer:
         """Tell the open item whole."""
         if self._open is None:
             return []
+        rest = []
+        if status == "completed" and not self._parts and _text_in(self._arguments) is None:
+            # Arguments of another form are told as they were written.
+            rest = self._input(self._arguments)
         item = self._drop_open(status)
         if item["type"] == "function_call":
             name = "response.function_call_arguments.done"
             done = [self._of_item(name, name=item["name"], arguments=item["arguments"])]
         elif item["type"] == "custom_tool_call":
-            name = "response.custom_tool_call_input"
-            done = [
-                self._of_item(f"{name}.delta", delta=item["input"]),
-                self._of_item(f"{name}.done", input=item["input"]),
-            ]
+            name = "response.custom_tool_call_input.done"
+            done = [*rest, self._of_item(name, input=item["input"])]
         else:
             part = item["content"][0]
             fields: Json = {"content_index": 0, "text": part["text"]}
@@ -164,13 +178,13 @@ class Answer:
         if item["type"] == "function_call":
             item["arguments"] = text
         elif item["type"] == "custom_tool_call":
-            item["input"] = _input(text)
+            item["input"] = text
         elif item["type"] == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}]
         else:
             item["content"] = [_output_text(text, self._logprobs)]
         self._output[-1] = item
-        self._open, self._parts, self._logprobs = None, [], []
+        self._open, self._parts, self._logprobs, self._arguments = None, [], [], ""
         return item
 
     def _end(self, done: Done) -> list[Json]:
@@ -189,13 +203,7 @@ class Answer:
 
     def _in_whole_call(self) -> bool:
         """Whether the open item is a call that can be run."""
-        if not isinstance(self._open, int):
-            return False
-        try:
-            json.loads("".join(self._parts))
-        except ValueError:
-            return False
-        return True
+        return isinstance(self._open, int) and is_whole(self._arguments or "".join(self._parts))
 
     def _response(self, status: str, **fields: Any) -> Json:
         return {
@@ -231,14 +239,18 @@ class Answer:
         return event
 
 
-def _input(arguments: str) -> str:
-    """The text in a custom tool's call; arguments of another form are left as they were written."""
+def _is_cut_call(item: Json) -> bool:
+    return item["status"] == "incomplete" and "call_id" in item
+
+
+def _text_in(arguments: str) -> str | None:
+    """The text in a custom tool's arguments, as far as they are written; None: there is none."""
     try:
-        found = json.loads(arguments)
+        found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
-        return arguments
+        return None
     text = found.get("input") if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
+    return text if isinstance(text, str) else None
 
 
 def _output_text(text: str, logprobs: list[Json]) -> Json:

@@ -43,7 +43,14 @@ class InputImage(Strict):
     image_url: str
 
 
-_Part = InputText | OutputText | Refusal | InputImage
+class InputVideo(Strict):
+    """A video, the same way."""
+
+    type: Literal["input_video"]
+    video_url: str
+
+
+_Part = InputText | OutputText | Refusal | InputImage | InputVideo
 
 
 Part = Annotated[
@@ -54,6 +61,7 @@ Part = Annotated[
             "output_text": OutputText,
             "refusal": Refusal,
             "input_image": InputImage,
+            "input_video": InputVideo,
         },
         what="a part",
         otherwise=as_text("input_text"),

@@ -19,6 +19,7 @@ from gateway.responses.items import (
     FunctionCallOutput,
     InputImage,
     InputText,
+    InputVideo,
     Item,
     Message,
     OutputText,
@@ -39,7 +40,7 @@ from gateway.responses.request import (
 from gateway.translation import Translation, translate
 
 Json = dict[str, Any]
-AnyPart = InputText | OutputText | Refusal | InputImage
+AnyPart = InputText | OutputText | Refusal | InputImage | InputVideo
 LOGPROBS = "message.output_text.logprobs"
 # What the chat request calls what Responses calls otherwise.
 _NAMES = {
@@ -183,6 +184,8 @@ def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
     for at, part in enumerate(content):
         if isinstance(part, InputImage):
             content_part: Json = {"type": "image_url", "image_url": {"url": part.image_url}}
+        elif isinstance(part, InputVideo):
+            content_part = {"type": "video_url", "video_url": {"url": part.video_url}}
         else:
             text = part.refusal if isinstance(part, Refusal) else part.text
             content_part = {"type": "text", "text": text}
@@ -193,9 +196,9 @@ def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
 def _text(content: Sequence[AnyPart], place: str) -> str:
     texts = []
     for at, part in enumerate(content):
-        if isinstance(part, InputImage):
+        if isinstance(part, InputImage | InputVideo):
             where = f"{place}.content[{at}]"
-            raise ApiError(400, f"{where}: images belong to user messages", param=where)
+            raise ApiError(400, f"{where}: images and videos belong to user messages", param=where)
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
     return "".join(texts)
 

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import math
 from array import array
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask_all
-from gateway.context import GatewayDep
+from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError, Names
 from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
@@ -100,42 +100,60 @@ class EmbeddingResponse(BaseModel):
 @router.post("/embeddings", response_model=None, responses={200: {"model": EmbeddingResponse}})
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a call of its own that the backend may batch."""
-    config = gateway.supervisor.resolve(body.model)
+    vectors, tokens = await vectors_of(body, gateway)
+    entries = (
+        {
+            "object": "embedding",
+            "index": place,
+            "embedding": _encoded(vector, body.encoding_format),
+        }
+        for place, vector in enumerate(vectors)
+    )
+    told = {
+        "object": "list",
+        "model": body.model or gateway.supervisor.resolve(body.model).name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    return in_parts("data", entries, told)
+
+
+async def vectors_of(
+    asked: EmbeddingRequest, gateway: Gateway
+) -> tuple[Iterator[Sequence[float]], int]:
+    """The vectors, as long as they were asked for, and the tokens of all texts. Raises ApiError."""
 
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
-        requests = [_request(lease.identity, text) for text in body.input]
+        requests = [_request(lease.identity, text) for text in asked.input]
         seconds = gateway.settings.request_timeout
         return await ask_all(lease.stub.Embedding, requests, seconds, names)
 
     def names(index: int) -> Names:
-        place = f"input[{index}]" if len(body.input) > 1 else "input"
+        place = f"input[{index}]" if len(asked.input) > 1 else "input"
         return {"Embeddings": place, "EmbeddingTokens": place}
 
-    replies = await ask_once(lambda: gateway.supervisor.lease(body.model), embed, body)
+    replies = await ask_once(lambda: gateway.supervisor.lease(asked.model), embed, asked)
     for reply in replies:
-        _require_fitting(reply, body.dimensions)
+        _require_fitting(reply, asked.dimensions)
     tokens = sum(reply.prompt_tokens for reply in replies)
     exchange.count_tokens(tokens, 0)
-    told = {
-        "object": "list",
-        "model": body.model or config.name,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
-    return StreamingResponse(_written(replies, body, told), media_type="application/json")
+    return (_cut(reply.embeddings, asked.dimensions) for reply in replies), tokens
 
 
-async def _written(
-    replies: Iterable[pb.EmbeddingResult], body: EmbeddingRequest, told: dict[str, Any]
-) -> AsyncIterator[bytes]:
-    """The answer in parts: millions of numbers take seconds, in which streams would stand still."""
-    separator = b'{"data":['
-    for place, reply in enumerate(replies):
-        vector = _encoded(_cut(reply.embeddings, body.dimensions), body.encoding_format)
-        entry = {"object": "embedding", "index": place, "embedding": vector}
-        yield separator + to_json(entry)
-        separator = b","
-        await asyncio.sleep(0)
-    yield b"]," + to_json(told)[1:]
+def in_parts(name: str, entries: Iterable[Any], told: dict[str, Any]) -> Response:
+    """An object whose list `name` is written an entry at a time, before the rest of the object.
+
+    Millions of numbers take seconds to write, in which streams would stand still.
+    """
+
+    async def written() -> AsyncIterator[bytes]:
+        separator = f'{{"{name}":['.encode()
+        for entry in entries:
+            yield separator + to_json(entry)
+            separator = b","
+            await asyncio.sleep(0)
+        yield b"]," + to_json(told)[1:]
+
+    return StreamingResponse(written(), media_type="application/json")
 
 
 def _request(identity: str, text: Text) -> pb.PredictOptions:

@@ -55,6 +55,7 @@ class ModelCard(BaseModel):
     type: Literal["model"] = "model"
     display_name: str
     created_at: datetime
+    lifecycle: Literal["active"] = "active"
     status: LoadState
     meta: Meta
 

@@ -1,4 +1,4 @@
-"""Ollama's API under `/api`: `chat`, `generate`, `tags`, `show`, `version`."""
+"""Ollama's API under `/api`: `chat`, `generate`, `embed`, `tags`, `ps`, `show`, `version`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from gateway import sse
 from gateway.answering import Question, answer, question_of
@@ -22,7 +23,9 @@ from gateway.openai.base import Request
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.running import events_of
+from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import context_size
+from gateway.supervisor.status import State
 
 VERSION = "0.12.0"  # of the API that this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
@@ -46,6 +49,14 @@ class ShowRequest(Request):
     name: ModelName | None = None
 
 
+class EmbedRequest(Request):
+    """One text or several."""
+
+    model: ModelName = Field(min_length=1)
+    input: Input
+    dimensions: int | None = Field(default=None, ge=1)
+
+
 @router.post("/api/chat", response_model=None, responses=_ANSWERS)
 async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
     """The next turn of a conversation."""
@@ -58,10 +69,33 @@ async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
     return await _answered(body, gateway, generate_part)
 
 
+@router.post("/api/embed", response_model=None)
+async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
+    """The vectors of texts."""
+    asked = EmbeddingRequest.model_validate(body.model_dump())
+    vectors, tokens = await vectors_of(asked, gateway)
+    told = {"model": body.model, "prompt_eval_count": tokens}
+    return in_parts("embeddings", map(list, vectors), told)
+
+
 @router.get("/api/tags")
 async def tags(gateway: GatewayDep) -> dict[str, Any]:
     """Every model of the folder."""
     return {"models": [_tag(gateway, model) for model in gateway.supervisor.models]}
+
+
+@router.get("/api/ps")
+async def running(gateway: GatewayDep) -> dict[str, Any]:
+    """Those that are loaded, and the memory that each takes."""
+    configs = {model.name: model for model in gateway.supervisor.models}
+    return {
+        "models": [
+            _tag(gateway, configs[now.name])
+            | {"size": now.memory_bytes, "size_vram": now.memory_bytes}
+            for now in gateway.supervisor.status()
+            if now.state is State.READY and now.name in configs
+        ]
+    }
 
 
 @router.post("/api/show")
@@ -69,12 +103,13 @@ async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
     """What is known of a model without loading it."""
     model = gateway.supervisor.resolve(body.model or body.name)
     limit = context_size(model)
+    known = {"mlx.context_length": limit} if limit else {}
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "details": _tag(gateway, model)["details"],
-        "model_info": {"general.architecture": "mlx", "mlx.context_length": limit},
+        "model_info": {"general.architecture": "mlx", **known},
         "capabilities": ["embedding"] if model.embeddings else ["completion", "tools"],
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.backend import WAIT, Backend, chat, refusal, said, text_of
+from tests.engine.media.clips import BLUE, H264, RED, in_base64, lasting, plain, saved
 from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, encoded, picture
 from wire import backend_pb2 as pb
 
@@ -119,7 +120,7 @@ def test_a_picture_of_an_earlier_turn_is_placed_by_metadata(sighted: Backend) ->
         (chat(ONE, Images=["aGk="]), "Images[0] "),
         (seen("red", "red", "red", "red"), "Images has 4 items, and a prompt may have 3"),
         (chat(ONE, Audios=["aGk="]), "Audios has 1 items, but this model takes no audio"),
-        (chat(ONE, Videos=["aGk="]), "Videos is set, but no video is decoded"),
+        (chat(ONE, Videos=["aGk="]), "Videos[0] is no video file that is known here"),
         (chat(ONE, Images=["/etc/hostname"]), "Images[0] "),
         (chat(ONE, Images=["http://127.0.0.1/x.png"]), "Images[0] "),
     ],
@@ -128,6 +129,47 @@ def test_what_it_cannot_be_shown_is_refused(
     sighted: Backend, request_: pb.PredictOptions, sentence: str
 ) -> None:
     assert sentence in refusal(sighted, request_)
+
+
+def test_a_clip_is_seen(sighted: Backend) -> None:
+    for colour, name in ((RED, "red"), (BLUE, "blue")):
+        request = chat(ONE, Videos=[in_base64(saved(plain([colour] * 8)))])
+        reply: pb.Reply = sighted.stub.Predict(request, timeout=WAIT)
+        assert reply.message.decode() == f"The image is {name}."
+        count = chat(ONE, Videos=request.Videos)
+        count.Metadata["mlx.count_only"] = "true"
+        counted: pb.Reply = sighted.stub.Predict(count, timeout=WAIT)
+        assert counted.prompt_tokens == reply.prompt_tokens > 40
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"It was a dark and stormy night.", "is no video file that is known here"),
+        (saved(plain([RED] * 8))[:-200], "cannot be decoded: it is broken or cut off"),
+        (saved(plain([RED], (16400, 90)), "clip.avi", "MJPG"), "a side may have 16384"),
+        (lasting(saved(plain([RED] * 8)), 36_000), "lasts longer than 3600 seconds"),
+        (H264[:8] + b"\xff" * 5000, "cannot be decoded"),
+    ],
+    ids=["text", "cut off", "wide", "ten hours", "broken"],
+)
+def test_a_hostile_clip_gets_a_sentence_and_others_go_on(
+    sighted: Backend, content: bytes, sentence: str
+) -> None:
+    stream = sighted.stub.PredictStream(chat("Count to 60.", Tokens=200), timeout=WAIT)
+    next(stream)
+    told = refusal(sighted, chat(ONE, Videos=[in_base64(content)]))
+    assert told.startswith("Videos[0] ")
+    assert sentence in told
+    assert text_of(stream)
+    assert said(sighted, seen("blue")) == "The image is blue."
+
+
+def test_a_load_says_how_many_videos(sighted: Backend) -> None:
+    clips = [in_base64(saved(plain([RED] * 2)))] * 17
+    assert "Videos has 17 items, and a prompt may have 16" in refusal(
+        sighted, chat(ONE, Videos=clips)
+    )
 
 
 def test_the_last_of_two_items_is_named_where_it_is_broken(sighted: Backend) -> None:

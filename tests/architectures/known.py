@@ -26,8 +26,8 @@ _TEXT = """
 answers in a batch, so its requests run one at a time. **turns**: follow-up requests that start from
 stored KV. **chat**: the next turn of a chat, in which the text that opened the previous answer is
 missing, reuses the KV before that point. **cancelled**: a repeated prompt reuses the KV of a
-request that was cancelled during prefill. **quantised**: all of these with 8-bit weights,
-checked for every fifth.
+request that was cancelled during prefill. **quantised**: all of these with 8-bit weights, for every
+fifth.
 
 | model type | alone | company | turns | chat | cancelled | quantised |
 |---|---|---|---|---|---|---|

@@ -27,7 +27,7 @@ _LONGEST = 80  # characters of a text
 _PRIVATE = re.compile(
     r"(/root|/work|/tmp|/home)[^\s\"']*|[0-9a-f]{8}-[0-9a-f-]{27}|\b[0-9a-f]{32,}\b"
 )
-_SECONDS = 120
+_SECONDS = 600
 
 
 def trimmed(value: Any, key: str = "") -> Any:

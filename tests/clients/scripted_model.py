@@ -12,7 +12,10 @@ from tests.gateway.numbers_backend import NumbersBackend
 from wire import backend_pb2 as pb
 
 # Tools of agents that change nothing, with arguments that they take, the likeliest first.
-_HARMLESS = ("exec_command", "shell", "run_shell_command", "bash", "list", "read", "ls", "glob")
+_HARMLESS = (
+    *("exec_command", "shell", "run_shell_command", "bash", "run_commands", "terminal"),
+    *("list", "read", "ls", "glob"),
+)
 _VALUES: dict[str, Any] = {"string": "ls", "integer": 1, "number": 1, "boolean": False}
 
 

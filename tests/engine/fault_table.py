@@ -91,6 +91,11 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}costly_grammars.py::test_a_grammar_that_costs_too_much_is_refused_alone",
         ),
         Edge(
+            "a video that crashes its decoder, or needs too much time or memory",
+            "INVALID_ARGUMENT; only the process that decodes it ends",
+            "engine/media/test_videos.py::test_a_clip_that_takes_too_much_ends_its_process_alone",
+        ),
+        Edge(
             "millions of empty entries, or fields of 40 MB",
             "INVALID_ARGUMENT before anything is parsed",
             "rpc/test_sizes.py::test_a_refusal_is_the_answer_of_the_call",

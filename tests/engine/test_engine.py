@@ -361,7 +361,7 @@ async def test_slow_prompts_of_other_kinds_hold_up_no_short_one(model: Path) -> 
     async with _engine(model) as engine:
         release = threading.Event()
         pools = engine._preparer._threads
-        for stage in ("long", "media", "grammar", "disk"):
+        for stage in ("long", "media", "video", "grammar", "disk"):
             for _ in range(8):
                 pools[stage].submit(release.wait, 60)
         await _serves(engine)

@@ -389,7 +389,12 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ),
         ({"messages": part(type="text", text="x", image_url="data:,")}, "messages[0].content[0]"),
         ({"messages": part(type="file", file={})}, "messages[0].content[0]"),
-        ({"messages": part(type="video_url", video_url={})}, "messages[0].content[0]"),
+        (
+            {"messages": part(type="video_url", video_url={})},
+            "messages[0].content[0].video_url.url",
+        ),
+        ({"messages": part(type="input_video")}, "messages[0].content[0].video_url"),
+        ({"messages": part(type="video", video="AA")}, "messages[0].content[0].type"),
         (
             {"messages": part(type="input_audio", input_audio={"data": "", "format": "x"})},
             "messages[0].content[0].input_audio.format",

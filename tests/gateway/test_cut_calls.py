@@ -10,9 +10,12 @@ from tests.gateway.asking import WEATHER, chat, chat_chunks, joined, said
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.test_messages import WEATHER as OWN_WEATHER
 from tests.gateway.test_messages import body_of, streamed, whole
+from tests.gateway.test_responses import WEATHER as FLAT_WEATHER
+from tests.gateway.test_responses import streamed as response_events
+from tests.gateway.test_responses import whole as whole_response
 
 QUESTION = "What is the weather in Paris?"
-LIMITS = range(1, 40, 3)
+LIMITS = range(1, 40)
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -44,3 +47,24 @@ def test_a_message(gateway: GatewayProcess, limit: int) -> None:
     for block in told["content"]:
         assert (block["type"], block["input"]) == ("tool_use", {"city": "Paris"})
     assert bool(told["content"]) >= (told["stop_reason"] == "tool_use")
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_response(gateway: GatewayProcess, limit: int) -> None:
+    asked = {"tools": [FLAT_WEATHER], "max_output_tokens": limit}
+    told = whole_response(gateway, QUESTION, **asked)
+    events = response_events(gateway, QUESTION, **asked)
+    assert told["status"] == events[-1]["response"]["status"]
+    if told["status"] == "incomplete":
+        assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+    for item in told["output"]:
+        assert (item["type"], item["status"]) == ("function_call", "completed")
+        assert json.loads(item["arguments"]) == {"city": "Paris"}
+    shown = events[-1]["response"]["output"]
+    assert all(item["type"] == "function_call" for item in shown)
+    assert len([item for item in shown if item["status"] == "completed"]) == len(told["output"])
+    # What can be asked for again, and gone on with, is the whole answer.
+    last = events[-1]["response"]
+    kept = gateway.client.get(f"/v1/responses/{last['id']}").json()
+    assert [item for item in shown if item["status"] == "completed"] == kept["output"]
+    whole_response(gateway, "Count to 3.", previous_response_id=last["id"], max_output_tokens=1)

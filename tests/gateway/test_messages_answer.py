@@ -68,7 +68,8 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     for kind, field in (("thinking", "reasoning"), ("text", "content")):
         said = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
         assert "".join(block[kind] for block in content if block["type"] == kind) == said
-    assert all(block.keys() == {"type", "text"} for block in content if block["type"] == "text")
+    texts = [block for block in content if block["type"] == "text"]
+    assert all(block.keys() == {"type", "text", "citations"} for block in texts)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,15 @@ def test_a_call_ends_a_turn_as_tool_use() -> None:
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
     told.take(Done("stop", Usage()))
     assert told.message()["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("written", ["", '{"a'])
+def test_a_call_that_was_cut_off_is_left_out_of_the_whole(written: str) -> None:
+    told = answer()
+    events = told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", written),)))
+    told.take(Done("length", Usage(completion_tokens=5)))
+    assert "content_block_start" in [event["type"] for event in events]
+    assert (told.message()["content"], told.message()["stop_reason"]) == ([], "max_tokens")
 
 
 def test_omitted_thinking_leaves_an_empty_block() -> None:

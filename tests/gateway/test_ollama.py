@@ -9,6 +9,7 @@ import pytest
 
 from tests.gateway.asking import ADDITION, WEATHER, said
 from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.numbers_backend import NumbersBackend
 
 Json = dict[str, Any]
 COLD = {"temperature": 0}
@@ -65,9 +66,13 @@ def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
     (call,) = message["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     assert call["function"]["arguments"] == {"city": "Paris"}
-    result = {"role": "tool", "tool_name": "get_weather", "content": "18 degrees, sunny"}
-    after = ask(gateway, "chat", messages=[*messages, message, result], tools=[WEATHER])
-    assert "Paris" in after["message"]["content"] or "18" in after["message"]["content"]
+    assert call["id"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "18 degrees, sunny"}
+    body = {"model": "tiny", "messages": [*messages, message, result], "tools": [WEATHER]}
+    after = gateway.client.post("/api/chat", json=body | {"stream": False, "options": COLD})
+    assert "x-ignored-fields" not in after.headers
+    said_then = after.json()["message"]["content"]
+    assert "Paris" in said_then or "18" in said_then
 
 
 def test_a_form_of_the_answer(gateway: GatewayProcess) -> None:
@@ -93,8 +98,26 @@ def test_what_is_there(gateway: GatewayProcess) -> None:
 def test_an_empty_request_loads_and_unloads(gateway: GatewayProcess) -> None:
     assert ask(gateway, "generate")["done_reason"] == "load"
     assert gateway.backends()
+    (loaded,) = gateway.client.get("/api/ps").json()["models"]
+    assert (loaded["name"], loaded["size"] > 0) == ("tiny", True)
     assert ask(gateway, "chat", messages=[], keep_alive=0)["done_reason"] == "unload"
     assert not gateway.backends()
+    assert gateway.client.get("/api/ps").json() == {"models": []}
+
+
+def test_a_context_that_nobody_set_is_not_told() -> None:
+    """Clients read a number wherever a key says `context_length`."""
+    model = NumbersBackend()
+    gateway = GatewayProcess({"m": {"parameters": {"model": "m"}, "address": model.address}})
+    try:
+        shown = gateway.client.post("/api/show", json={"model": "m"}).json()
+        assert shown["model_info"] == {"general.architecture": "mlx"}
+        told = ask(gateway, "embed", model="m", input=["ab", "abc"], dimensions=1)
+        assert told["embeddings"] == [[1.0], [1.0]]
+        assert told["prompt_eval_count"] == 5
+    finally:
+        gateway.close()
+        model.close()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
@@ -94,13 +97,14 @@ def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     assert sum(len(part["logprobs"]) for part in texts) == count
 
 
-def test_an_item_that_was_cut_off_says_so() -> None:
+def test_a_call_that_was_cut_off_is_incomplete_in_a_stream_and_left_out_of_the_whole() -> None:
     told = answer()
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
     told.take(Piece(tool_calls=(ToolCallPiece(1, "b", "look", '{"a'),)))
-    told.take(Done("length", Usage(3, 4)))
-    statuses = [item["status"] for item in told.response["output"]]
-    assert statuses == ["completed", "incomplete"]
+    last = told.take(Done("length", Usage(3, 4)))[-1]["response"]
+    assert [item["status"] for item in last["output"]] == ["completed", "incomplete"]
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert told.response == last | {"output": last["output"][:1]}
 
 
 def test_a_call_that_was_told_whole_is_completed_whatever_ends_the_answer() -> None:
@@ -202,8 +206,10 @@ def test_a_call_of_a_tool_in_a_namespace_has_both_names() -> None:
     ("arguments", "text"),
     [
         (['{"input": "*** Beg', 'in\\n"}'], "*** Begin\n"),
+        (['{"input": ""}'], ""),
         (['{"in": 1}'], '{"in": 1}'),
         (["plain"], "plain"),
+        (["{}"], "{}"),
     ],
 )
 def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -> None:
@@ -221,3 +227,27 @@ def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -
     assert item["input"] == text
     assert reply.response["output"] == client.items
     assert reply.response["tools"] == [{"type": "custom", "name": "patch"}]
+
+
+@given(st.text(max_size=20), st.lists(st.integers(0, 80), max_size=4), st.booleans())
+def test_the_text_of_a_custom_tool_grows_as_it_is_written(
+    text: str, cuts: list[int], escaped: bool
+) -> None:
+    """Every delta leaves at once, and what is cut off is told as far as it was written."""
+    written = json.dumps({"input": text}, ensure_ascii=escaped)
+    places = sorted({0, *(min(cut, len(written)) for cut in cuts)})
+    told = answer(tools=[{"type": "custom", "name": "patch"}])
+    client = Client()
+    for start, end in pairwise(places):
+        piece = ToolCallPiece(0, "c1", "patch", written[start:end])
+        for event in told.take(Piece(tool_calls=(piece,))):
+            client.read(event)
+        whole = from_json(written[:end], allow_partial="trailing-strings")
+        assert "".join(client.deltas) == whole.get("input", "")
+    for event in told.take(Done("length", Usage())):
+        client.read(event)
+    if client.items:
+        complete = places[-1] == len(written)
+        assert client.items[0]["status"] == ("completed" if complete else "incomplete")
+        assert text.startswith(client.items[0]["input"])
+        assert (client.items[0]["input"] == text) >= complete

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway import images
 from gateway.errors import ApiError
-from gateway.images import audio, media
+from gateway.images import audio, is_video, media, video
 from gateway.openai.messages import ChatMessage
 from gateway.openai.messages_to_wire import wire_messages
 from gateway.remote_images import MOST_REDIRECTS, Address, Fetcher, is_public
@@ -30,6 +30,7 @@ PNG = base64.b64decode(
     "gg=="
 )
 PNG_URI = "data:image/png;base64," + base64.b64encode(PNG).decode()
+MP4 = b"\0\0\0\x1cftypisom" + b"\0" * 40
 WAV = b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 28
 LIMIT = 4096
 CLOSED = GatewaySettings(Path(), max_image_bytes=LIMIT)
@@ -94,6 +95,37 @@ async def test_large_images_are_refused_before_and_after_decoding() -> None:
     for size in (LIMIT + 1, LIMIT + 2, 3 * LIMIT):
         assert (await refusal(encoded(PNG.ljust(size, b"\0")))).status == 413
     await media(encoded(PNG.ljust(LIMIT, b"\0")), CLOSED)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\0\0\0\x1cftypisom", "video/mp4"),
+        (b"\0\0\0\x1cftypqt  ", "video/mp4"),
+        (b"\x1a\x45\xdf\xa3", "video/webm"),
+        (b"RIFF\0\0\0\0AVI ", "video/x-msvideo"),
+        (b"GIF89a", "image/gif"),
+    ],
+)
+async def test_a_video_is_known_by_its_first_bytes(head: bytes, kind: str) -> None:
+    content = encoded(head + b"\0" * 40)
+    for url in (content, f"data:text/plain;base64,{content}"):
+        assert await video(url, CLOSED) == f"data:{kind};base64,{content}"
+        assert is_video(url) == (kind != "image/gif")
+
+
+async def test_what_is_no_video_is_refused() -> None:
+    still = encoded(b"\0\0\0\x1cftypavif" + b"\0" * 40)
+    for url in (PNG_URI, encoded(WAV), still, "/etc/passwd", "file:///a.mp4", "", "data:"):
+        with pytest.raises(ApiError) as told:
+            await video(url, OPEN)
+        assert told.value.status == 400
+        assert not is_video(url)
+    with pytest.raises(ApiError, match="videos are not fetched"):
+        await video("https://example.org/a.mp4", CLOSED)
+    with pytest.raises(ApiError) as told:
+        await video(encoded(b"\0\0\0\x1cftypisom".ljust(LIMIT + 1, b"\0")), CLOSED)
+    assert told.value.status == 413
 
 
 def test_a_sound_is_what_its_format_says() -> None:
@@ -210,6 +242,7 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
 def site() -> Iterator[Site]:
     answers = {
         "/a.png": file(PNG),
+        "/a.mp4": file(MP4, "video/mp4"),
         "/html": file(PNG, "text/html"),
         "/lie": file(b"<html>"),
         "/missing": file(PNG, status=404),
@@ -240,6 +273,14 @@ async def test_an_image_is_fetched_by_its_name(site: Site, fetcher: Fetcher) -> 
     assert await media(site.url("/a.png?size=1"), OPEN, fetcher) == PNG_URI
     assert site.asked[-1] == ("/a.png?size=1", f"localhost:{site.port}")
     assert await media(site.url("/once"), OPEN, fetcher) == PNG_URI
+
+
+async def test_a_video_is_fetched_where_a_video_is_meant(site: Site, fetcher: Fetcher) -> None:
+    fetched = await video(site.url("/a.mp4"), OPEN, fetcher)
+    assert fetched == f"data:video/mp4;base64,{encoded(MP4)}"
+    assert (await refusal(site.url("/a.mp4"), fetcher=fetcher)).status == 400
+    with pytest.raises(ApiError, match="the video could not be fetched from its URL"):
+        await video(site.url("/a.png"), OPEN, fetcher)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.engine.media.clips import BLUE, RED, in_base64, plain, saved
 from tests.gateway.gateway_process import ROOT, GatewayProcess
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 70, 220), "black": (0, 0, 0)}
@@ -109,6 +110,56 @@ def test_the_same_over_the_other_apis(seeing: GatewayProcess) -> None:
     }
     answer = seeing.client.post("/v1/responses", json=body)
     assert "green" in answer.json()["output"][0]["content"][0]["text"], answer.text
+
+
+def test_a_clip_over_every_api(seeing: GatewayProcess) -> None:
+    red, blue = (in_base64(saved(plain([colour] * 8))) for colour in (RED, BLUE))
+    question = "What colour is the image?"
+    uri = f"data:video/mp4;base64,{red}"
+    for part in (
+        {"type": "video_url", "video_url": {"url": uri}},
+        {"type": "video_url", "video_url": red},
+        {"type": "input_video", "video_url": {"url": uri}},
+    ):
+        answer = chat(seeing, part, text(question))
+        assert answer.status_code == 200, answer.text
+        assert "red" in answer.json()["choices"][0]["message"]["content"]
+        assert answer.json()["usage"]["prompt_tokens"] > 60
+    given = {"model": "eye", "temperature": 0}
+    content = [
+        {"type": "input_video", "video_url": f"data:video/mp4;base64,{blue}"},
+        {"type": "input_text", "text": question},
+    ]
+    body = given | {
+        "reasoning": {"effort": "none"},
+        "input": [{"role": "user", "content": content}],
+    }
+    answer = seeing.client.post("/v1/responses", json=body)
+    assert "blue" in answer.json()["output"][0]["content"][0]["text"], answer.text
+    source = {"type": "base64", "media_type": "video/mp4", "data": red}
+    parts = [{"type": "video", "source": source}, text(question)]
+    messages = [{"role": "user", "content": parts}]
+    body = given | {"max_tokens": 40, "thinking": {"type": "disabled"}, "messages": messages}
+    answer = seeing.client.post("/v1/messages", json=body)
+    assert "red" in answer.json()["content"][0]["text"], answer.text
+    messages = [{"role": "user", "content": question, "images": [blue]}]
+    body = {"model": "eye", "stream": False, "think": False, "messages": messages}
+    answer = seeing.client.post("/api/chat", json=body | {"options": {"temperature": 0}})
+    assert "blue" in answer.json()["message"]["content"], answer.text
+
+
+def test_what_is_no_clip_is_refused_by_its_place(seeing: GatewayProcess) -> None:
+    cut = in_base64(saved(plain([RED] * 8))[:-200])
+    for url, code in ((f"data:video/mp4;base64,{cut}", None), ("data:,x", "invalid_image")):
+        part = {"type": "input_video", "video_url": {"url": url}}
+        answer = chat(seeing, image("red"), text("What colour is the image?"), part)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == "messages[0].content[2].video_url"
+        assert code is None or error["code"] == code
+    closed = {"type": "video_url", "video_url": {"url": "https://example.org/clip.mp4"}}
+    answer = chat(seeing, closed)
+    assert "videos are not fetched from URLs here" in answer.json()["error"]["message"]
 
 
 def test_what_is_no_image_is_refused_by_its_place(seeing: GatewayProcess) -> None:

@@ -67,7 +67,6 @@ REFUSED_VALUES: dict[str, list[Any]] = {
     "TailFreeSamplingZ": [0.5, -1.0, math.nan, math.inf],
     "Mirostat": [1, 2],
     "NegativePrompt": ["sad"],
-    "Videos": [["aGk="]],
 }
 
 

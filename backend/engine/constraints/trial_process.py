@@ -31,9 +31,9 @@ from backend.engine.constraints.reading import grammar_of
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest
+from backend.engine.peak_memory import peak_memory
 
 _WATCH_SECONDS = 0.02
-_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def main() -> None:
@@ -45,10 +45,10 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
         file.seek(0)  # an earlier child may have read it
         tokens = TokenizerSource(**json.load(file)).read()
-    limit = _peak() + MEMORY
+    limit = peak_memory() + MEMORY
 
     def watch(*_: object) -> None:
-        if _peak() > limit:
+        if peak_memory() > limit:
             os._exit(TOO_LARGE)
 
     signal.signal(signal.SIGALRM, watch)
@@ -74,11 +74,6 @@ def _answer(tokens: llguidance.LLTokenizer, line: bytes) -> dict[str, Any]:
         return {"refusal": str(refusal)}
     except RecursionError:
         return {"refusal": "the constraint on the answer is nested too deeply"}
-
-
-def _peak() -> int:
-    """The peak memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def _find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadO
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
     kind = cache_kind(settings, request.cache_type_key, request.cache_type_value)
-    limits = media_limits(settings, request.most_images, request.most_audios)
+    limits = media_limits(settings, request.most_images, request.most_audios, request.most_videos)
     place = resolve(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )

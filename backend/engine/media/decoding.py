@@ -12,34 +12,78 @@ from typing import TypeVar
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.item_bytes import item_bytes
-from backend.engine.media.items import BadItem, Media, Picture, Sound, refusal
-from backend.engine.media.limits import PICTURES_IN_ALL, MediaLimits
+from backend.engine.media.items import BadItem, Media, Picture, Sound, Video, refusal
+from backend.engine.media.limits import (
+    LEAST_PIXELS,
+    PICTURES_IN_ALL,
+    VIDEO_CPU_SECONDS,
+    MediaLimits,
+)
 from backend.engine.media.picture import decode_picture
 from backend.engine.media.sound import decode_sound
+from backend.engine.media.video import decode_video
 
-_Item = TypeVar("_Item", Picture, Sound)
+_Item = TypeVar("_Item", Picture, Video, Sound)
 
 
-def decode(images: Sequence[str], audios: Sequence[str], limits: MediaLimits) -> Media:
-    """Every item of a request, decoded. Raises InvalidRequest, which names the item."""
+def decode(
+    images: Sequence[str],
+    audios: Sequence[str],
+    limits: MediaLimits,
+    videos: Sequence[str] = (),
+    used: Callable[[], int | None] = lambda: None,
+) -> Media:
+    """Every item of a request, decoded. Raises InvalidRequest, which names the item.
+
+    used: as for `decode_picture`.
+    """
     _require_count("Images", "LimitImagePerPrompt", len(images), limits.images)
+    _require_count("Videos", "LimitVideoPerPrompt", len(videos), limits.videos)
     _require_count("Audios", "LimitAudioPerPrompt", len(audios), limits.audios)
-    return Media(_pictures(images, limits), _sounds(audios, limits))
-
-
-def _pictures(images: Sequence[str], limits: MediaLimits) -> tuple[Picture, ...]:
-    pictures: list[Picture] = []
     left = limits.image_pixels * PICTURES_IN_ALL
+    pictures = _pictures(images, left, limits, used)
+    left -= sum(picture.width * picture.height for picture in pictures)
+    return Media(pictures, _videos(videos, left, limits), _sounds(audios, limits))
+
+
+def _pictures(
+    images: Sequence[str], left: int, limits: MediaLimits, used: Callable[[], int | None]
+) -> tuple[Picture, ...]:
+    """left: pixels that all of them may have."""
+    pictures: list[Picture] = []
     for index, text in enumerate(images):
         most = min(limits.image_pixels, left)
 
         def read(content: bytes, most: int = most) -> Picture:
-            return decode_picture(content, most, limits.image_pixels)
+            return decode_picture(content, most, limits.image_pixels, used)
 
         picture = _item(f"Images[{index}]", text, read, limits)
         left -= picture.width * picture.height
         pictures.append(picture)
     return tuple(pictures)
+
+
+def _videos(videos: Sequence[str], left: int, limits: MediaLimits) -> tuple[Video, ...]:
+    """left: pixels that the frames of all of them may have."""
+    decoded: list[Video] = []
+    seconds: float = VIDEO_CPU_SECONDS
+    for index, text in enumerate(videos):
+        most = min(limits.image_pixels, left // (len(videos) - index))
+        if most < limits.video_frames * LEAST_PIXELS:
+            raise refusal(
+                f"Videos[{index}]",
+                f"has {most} pixels left of the {limits.image_pixels * PICTURES_IN_ALL} that the"
+                " images and videos of a request may have: send fewer or smaller ones",
+            )
+
+        def read(content: bytes, most: int = most, seconds: float = seconds) -> Video:
+            return decode_video(content, most, limits, seconds)
+
+        video = _item(f"Videos[{index}]", text, read, limits)
+        left -= sum(frame.width * frame.height for frame in video.frames)
+        seconds -= video.cost
+        decoded.append(video)
+    return tuple(decoded)
 
 
 def _sounds(audios: Sequence[str], limits: MediaLimits) -> tuple[Sound, ...]:

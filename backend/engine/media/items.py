@@ -36,14 +36,32 @@ class Sound:
 
 
 @dataclass(frozen=True, slots=True)
+class Video:
+    """Frames of one video, all of one size.
+
+    places: the number of each frame among the `count` of the video, of which `rate` are shown in a
+    second. digest: SHA-256 of frames and places. cost: seconds of processor time that decoding it
+    took.
+    """
+
+    frames: tuple[Picture, ...]
+    places: tuple[int, ...]
+    count: int
+    rate: float
+    digest: bytes
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Media:
     """Everything that a request brought beside its text, in the order in which it came."""
 
     pictures: tuple[Picture, ...] = ()
+    videos: tuple[Video, ...] = ()
     sounds: tuple[Sound, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.pictures or self.sounds)
+        return bool(self.pictures or self.videos or self.sounds)
 
 
 class BadItem(Exception):

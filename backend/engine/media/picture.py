@@ -1,25 +1,35 @@
 """One image file to a picture: upright, RGB, within bounds, whatever the bytes are.
 
 Pillow is given the one format that the bytes begin as, so none of its plugins that start other
-programs can be reached. All bounds are checked against the header, before pixels take memory.
+programs can be reached. All bounds are checked against the header, before pixels take memory. A
+JPEG is decoded at a half, a quarter or an eighth of its sides where the model uses no more, or
+where more is not allowed; no other format here can be.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 
 from backend.engine.media.items import BadItem, Picture
 from backend.engine.media.kinds import kind_of
 from backend.engine.media.limits import MAX_RATIO, MAX_SIDE, PICTURES_IN_ALL
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
+LARGE = 4 << 20  # pixels of a JPEG from which on it is asked what the model uses
+_REDUCTIONS = (1, 2, 4, 8)
+_SPARE = 2  # as Pillow's own thumbnails: sides so many times too long scale down as well as any
+_STRIP = 1 << 22  # bytes that are hashed at a time
+_SCAN = b"\xff\xda"  # the marker that begins one, and never stands in its data
 _SCANS = 200  # of a progressive JPEG: ten are usual, and each costs a pass over all pixels
 _WHITE = (255, 255, 255, 255)
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
@@ -30,15 +40,18 @@ _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 warnings.filterwarnings("ignore", module=r"PIL\..*")
 
 
-def decode_picture(content: bytes, most: int, allowed: int) -> Picture:
+def decode_picture(
+    content: bytes, most: int, allowed: int, used: Callable[[], int | None] = lambda: None
+) -> Picture:
     """The picture in a file.
 
     most: pixels that it may have. allowed: pixels that one image of a request may have, where
-    `most` is what the images before it left over. Raises BadItem.
+    `most` is what the images before it left over. used: tells the pixels that the model's processor
+    scales a large image down to; None where that is not known. Raises BadItem.
     """
     name = _format_of(content)
     try:
-        image = _upright(_opened(content, name, most, allowed))
+        image = _upright(_opened(content, name, most, allowed, used))
         pixels = _on_white(image)
     except BadItem:
         raise
@@ -46,9 +59,16 @@ def decode_picture(content: bytes, most: int, allowed: int) -> Picture:
         # Pillow names no closed list of what a broken file raises: OSError, SyntaxError,
         # ValueError, struct.error, KeyError and MemoryError were all seen.
         raise BadItem(f"is a {name} image that cannot be decoded: {_why(fault)}") from None
+    return picture_of(pixels)
+
+
+def picture_of(pixels: Image.Image) -> Picture:
+    """The picture that these pixels, RGB, are."""
     width, height = pixels.size
     digest = hashlib.sha256(f"{width}x{height}:".encode())
-    digest.update(pixels.tobytes())
+    rows = max(_STRIP // (3 * width), 1)
+    for top in range(0, height, rows):
+        digest.update(pixels.crop((0, top, width, min(top + rows, height))).tobytes())
     return Picture(pixels, digest.digest(), width, height)
 
 
@@ -66,7 +86,9 @@ def _choice() -> str:
     return f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 
 
-def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
+def _opened(
+    content: bytes, name: str, most: int, allowed: int, used: Callable[[], int | None]
+) -> Image.Image:
     """The image with its size checked and its pixels not yet read."""
     if name == "WebP":
         # Pillow's reader takes memory for the whole canvas as soon as it opens the file.
@@ -74,7 +96,7 @@ def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
         if size is None:
             raise BadItem("is a WebP image that cannot be decoded: its header is broken")
         _require_size(*size, most, allowed)
-    if name == "JPEG" and (scans := content.count(b"\xff\xda")) > _SCANS:
+    if name == "JPEG" and (scans := content.count(_SCAN)) > _SCANS:
         raise BadItem(
             f"is a JPEG image of {scans} scans, and at most {_SCANS} are read: save it again"
         )
@@ -84,8 +106,31 @@ def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
         raise BadItem(
             f"is larger than the {allowed} pixels that an image may have: send it smaller"
         ) from None
+    _require_shape(*image.size)
+    large = math.prod(image.size) > min(LARGE, most)
+    if isinstance(image, JpegImageFile) and large and _decodes_by_rows(image, content):
+        _reduce(image, most, used())
     _require_size(*image.size, most, allowed)
     return image
+
+
+def _decodes_by_rows(image: JpegImageFile, content: bytes) -> bool:
+    """Whether all components come in one scan: others take memory for all their pixels first."""
+    whole = _SCAN + (6 + 2 * image.layers).to_bytes(2, "big") + bytes([image.layers])
+    return "progressive" not in image.info and content.count(whole) == content.count(_SCAN)
+
+
+def _reduce(image: Image.Image, most: int, used: int | None) -> None:
+    """Let a JPEG be decoded smaller."""
+    width, height = image.size
+
+    def least(pixels: float, reduction: int) -> bool:
+        return min(width, height) >= _SPARE * math.sqrt(pixels) * reduction
+
+    by_use = max((r for r in _REDUCTIONS if used and least(used, r)), default=1)
+    fitting = (r for r in _REDUCTIONS if -(-width // r) * -(-height // r) <= most)
+    reduction = max(by_use, next(fitting, 1))
+    image.draft(None, (width // reduction, height // reduction))
 
 
 def _webp_size(content: bytes) -> tuple[int, int] | None:
@@ -107,7 +152,7 @@ def _webp_size(content: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _require_size(width: int, height: int, most: int, allowed: int) -> None:
+def _require_shape(width: int, height: int) -> None:
     says = f"is {width} x {height} pixels"
     if min(width, height) < 1:
         raise BadItem(f"{says}: it has no content")
@@ -115,6 +160,11 @@ def _require_size(width: int, height: int, most: int, allowed: int) -> None:
         raise BadItem(f"{says}, and a side may have {MAX_SIDE}: send it smaller")
     if max(width, height) > MAX_RATIO * min(width, height):
         raise BadItem(f"{says}, and one side may be {MAX_RATIO} times the other: crop it")
+
+
+def _require_size(width: int, height: int, most: int, allowed: int) -> None:
+    says = f"is {width} x {height} pixels"
+    _require_shape(width, height)
     if width * height > allowed:
         raise BadItem(
             f"{says}, and an image may have {allowed} in all: send it smaller, or load the model"
@@ -149,6 +199,9 @@ def _on_white(image: Image.Image) -> Image.Image:
         return Image.alpha_composite(Image.new("RGBA", layer.size, _WHITE), layer).convert("RGB")
     if mode not in _PLAIN:
         raise BadItem(f"has pixels of the kind {mode}: save it with 8 or 16 bits per channel")
+    if mode == "RGB" and isinstance(image, JpegImageFile):
+        image.info.clear()  # nobody may turn it once more
+        return image  # converting it would be a copy
     return image.convert("RGB")
 
 

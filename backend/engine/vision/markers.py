@@ -1,4 +1,4 @@
-"""What the chat template writes for an image or a sound, found by rendering with and without one.
+"""What the chat template writes for media, found by rendering a message with and without an item.
 
 Families differ in everything here: some templates take content as a list of parts and write the
 marker themselves, some want the marker in the text, some cannot render plain text any more. It is
@@ -18,6 +18,7 @@ from common.prefixes import common_prefix
 _TEXT = "Zyx wvu"
 _PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "image": ({"type": "image"}, {"type": "image_url"}),
+    "video": ({"type": "video"}, {"type": "video_url"}),
     "audio": ({"type": "audio"}, {"type": "input_audio"}),
 }
 

@@ -14,12 +14,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One image or sound as the model's processor prepared it.
+    """One image, video or sound as the model's processor prepared it.
 
-    kind: image or audio. digest: of its content (32 bytes). whole: what stands for it, as the
-    encoder wants it. first, count: which of these are put into a prompt; the rest is text around
-    it. arrays: what the encoder takes, by the processor's names; NumPy arrays stand for arrays of
-    MLX. nbytes: of those.
+    kind: image, video or audio. digest: of its content (32 bytes). whole: what stands for it, as
+    the encoder wants it. first, count: which of these are put into a prompt; the rest is text
+    around it. arrays: what the encoder takes, by the processor's names; NumPy arrays stand for
+    arrays of MLX. nbytes: of those.
     """
 
     kind: str

@@ -1,47 +1,50 @@
 """Media in prompts, on the prompt threads: media into messages, and markers into tokens.
 
 The protocol has flat lists of media, and nothing ties an item to its message. All items go into the
-last user message, images before sounds before its text, unless the request says where each belongs
-(`mlx.image_messages`, `mlx.audio_messages`).
+last user message, images before videos before sounds before its text, unless the request says where
+each belongs (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`). A model that takes
+no videos is shown the frames of one as images.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.decoding import decode
-from backend.engine.media.items import Picture, Sound
 from backend.engine.media.limits import MediaLimits
 from backend.engine.request import Attachments
 from backend.engine.vision.markers import TemplateForm
 from backend.engine.vision.media_plan import MediaItem
-from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, ItemProcessor
+from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, VIDEO, ItemProcessor
 
 # The marker that LocalAI writes into a Prompt that it has rendered itself.
 PLACE = "<__media__>"
 _CANNOT = {
     IMAGE: "this model takes no images: send none",
+    VIDEO: "this model takes neither videos nor images: send none",
     AUDIO: "this model takes no audio: send none, or a transcript as text",
 }
 
 Message = Mapping[str, Any]
+Shown = Sequence[MediaItem]  # what stands for one thing that was sent: a video may be several
 
 
 class MediaPrompts:
     """Puts the media of requests into the prompts of one loaded model.
 
-    around: by kind, the text that the processor writes before and after an item. token_markers: by
-    kind, the tokens of its marker.
+    around: the text that the processor writes before and after an item. token_markers: by kind,
+    the tokens of its marker.
     """
 
     def __init__(
         self,
         form: TemplateForm,
         processor: ItemProcessor,
-        around: Mapping[str, tuple[str, str]],
+        around: Callable[[MediaItem], tuple[str, str]],
         token_markers: Mapping[str, Sequence[int]],
         limits: MediaLimits,
     ) -> None:
@@ -53,8 +56,14 @@ class MediaPrompts:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Which of image and audio the model takes."""
-        return frozenset(self._form.markers)
+        """Which of image, video and audio the model takes; videos may be shown as images."""
+        taken = frozenset(self._form.markers)
+        return taken | {VIDEO} if self._shows_frames else taken
+
+    @property
+    def _shows_frames(self) -> bool:
+        image = self._form.markers.get(IMAGE)
+        return VIDEO not in self._form.markers and image is not None and image.several
 
     @property
     def lists(self) -> bool:
@@ -66,19 +75,23 @@ class MediaPrompts:
         """What stands for an item in a raw prompt."""
         return PLACE
 
-    def items(self, given: Attachments) -> list[MediaItem]:
+    def items(self, given: Attachments) -> list[Shown]:
         """Everything that a request brought, decoded and prepared. Raises InvalidRequest."""
         self._require_taken(IMAGE, len(given.images))
+        self._require_taken(VIDEO, len(given.videos))
         self._require_taken(AUDIO, len(given.audios))
-        media = decode(given.images, given.audios, self._limits)
-        kinds: tuple[tuple[str, Sequence[Picture | Sound]], ...] = (
-            (IMAGE, media.pictures),
-            (AUDIO, media.sounds),
+        media = decode(
+            given.images, given.audios, self._limits, given.videos, self._processor.used_pixels
         )
+        frames = self._shows_frames
         return [
-            self._processor.prepare(item, f"{FIELDS[kind]}[{index}]")
-            for kind, items in kinds
-            for index, item in enumerate(items)
+            [self._processor.prepare(part, f"{FIELDS[kind]}[{index}]") for part in parts]
+            for kind, sent in (
+                (IMAGE, [[picture] for picture in media.pictures]),
+                (VIDEO, [video.frames if frames else [video] for video in media.videos]),
+                (AUDIO, [[sound] for sound in media.sounds]),
+            )
+            for index, parts in enumerate(sent)
         ]
 
     def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
@@ -88,6 +101,14 @@ class MediaPrompts:
     def _require_taken(self, kind: str, count: int) -> None:
         field = FIELDS[kind]
         marker = self._form.markers.get(kind)
+        if kind == VIDEO and marker is None and IMAGE in self._form.markers:
+            if count and not self._shows_frames:
+                raise InvalidRequest(
+                    f"{field} has {count} items, but this model's chat template takes one image,"
+                    " and a video is several: send one frame of it as an image",
+                    field,
+                )
+            return
         if count and marker is None:
             raise InvalidRequest(f"{field} has {count} items, but {_CANNOT[kind]}", field)
         if marker is not None and count > 1 and not marker.several:
@@ -97,14 +118,18 @@ class MediaPrompts:
             )
 
     def attach(
-        self, messages: Sequence[Message], given: Attachments, items: Sequence[MediaItem]
+        self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
     ) -> tuple[tuple[Message, ...], list[MediaItem]]:
-        """The messages with a place for every item, and the items in the order of their places."""
+        """The messages with a place for every item, and the items in the order of their places.
+
+        items: as `items` gives them.
+        """
         wanted = _wanted(messages, given)
         placed: list[Message] = []
         ordered: list[MediaItem] = []
         for index, message in enumerate(messages):
-            own = [item for item, at in zip(items, wanted, strict=True) if at == index]
+            shown = (one for one, at in zip(items, wanted, strict=True) if at == index)
+            own = list(chain.from_iterable(shown))
             ordered += own
             placed.append(self._with(message, own))
         return tuple(placed), ordered
@@ -120,7 +145,7 @@ class MediaPrompts:
         spoken = [{"type": "text", "text": words}] if words else []
         return {**message, "content": [*parts, *spoken]}
 
-    def marked(self, text: str, items: Sequence[MediaItem]) -> str:
+    def marked(self, text: str, items: Sequence[Shown]) -> str:
         """A raw prompt with the model's markers at its places. Raises InvalidRequest."""
         cores = sorted({marker.core for marker in self._form.markers.values()}, key=len)
         places = re.findall("|".join(map(re.escape, [PLACE, *reversed(cores)])), text)
@@ -130,16 +155,24 @@ class MediaPrompts:
                 f" {PLACE} where each of them belongs",
                 "Prompt",
             )
-        for item in items:
-            text = text.replace(PLACE, self._form.markers[item.kind].core, 1)
+        for parts in items:
+            cores = [self._form.markers[part.kind].core for part in parts]
+            text = text.replace(PLACE, "".join(cores), 1)
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
         """A rendered prompt with what the processor writes around its items."""
-        for kind in sorted({item.kind for item in items}):
-            core = self._form.markers[kind].core
-            text = text.replace(core, core.join(self._around[kind]))
-        return text
+        pieces: list[str] = []
+        at = 0
+        for item in items:
+            core = self._form.markers[item.kind].core
+            start = text.find(core, at)
+            if start < 0:
+                break
+            before, after = self._around(item)
+            pieces += [text[at:start], before, core, after]
+            at = start + len(core)
+        return "".join([*pieces, text[at:]])
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """Where the markers stand in a tokenised prompt. Raises InvalidRequest."""
@@ -167,11 +200,12 @@ class MediaPrompts:
 
 
 def _wanted(messages: Sequence[Message], given: Attachments) -> list[int]:
-    """The message of every item: images, then sounds. Raises InvalidRequest."""
+    """The message of everything sent: images, videos, then sounds. Raises InvalidRequest."""
     last = next((at for at in range(len(messages) - 1, -1, -1) if _asks(messages[at])), None)
     wanted: list[int] = []
     for kind, count, named in (
         (IMAGE, len(given.images), given.image_messages),
+        (VIDEO, len(given.videos), given.video_messages),
         (AUDIO, len(given.audios), given.audio_messages),
     ):
         if named is None:

@@ -1,4 +1,4 @@
-"""The model's own processor: from a picture or a sound to tokens and what its encoder takes.
+"""The model's own processor: from decoded media to tokens and what the model's encoder takes.
 
 It is mlx-vlm's, and gets one decoded item at a time with the marker that the chat template writes
 for one. Strings never reach it as media: those it would open as URLs or paths. It runs on prompt
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -18,16 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.media.items import Picture, Sound
+from backend.engine.media.items import Picture, Sound, Video
+from backend.engine.media.picture import picture_of
 from backend.engine.vision.features import frozen
 from backend.engine.vision.media_plan import MediaItem
 
 _log = logging.getLogger(__name__)
 
-IMAGE, AUDIO = "image", "audio"
-FIELDS = {IMAGE: "Images", AUDIO: "Audios"}
+IMAGE, VIDEO, AUDIO = "image", "video", "audio"
+FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
+_CHANNELS, _FLOAT = 3, 4  # bytes
+_PROBE = 2048, 1536  # pixels of an image that most processors scale down
+_KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
 # The text of the marker, which says nothing about the item.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -74,10 +80,12 @@ class ItemProcessor:
         self._most_bytes = most_bytes
         self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
         self._lock = threading.Lock()
+        self._used: int | None = None
+        self._probed = False
 
-    def prepare(self, given: Picture | Sound, name: str) -> MediaItem:
+    def prepare(self, given: Picture | Video | Sound, name: str) -> MediaItem:
         """`name` is the item's for a refusal, such as `Images[2]`. Raises InvalidRequest."""
-        kind = IMAGE if isinstance(given, Picture) else AUDIO
+        kind = _KINDS[type(given)]
         digest = given.digest
         with self._lock:
             if digest in self._prepared_items:
@@ -93,6 +101,32 @@ class ItemProcessor:
                 ) from None
             self._keep(item)
             return item
+
+    def used_pixels(self) -> int | None:
+        """To how many pixels it scales a large image down; None where that cannot be told.
+
+        Where the processor names no number, it is what it makes of a large image.
+        """
+        with self._lock:
+            if not self._probed:
+                self._probed = True
+                named = getattr(
+                    getattr(self._processor, "image_processor", None), "max_pixels", None
+                )
+                self._used = named if isinstance(named, int) and named > 0 else self._of_probe()
+            return self._used
+
+    def _of_probe(self) -> int | None:
+        """Counted are pixels of tiles and thumbnails as well, and of patches in pairs."""
+        probe = Image.new("RGB", _PROBE)
+        try:
+            item = self._prepared(picture_of(probe), IMAGE)
+        except Exception:
+            _log.info("a large image shows nothing of what the processor uses", exc_info=True)
+            return None
+        found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
+        pixels = found // (_CHANNELS * _FLOAT)
+        return pixels if 0 < pixels < math.prod(_PROBE) else None
 
     def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
         """The items of one prompt, in their order, where the family writes a number before each
@@ -126,18 +160,15 @@ class ItemProcessor:
             count=item.count + len(own) - len(none),
         )
 
-    def _prepared(self, given: Picture | Sound, kind: str) -> MediaItem:
+    def _prepared(self, given: Picture | Video | Sound, kind: str) -> MediaItem:
         from mlx_vlm.utils import prepare_inputs
 
-        media: dict[str, Any] = (
-            {"images": [given.pixels]} if isinstance(given, Picture) else {"audio": [given.samples]}
-        )
         output = prepare_inputs(
             self._processor,
             prompts=self._markers[kind],
             image_token_index=self._image_token,
             add_special_tokens=False,
-            **media,
+            **_as_mlx_vlm_takes(given),
         )
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
@@ -152,6 +183,28 @@ class ItemProcessor:
         self._prepared_items[item.digest] = item
         while sum(kept.nbytes for kept in self._prepared_items.values()) > self._most_bytes:
             self._prepared_items.popitem(last=False)
+
+
+def _as_mlx_vlm_takes(given: Picture | Video | Sound) -> dict[str, Any]:
+    """Frames of a video as [frames, channels, height, width], with what tells their times."""
+    match given:
+        case Picture():
+            return {"images": [given.pixels]}
+        case Sound():
+            return {"audio": [given.samples]}
+    from mlx_vlm.utils import VideoMetadata
+
+    frames = np.stack([np.asarray(frame.pixels) for frame in given.frames])
+    first = given.frames[0]
+    metadata = VideoMetadata(
+        total_num_frames=given.count,
+        fps=given.rate,
+        frames_indices=list(given.places),
+        width=first.width,
+        height=first.height,
+        duration=given.count / given.rate,
+    )
+    return {"videos": [frames.transpose(0, 3, 1, 2)], "video_metadata": [metadata]}
 
 
 def _number(processor: Any) -> tuple[str, str] | None:
@@ -171,13 +224,21 @@ def end_tokens(processor: Any) -> frozenset[int]:
 
 def takes_audio(processor: Any) -> bool:
     """Whether the processor has a place for sounds and what turns them into features."""
-    parameters = inspect.signature(getattr(processor, "process", processor)).parameters
-    if not {"audio", "audios"} & parameters.keys():
+    if not {"audio", "audios"} & _parameters(processor):
         return False
     return any(
         getattr(processor, name, None) is not None
         for name in ("feature_extractor", "audio_processor")
     )
+
+
+def takes_videos(processor: Any) -> bool:
+    """Whether the processor has a place for videos."""
+    return "videos" in _parameters(processor)
+
+
+def _parameters(processor: Any) -> set[str]:
+    return set(inspect.signature(getattr(processor, "process", processor)).parameters)
 
 
 def _bytes(value: Any) -> int:

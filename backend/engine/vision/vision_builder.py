@@ -1,8 +1,9 @@
 """Builds a model of mlx-vlm's: a text model, and what it sees and hears with, if it does.
 
-A family is taken by trial: a small picture, and a short tone where there is a place for sounds, go
-all the way from the chat template to logits before the model is served. What fails there would
-fail every request, so it fails the load, with a sentence.
+A family is taken by trial: a small picture, and a short clip and a short tone where there is a
+place for them, go all the way from the chat template to logits before the model is served. Without
+the picture every request would fail, so the load does, with a sentence. Where the clip fails,
+videos are shown as images.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from backend.engine.loading import text_builder
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel
-from backend.engine.media.items import SOUND_RATE, Picture, Sound
+from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
+from backend.engine.media.picture import picture_of
 from backend.engine.model import Built
 from backend.engine.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
@@ -39,10 +41,12 @@ from backend.engine.vision.plain_pass import plain_pass
 from backend.engine.vision.processor import (
     AUDIO,
     IMAGE,
+    VIDEO,
     ItemProcessor,
     end_tokens,
     load_processor,
     takes_audio,
+    takes_videos,
 )
 from backend.engine.vision.seeing_model import SeeingModel
 from common.wording import shown
@@ -102,14 +106,15 @@ def _open_senses(
                 item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
             except InvalidRequest:
                 return ""
-            if text in "".join(_around(item, prompts)):
+            if text in "".join(_around(prompts, item)):
                 return ""
             return "".join(
                 dict.fromkeys(control.get(at, "") for at in (item.tokens[0], item.tokens[-1]))
             )
 
-        kinds = [IMAGE, *([AUDIO] if takes_audio(processor) else [])]
-        fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds}
+        kinds = [IMAGE, *([VIDEO] if takes_videos(processor) else [])]
+        kinds += [AUDIO] if takes_audio(processor) else []
+        fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
         trial = prepares(_expanded(form))
         tried: dict[str, MediaItem] = {}
@@ -124,7 +129,7 @@ def _open_senses(
         media = MediaPrompts(
             form,
             prepares(_expanded(form), half),
-            {kind: _around(item, prompts) for kind, item in tried.items()},
+            partial(_around, prompts),
             {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
             order.media_limits,
         )
@@ -135,7 +140,7 @@ def _open_senses(
         return text_builder.Senses(
             reader,
             media,
-            tuple(tried.values()),
+            tuple(item for kind, item in tried.items() if kind != VIDEO),
             end_tokens(processor),
             partial(plain_pass, model),
         )
@@ -160,7 +165,7 @@ def _refusing(loaded: LoadedModel) -> Iterator[None]:
 def _tried(
     model: SeeingModel, processor: ItemProcessor, kind: str, vocabulary: int
 ) -> Stages[MediaItem | None]:
-    """An item that got through; None where sounds do not. A model that cannot see is refused.
+    """An item that got through; None where it may fail. A model that cannot see is refused.
 
     Begins and ends on `files`.
     """
@@ -168,16 +173,42 @@ def _tried(
     try:
         item = processor.prepare(_sample(kind), f"the first {kind}")
         yield from _run(model, item, vocabulary)
-    except Exception:
+        if kind == VIDEO:
+            yield "engine"
+            _require_seen_in_order(model, item)
+    except Exception as fault:
         if kind == IMAGE:
             raise
-        _log.warning("this model's %s is not served: the first one failed", kind, exc_info=True)
+        if kind == VIDEO:
+            _log.info("videos are shown to this model as images: its first one failed (%s)", fault)
+        else:
+            _log.warning("this model's %s is not served: the first one failed", kind, exc_info=True)
         item = None
     yield "files"
     return item
 
 
-def _around(item: MediaItem, prompts: PromptBuilder) -> tuple[str, str]:
+def _require_seen_in_order(model: SeeingModel, item: MediaItem) -> None:
+    """Raise ValueError where our passes over a clip are not those of mlx-vlm's own code.
+
+    What differs may be a sixth of what seeing the clip at all changes: rounding in half precision.
+    """
+    tokens = [*item.whole, 0]
+    cache = kv.new_row(model)
+    prefill = MediaReader(model, 0).begin(
+        MediaPlan(tokens, [Span(item.first, item)]), tokens, cache
+    )
+    assert prefill is not None
+    prefill.look(0, len(tokens))
+    told = prefill.run(0, len(tokens), cache)[0, -1].astype(mx.float32)
+    expected, blind = (
+        plain_pass(model, tokens, seen)[-1].astype(mx.float32) for seen in (item, None)
+    )
+    if not mx.abs(told - expected).max() <= mx.abs(blind - expected).max() / 6:
+        raise ValueError("its clips are read otherwise in a whole prompt")
+
+
+def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
     """The text that the processor writes before and after the item."""
     before, after = item.whole[: item.first], item.whole[item.first + item.count :]
     return prompts.detokenize(list(before)), prompts.detokenize(list(after))
@@ -216,15 +247,19 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> Stages[None]:
         mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
 
 
-def _sample(kind: str) -> Picture | Sound:
+def _sample(kind: str) -> Picture | Video | Sound:
     if kind == AUDIO:
         tone = np.sin(np.arange(SOUND_RATE // 2) * 0.17).astype(np.float32) / 4
         return Sound(tone, SOUND_RATE, hashlib.sha256(tone.tobytes()).digest())
     from PIL import Image
 
-    pixels = Image.radial_gradient("L").convert("RGB")
-    digest = hashlib.sha256(pixels.tobytes()).digest()
-    return Picture(pixels, digest, pixels.width, pixels.height)
+    radial, linear = Image.radial_gradient("L"), Image.linear_gradient("L")
+    if kind == IMAGE:
+        return picture_of(radial.convert("RGB"))
+    small = (image.convert("RGB").resize((128, 128)) for image in (radial, linear, radial, linear))
+    frames = tuple(map(picture_of, small))
+    digest = hashlib.sha256(b"".join(frame.digest for frame in frames)).digest()
+    return Video(frames, (0, 1, 2, 3), 4, 1.0, digest)
 
 
 def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:

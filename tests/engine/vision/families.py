@@ -124,6 +124,7 @@ def _qwen2_5_vl(path: Path) -> None:
     pixels |= {"patch_size": 14, "min_pixels": 3136, "max_pixels": 12544}
     pixels["processor_class"] = "Qwen2_5_VLProcessor"
     _write(path, "preprocessor_config.json", pixels)
+    (path / "video_preprocessor_config.json").unlink()
 
 
 def _qwen3_5(path: Path) -> None:

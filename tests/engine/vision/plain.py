@@ -31,12 +31,19 @@ Message = Mapping[str, Any]
 class PlainPasses:
     """A checkpoint as mlx-vlm loads it.
 
-    marker: the text that its processor takes for an image; "" where the template writes it.
+    marker: the text that its processor takes for an image; "" where the template writes it. clip:
+    the video that its prompts show, and how many frames of it.
     """
 
-    def __init__(self, path: Path, marker: str = "") -> None:
+    def __init__(self, path: Path, marker: str = "", clip: tuple[Path, int] | None = None) -> None:
+        from mlx_vlm.utils import load_video
+
         self._model, self._processor = load(path)
         self._marker = marker
+        self._shown: dict[str, Any] = {}
+        if clip is not None:
+            frames, metadata = load_video(str(clip[0]), nframes=clip[1])
+            self._shown = {"videos": [frames], "video_metadata": [metadata]}
 
     def prompt_tokens(self, messages: Sequence[Message], images: Sequence[Any]) -> int:
         return int(self._inputs(messages, images)["input_ids"].shape[1])
@@ -87,7 +94,11 @@ class PlainPasses:
         )
         marker = getattr(self._model.config, "image_token_index", None)
         inputs = prepare_inputs(
-            self._processor, images=list(images) or None, prompts=text, image_token_index=marker
+            self._processor,
+            images=list(images) or None,
+            prompts=text,
+            image_token_index=marker,
+            **self._shown,
         )
         given = {name: value for name, value in inputs.items() if name != "attention_mask"}
         return given | {"input_ids": mx.array(given["input_ids"])}

@@ -205,7 +205,7 @@ async def test_sounds_are_heard_beside_images_and_texts(tmp_path: Path) -> None:
         asking("What is it?", max_tokens=TOKENS),
     ]
     async with seeing(path, prompt_cache_mib=0, vision_cache_mib=0) as engine:
-        assert engine.require_model().media == {"image", "audio"}
+        assert engine.require_model().media == {"image", "video", "audio"}
         alone = [await said(engine, request) for request in requests]
         assert alone[0].prompt_tokens == alone[1].prompt_tokens
         heard = sorted(sum(answer.logprobs) for answer in alone)

@@ -1,0 +1,122 @@
+"""One video file to frames at even distances, within bounds.
+
+A child process decodes it (`video_process`): no bounds of a codec's own hold for all of its time
+and memory, and what ends a decoder must not end the backend. The file is known by its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from PIL import Image
+
+from backend.engine.errors import EngineFailed
+from backend.engine.media.items import BadItem, Picture, Video
+from backend.engine.media.kinds import kind_of
+from backend.engine.media.limits import (
+    VIDEO_CPU_SECONDS,
+    VIDEO_MEMORY,
+    VIDEO_TOO_LARGE,
+    VIDEO_WALL_SECONDS,
+    MediaLimits,
+)
+from backend.engine.media.picture import picture_of
+from backend.engine.media.video_process import FORMATS, Asked, Found
+from backend.engine.units import MIB
+
+_ROOT = Path(__file__).parents[3]
+_PROGRAM = "backend.engine.media.video_process"
+_SLOW = (
+    f"takes too long to decode: the videos of a request may take {VIDEO_CPU_SECONDS} seconds of"
+    " processor time together; send fewer, shorter or smaller ones, or save them with more key"
+    " frames"
+)
+_LARGE = f"takes more than {VIDEO_MEMORY // MIB} MiB of memory to decode: send it smaller"
+_CAUSES = {-signal.SIGXCPU: _SLOW, -signal.SIGKILL: _LARGE, VIDEO_TOO_LARGE: _LARGE}
+
+
+def decode_video(
+    content: bytes, most: int, limits: MediaLimits, cpu_seconds: float = VIDEO_CPU_SECONDS
+) -> Video:
+    """The frames of a file.
+
+    most: pixels that they may have together; larger ones are scaled down to it. cpu_seconds: what
+    the videos before it left of VIDEO_CPU_SECONDS. Raises BadItem, and EngineFailed where no video
+    is to blame.
+    """
+    asked = Asked(
+        kind=_format_of(content),
+        frames=limits.video_frames,
+        pixels=limits.image_pixels,
+        kept_pixels=most,
+        seconds=limits.video_seconds,
+        cpu_seconds=max(math.ceil(cpu_seconds), 1),
+    )
+    head, _, pixels = _answer(content, asked).partition(b"\n")
+    answer = json.loads(head)
+    if "refusal" in answer:
+        raise BadItem(answer["refusal"])
+    found = Found(**answer)
+    frames = _frames(found, memoryview(pixels))
+    digest = hashlib.sha256(f"{found.places} {found.count} {found.rate}".encode())
+    for frame in frames:
+        digest.update(frame.digest)
+    places = tuple(found.places)
+    return Video(frames, places, found.count, found.rate, digest.digest(), found.cost)
+
+
+def _format_of(content: bytes) -> str:
+    name = kind_of(content)
+    choice = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    if name is None:
+        raise BadItem(f"is no video file that is known here: send {choice}")
+    if name not in FORMATS:
+        raise BadItem(f"is in the format {name}, which is not decoded here: send {choice}")
+    return name
+
+
+def _answer(content: bytes, asked: Asked) -> bytes:
+    """What the child says. Raises BadItem where the video ends it, EngineFailed where it fails."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-m", _PROGRAM, json.dumps(asdict(asked))],
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
+            start_new_session=True,  # a Ctrl-C in a terminal is the server's to handle
+        )
+        try:
+            answer, _ = child.communicate(timeout=VIDEO_WALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise BadItem(_SLOW) from None
+        finally:
+            child.kill()
+            child.communicate()
+    if child.returncode in _CAUSES or child.returncode < 0:
+        raise BadItem(_CAUSES.get(child.returncode, "cannot be decoded: it ends its decoder"))
+    if child.returncode:
+        raise EngineFailed(
+            f"the process that decodes videos ended with the code {child.returncode}"
+        )
+    return answer
+
+
+def _frames(found: Found, pixels: memoryview) -> tuple[Picture, ...]:
+    size = found.width, found.height
+    each = 3 * found.width * found.height
+    return tuple(
+        picture_of(Image.frombytes("RGB", size, pixels[at : at + each]))
+        for at in range(0, each * len(found.places), each)
+    )

@@ -1,0 +1,243 @@
+"""The program that takes frames from one video, run as a child process; see `video`.
+
+Standard input is the video as a regular file, the first argument what is asked of it (`Asked`), as
+JSON. It answers with one line of JSON: `refusal`, or the fields of `Found` with the frames behind
+it, RGB of 8 bits, row by row. A video that takes more than the limits ends the process: by a signal
+for its time (SIGXCPU), with the exit code TOO_LARGE for its memory.
+
+OpenCV's FFmpeg reads no container and no codec but those that are named here, and nothing over a
+network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from backend.engine.media.limits import (
+    MAX_RATIO,
+    MAX_SIDE,
+    VIDEO_MEMORY,
+    VIDEO_TOO_LARGE,
+)
+from backend.engine.peak_memory import peak_memory
+
+_DEMUXERS = {
+    "MP4": "mov,mp4,m4a,3gp,3g2,mj2",
+    "QuickTime": "mov,mp4,m4a,3gp,3g2,mj2",
+    "WebM or Matroska": "matroska,webm",
+    "AVI": "avi",
+    "GIF": "gif",
+}
+FORMATS = tuple(_DEMUXERS)
+# The decoders that may look for the size of a frame, and the codecs by OpenCV's names for them.
+_DECODERS = "h264,hevc,vp8,libvpx,vp9,libvpx-vp9,mpeg4,mpeg2video,h263,mjpeg,gif"
+_CODECS = {b"h264", b"hevc", b"VP80", b"VP90", b"FMP4", b"mpg2", b"h263", b"MJPG", b"gif "}
+_BROKEN = "cannot be decoded: its data is broken"
+_WHOLE = 0.9  # of the frames that a header names: with fewer the video is taken for cut off
+_WATCH_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of a video.
+
+    kind: one of FORMATS. frames: at most. pixels: that one frame may have. kept_pixels: those of
+    all frames together, which are scaled down to it. seconds: that the video may last.
+    cpu_seconds: of processor time that it may take.
+    """
+
+    kind: str
+    frames: int
+    pixels: int
+    kept_pixels: int
+    seconds: int
+    cpu_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a video is.
+
+    width, height: of the frames as they are sent. places: the number of each of them among the
+    `count` frames of the video, of which `rate` are shown in a second. cost: seconds of processor
+    time that all this took.
+    """
+
+    width: int
+    height: int
+    places: Sequence[int]
+    count: int
+    rate: float
+    cost: float
+
+
+class _RefusedError(Exception):
+    """The rest of a sentence whose subject is the video."""
+
+
+def main() -> None:
+    asked = Asked(**json.loads(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (asked.cpu_seconds, asked.cpu_seconds + 1))
+    with suppress(OSError):  # where memory runs out, this process goes before the backend
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = (
+        f"protocol_whitelist;file|format_whitelist;{_DEMUXERS[asked.kind]}"
+        f"|codec_whitelist;{_DECODERS}"
+    )
+    import cv2
+
+    cv2.setNumThreads(1)
+    threading.Thread(target=_watch, args=[peak_memory() + VIDEO_MEMORY], daemon=True).start()
+    try:
+        found, frames = _taken(asked)
+    except _RefusedError as refusal:
+        print(json.dumps({"refusal": str(refusal)}), flush=True)
+        return
+    except (cv2.error, MemoryError):
+        print(json.dumps({"refusal": _BROKEN}), flush=True)
+        return
+    sys.stdout.buffer.write(json.dumps(asdict(found)).encode() + b"\n")
+    for frame in frames:
+        sys.stdout.buffer.write(frame)
+    sys.stdout.buffer.flush()
+
+
+def _watch(limit: int) -> None:
+    """FFmpeg runs without Python's lock, so this thread runs beside it."""
+    while peak_memory() <= limit:
+        time.sleep(_WATCH_SECONDS)
+    os._exit(VIDEO_TOO_LARGE)
+
+
+def _taken(asked: Asked) -> tuple[Found, list[bytes]]:
+    """Frames at even distances, the first and the last among them. Raises _RefusedError."""
+    import cv2
+
+    video = _opened()
+    width, height = (
+        int(video.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+    )
+    _require_size(width, height, asked.pixels)
+    claimed, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)
+    count = 0
+    if 0 < claimed < math.inf and 0 < rate < math.inf:
+        _require_short(claimed / rate, asked.seconds)
+        count = int(claimed)
+        places = _even(count, asked.frames)
+        frames = _frames(video, places, asked.kept_pixels, seek=True)
+    if not count or len(frames) < len(places):
+        # Live recordings name no number of frames, and others one that was only estimated.
+        there, rate = _counted(_opened(), asked.seconds)
+        if there < _WHOLE * count:
+            raise _RefusedError(f"is cut off: {there} of its {count} frames are there")
+        count, places = there, _even(there, asked.frames)
+        frames = _frames(_opened(), places, asked.kept_pixels, seek=False)
+    if not frames or len(frames) < len(places):
+        raise _RefusedError(_BROKEN)
+    height, width = frames[0].shape[:2]
+    if any(frame.shape != (height, width, 3) for frame in frames):
+        raise _RefusedError("changes its size on the way: save it with one size")
+    found = Found(width, height, places, count, rate, time.process_time())
+    return found, [frame.tobytes() for frame in frames]
+
+
+def _opened() -> Any:
+    import cv2
+
+    os.lseek(0, 0, os.SEEK_SET)
+    video = cv2.VideoCapture("/dev/fd/0", cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
+    if not video.isOpened():
+        raise _RefusedError("cannot be decoded: it is broken or cut off, or its codec is unusual")
+    codec = int(video.get(cv2.CAP_PROP_FOURCC)) & 0xFFFFFFFF
+    if codec.to_bytes(4, "little") not in _CODECS:
+        raise _RefusedError(
+            "has a codec that is not decoded here: send H.264, HEVC, VP8, VP9 or MPEG-4"
+        )
+    return video
+
+
+def _require_size(width: int, height: int, pixels: int) -> None:
+    says = f"is {width} x {height} pixels"
+    if min(width, height) < 1:
+        raise _RefusedError(f"{says}: it has no content")
+    if max(width, height) > MAX_SIDE:
+        raise _RefusedError(f"{says}, and a side may have {MAX_SIDE}: send it smaller")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise _RefusedError(f"{says}, and one side may be {MAX_RATIO} times the other: crop it")
+    if width * height > pixels:
+        raise _RefusedError(
+            f"{says}, and a frame may have {pixels} in all: send it smaller, or load the model with"
+            " a larger max_image_pixels"
+        )
+
+
+def _require_short(seconds: float, most: int) -> None:
+    if seconds > most:
+        raise _RefusedError(
+            f"lasts longer than {most} seconds: send a part of it, or load the model with a larger"
+            " max_video_seconds"
+        )
+
+
+def _even(count: int, most: int) -> list[int]:
+    """Numbers of frames, from the first to the last of `count`."""
+    taken = min(count, most)
+    if taken < 2:
+        return [0][:taken]
+    return [round(at * (count - 1) / (taken - 1)) for at in range(taken)]
+
+
+def _frames(video: Any, places: Sequence[int], most_pixels: int, *, seek: bool) -> list[Any]:
+    """The frames at these places, [height, width, 3] of RGB; fewer where one cannot be read.
+
+    seek: OpenCV can do that only where it knows how many frames there are.
+    """
+    import cv2
+
+    frames: list[Any] = []
+    at = 0
+    for place in places:
+        if place != at and seek:
+            video.set(cv2.CAP_PROP_POS_FRAMES, place)
+        while not seek and at < place and video.grab():
+            at += 1
+        there, frame = video.read()
+        if not there:
+            break
+        at = place + 1
+        height, width = frame.shape[:2]
+        scale = math.sqrt(most_pixels / (len(places) * width * height))
+        if scale < 1:
+            size = max(int(width * scale), 1), max(int(height * scale), 1)
+            frame = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
+        frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+    return frames
+
+
+def _counted(video: Any, most_seconds: int) -> tuple[int, float]:
+    """How many frames there are, and how many of them in a second."""
+    import cv2
+
+    count, seconds = 0, 0.0
+    while video.grab():
+        count += 1
+        seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+        _require_short(seconds, most_seconds)
+    return count, (count - 1) / seconds if seconds > 0 and count > 1 else 1.0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Frames of encoded clips: which, how large, how like; and a sentence for what is none."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.media import video_process
+from backend.engine.media.decoding import decode
+from backend.engine.media.items import BadItem, Video
+from backend.engine.media.limits import MediaLimits
+from backend.engine.media.video import decode_video
+from tests.engine.media.clips import (
+    BLUE,
+    GREEN,
+    H264,
+    RED,
+    Colour,
+    in_base64,
+    lasting,
+    plain,
+    saved,
+    saved_as_gif,
+)
+from tests.engine.media.test_hostile import damage
+
+LIMITS = MediaLimits()
+FRAMES = plain([RED] * 12 + [BLUE] * 8)
+CLIP = saved(FRAMES)
+WEBM = saved(FRAMES, "clip.webm", "VP80")
+DURATION = b"\x44\x89\x88"  # the element, whose number has eight bytes
+CLOSE = 12  # of 256: what a codec makes of a plain colour
+
+
+def read(content: bytes, **limits: Any) -> Video:
+    bounds = MediaLimits(**limits)
+    return decode_video(content, bounds.image_pixels, bounds)
+
+
+def colours(frames: Video) -> list[Colour]:
+    means = [np.asarray(frame.pixels).reshape(-1, 3).mean(axis=0) for frame in frames.frames]
+    known = (RED, GREEN, BLUE)
+    nearest = [min(known, key=lambda one: np.abs(mean - one).max()) for mean in means]
+    for mean, colour in zip(means, nearest, strict=True):
+        assert np.abs(mean - colour).max() < CLOSE
+    return nearest
+
+
+def even(count: int, taken: int) -> Sequence[int]:
+    return tuple(np.linspace(0, count - 1, taken).round().astype(int).tolist())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CLIP,
+        saved(FRAMES, "clip.mov"),
+        saved(FRAMES, "clip.mkv"),
+        saved(FRAMES, "clip.webm", "VP80"),
+        saved(FRAMES, "clip.webm", "VP90"),
+        saved(FRAMES, "clip.avi", "MJPG"),
+        saved_as_gif(plain([RED, GREEN] * 10)),
+    ],
+    ids=["mp4", "mov", "mkv", "vp8", "vp9", "avi", "gif"],
+)
+def test_frames_are_taken_at_even_distances(content: bytes) -> None:
+    seen = read(content)
+    # A GIF tells times in hundredths of a second.
+    assert seen.count == 20
+    assert seen.rate == pytest.approx(8, rel=0.05)
+    assert tuple(seen.places) == even(20, 16)
+    gif = content.startswith(b"GIF")
+    of_place = [(RED, GREEN)[at % 2] if gif else RED if at < 12 else BLUE for at in seen.places]
+    assert colours(seen) == of_place
+    assert {(frame.width, frame.height) for frame in seen.frames} == {(64, 64)}
+
+
+def test_h264_is_decoded() -> None:
+    frames = [np.asarray(frame.pixels) for frame in read(H264, video_frames=4).frames]
+    assert [int(frame.mean(axis=(0, 1)).argmax()) for frame in frames] == [0, 0, 2, 2]
+
+
+def test_a_recording_that_names_no_length_is_counted() -> None:
+    content = bytearray(WEBM)
+    at = content.index(DURATION)
+    content[at : at + 2] = b"\xec\x89"  # the element Void, which nobody reads
+    seen = read(bytes(content), video_frames=5)
+    assert (seen.count, tuple(seen.places)) == (20, even(20, 5))
+    assert seen.rate == pytest.approx(8, rel=0.02)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e9, 1e300, float("inf"), float("nan")])
+def test_a_length_that_cannot_be_is_counted_or_refused(seconds: float) -> None:
+    content = bytearray(WEBM)
+    at = content.index(DURATION) + len(DURATION)
+    struct.pack_into(">d", content, at, seconds * 1000)
+    try:
+        assert read(bytes(content)).count == 20
+    except BadItem as bad:
+        said = str(bad)
+        assert seconds > 1
+        assert said.startswith(("lasts longer than 3600 seconds", "is cut off", "cannot be"))
+
+
+def test_one_frame_is_a_video_too() -> None:
+    assert read(saved(FRAMES[:1])).places == (0,)
+    assert read(CLIP, video_frames=1).places == (0,)
+
+
+def test_frames_are_scaled_down_to_what_all_of_them_may_have() -> None:
+    seen = decode_video(saved(plain([RED] * 8, (200, 100))), 8 * 60 * 30, LIMITS)
+    assert {(frame.width, frame.height) for frame in seen.frames} == {(60, 30)}
+    assert colours(seen) == [RED] * 8
+
+
+def test_a_digest_is_of_frames_and_times() -> None:
+    again, slower = read(CLIP), read(saved(FRAMES, rate=4))
+    assert again.digest == read(saved(FRAMES)).digest
+    assert again.frames[0].digest == slower.frames[0].digest
+    others = [read(CLIP, video_frames=15), read(saved(FRAMES[::-1])), slower]
+    assert len({again.digest, *(one.digest for one in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is no video file that is known here: send MP4, "),
+        (b"Once upon a time there was a text.", "is no video file that is known here"),
+        (saved_as_gif(plain([RED, BLUE]))[:20], "cannot be decoded"),
+        (CLIP[:-400], "cannot be decoded: it is broken or cut off"),
+        (saved(FRAMES, "clip.webm", "VP80")[:-300], r"is cut off: \d+ of its 20 frames are there"),
+        (H264[:8] + b"\0" * 4000, "cannot be decoded"),
+        (b"\x1aE\xdf\xa3" + b"\xff" * 4000, "cannot be decoded"),
+        (saved(plain([RED], (16400, 64)), "clip.avi", "MJPG"), "a side may have 16384"),
+        (saved(plain([RED], (8000, 32)), "clip.avi", "MJPG"), "200 times the other"),
+        (saved(plain([RED], (7000, 5000)), "clip.avi", "MJPG"), "a frame may have 33554432 in all"),
+        (lasting(CLIP, 36_000), "lasts longer than 3600 seconds"),
+        (saved(FRAMES, "clip.avi", "HFYU"), "has a codec that is not decoded here: send H.264"),
+        (b"\x89PNG\r\n\x1a\n", "is in the format PNG, which is not decoded here"),
+    ],
+)
+def test_what_is_no_clip_is_told(content: bytes, says: str) -> None:
+    with pytest.raises(BadItem, match=says) as caught:
+        read(content)
+    assert re.fullmatch(r"(is|has|lasts|cannot) .+", str(caught.value))
+    assert not re.search(r"0x[0-9a-f]{6}|Traceback|/|\n", str(caught.value).replace("H.264", ""))
+
+
+HEAVY = saved(plain([RED, BLUE] * 40, (1920, 1080)))
+
+
+def test_a_clip_that_takes_too_long_ends_its_process_alone() -> None:
+    with pytest.raises(BadItem, match="takes too long to decode: the videos of a request may"):
+        decode_video(HEAVY, LIMITS.image_pixels, LIMITS, 0.5)
+
+
+def test_videos_share_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.engine.media.decoding.VIDEO_CPU_SECONDS", 3)
+    with pytest.raises(InvalidRequest, match=r"Videos\[\d\] takes too long to decode"):
+        decode([], [], LIMITS, [in_base64(HEAVY)] * 8)
+
+
+def test_a_clip_that_takes_too_much_ends_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child starts anew, so it is given the lower bound in its program."""
+    low = "import backend.engine.media.limits as it; it.VIDEO_MEMORY = 1; "
+    run = f"{low}from {video_process.__name__} import main; main()"
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda command, **rest: real([command[0], "-c", run, command[-1]], **rest),
+    )
+    with pytest.raises(BadItem, match="MiB of memory to decode"):
+        read(HEAVY)
+
+
+def test_videos_share_the_pixels_that_images_leave() -> None:
+    limits = MediaLimits(image_pixels=64 * 64 * 4, video_frames=4)
+    texts = [in_base64(CLIP)] * 5
+    first, *_, last = decode([], [], limits, texts).videos
+    assert sum(one.width * one.height for one in first.frames) <= 64 * 64 * 4 * 4 / 5
+    assert last.frames
+    with pytest.raises(InvalidRequest, match=r"Videos\[0\] has \d+ pixels left of the 9600"):
+        decode([], [], MediaLimits(image_pixels=2400), texts[:1])
+
+
+def test_a_request_has_so_many_videos() -> None:
+    sentence = "Videos has 2 items, and a prompt may have 1: .* a larger LimitVideoPerPrompt"
+    with pytest.raises(InvalidRequest, match=sentence):
+        decode([], [], MediaLimits(videos=1), [in_base64(CLIP)] * 2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([CLIP, H264, saved(FRAMES, "clip.webm", "VP80"), saved_as_gif(FRAMES[:4])]),
+    st.integers(0, 1 << 32),
+)
+def test_a_damaged_clip_is_frames_or_a_sentence(content: bytes, seed: int) -> None:
+    said = "frames"
+    try:
+        assert read(damage(content, seed)).frames
+    except BadItem as bad:
+        said = str(bad)
+    assert len(said) < 300

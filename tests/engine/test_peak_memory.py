@@ -1,0 +1,25 @@
+"""A child's peak is its own, however large the process is that started it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from backend.engine.peak_memory import peak_memory
+from backend.engine.units import MIB
+
+ROOT = Path(__file__).parents[2]
+CHILD = "from backend.engine.peak_memory import peak_memory; print(peak_memory())"
+
+
+def test_a_child_does_not_count_its_parents_memory() -> None:
+    before = peak_memory()
+    ballast = np.ones(256 * MIB, np.uint8)
+    assert peak_memory() >= 256 * MIB
+    told = subprocess.check_output([sys.executable, "-c", CHILD], cwd=ROOT, text=True)
+    assert int(told) < 128 * MIB
+    del ballast
+    assert peak_memory() >= before
