@@ -167,7 +167,7 @@ class Settings:
         True,
         "Whether a load ends with a few test requests, alone and batched, that are compared with"
         " plain forward passes of the model; a model that fails in a batch is then served one"
-        " request at a time. The test takes at most a quarter of the load time, or half a second"
+        " request at a time. The test takes at most a quarter of the load time, or 1.5 seconds"
         " if that is more; the log then names what was correct and what was not tried. A fault"
         " that it finds is followed up, however long that takes.",
     )

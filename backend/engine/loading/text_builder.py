@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TRIAL_SHARE = 1 / 3  # of the load before it: a quarter of the whole
-_TRIAL_SECONDS = 0.5  # for the smallest models, whatever their load took
+_TRIAL_SECONDS = 1.5  # if that is more; a trial that ends saves a second of warm-up
 _FEW_WORDS = 16  # a vocabulary without letters is tried with its first tokens
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 
