@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+from backend.engine.media.items import BadItem
 
 _SVG = re.compile(
     rb"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*|<!DOCTYPE[^>]*>\s*)*<svg[\s>]", re.S | re.I
@@ -76,6 +79,17 @@ def kind_of(content: bytes) -> str | None:
     if _HTML.match(head):
         return "HTML"
     return _of_frame(content)
+
+
+def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
+    """The format of a file, which is one of `decoded`. noun: what it is to be. Raises BadItem."""
+    name = kind_of(content)
+    choice = f"send {', '.join(decoded[:-1])} or {decoded[-1]}"
+    if name is None:
+        raise BadItem(f"is no {noun} file that is known here: {choice}")
+    if name not in decoded:
+        raise BadItem(f"is in the format {name}, which is not decoded here: {choice}")
+    return name
 
 
 def _of_brands(content: bytes) -> str:

@@ -44,6 +44,18 @@ class MediaLimits:
     allow_paths: bool = False
 
 
+def shape_problem(width: int, height: int) -> str:
+    """Why no picture or frame may have these sides, in pixels; "" if it may."""
+    says = f"is {width} x {height} pixels"
+    if min(width, height) < 1:
+        return f"{says}: it has no content"
+    if max(width, height) > MAX_SIDE:
+        return f"{says}, and a side may have {MAX_SIDE}: send it smaller"
+    if max(width, height) > MAX_RATIO * min(width, height):
+        return f"{says}, and one side may be {MAX_RATIO} times the other: crop it"
+    return ""
+
+
 def media_limits(settings: Settings, images: int, audios: int, videos: int = 0) -> MediaLimits:
     """The limits of a load, from its settings and its Limit…PerPrompt fields; 0 means not set.
 

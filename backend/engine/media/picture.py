@@ -21,8 +21,8 @@ from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
 from backend.engine.media.items import BadItem, Picture
-from backend.engine.media.kinds import kind_of
-from backend.engine.media.limits import MAX_RATIO, MAX_SIDE, PICTURES_IN_ALL
+from backend.engine.media.kinds import require_format
+from backend.engine.media.limits import PICTURES_IN_ALL, shape_problem
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
 LARGE = 4 << 20  # pixels of a JPEG from which on it is asked what the model uses
@@ -49,7 +49,7 @@ def decode_picture(
     `most` is what the images before it left over. used: tells the pixels that the model's processor
     scales a large image down to; None where that is not known. Raises BadItem.
     """
-    name = _format_of(content)
+    name = require_format(content, "image", FORMATS)
     try:
         image = _upright(_opened(content, name, most, allowed, used))
         pixels = _on_white(image)
@@ -70,20 +70,6 @@ def picture_of(pixels: Image.Image) -> Picture:
     for top in range(0, height, rows):
         digest.update(pixels.crop((0, top, width, min(top + rows, height))).tobytes())
     return Picture(pixels, digest.digest(), width, height)
-
-
-def _format_of(content: bytes) -> str:
-    name = kind_of(content)
-    if name is None:
-        raise BadItem(f"is no image file that is known here: send {_choice()}")
-    if name not in FORMATS:
-        article = "an" if name[0] in "AHIMOS" and name != "HEIC" else "a"
-        raise BadItem(f"is {article} {name} file, which is not decoded here: send {_choice()}")
-    return name
-
-
-def _choice() -> str:
-    return f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 
 
 def _opened(
@@ -153,13 +139,8 @@ def _webp_size(content: bytes) -> tuple[int, int] | None:
 
 
 def _require_shape(width: int, height: int) -> None:
-    says = f"is {width} x {height} pixels"
-    if min(width, height) < 1:
-        raise BadItem(f"{says}: it has no content")
-    if max(width, height) > MAX_SIDE:
-        raise BadItem(f"{says}, and a side may have {MAX_SIDE}: send it smaller")
-    if max(width, height) > MAX_RATIO * min(width, height):
-        raise BadItem(f"{says}, and one side may be {MAX_RATIO} times the other: crop it")
+    if problem := shape_problem(width, height):
+        raise BadItem(problem)
 
 
 def _require_size(width: int, height: int, most: int, allowed: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from backend.engine.media.items import SOUND_RATE, BadItem, Sound
-from backend.engine.media.kinds import kind_of
+from backend.engine.media.kinds import require_format
 
 FORMATS = ("WAV", "FLAC", "OGG", "MP3")
 RATES = range(4_000, 192_001)
@@ -28,7 +28,7 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     most: seconds that it may have. allowed: seconds that all sounds of a request may have
     together. Raises BadItem.
     """
-    name = _format_of(content)
+    name = require_format(content, "sound", FORMATS)
     mixed, rate = _read(content, name, most, allowed)
     samples = _resampled(mixed, rate)
     if not np.isfinite(samples).all():
@@ -36,16 +36,6 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
     digest.update(samples.tobytes())
     return Sound(samples, SOUND_RATE, digest.digest())
-
-
-def _format_of(content: bytes) -> str:
-    name = kind_of(content)
-    choice = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-    if name is None:
-        raise BadItem(f"is no sound file that is known here: send {choice}")
-    if name not in FORMATS:
-        raise BadItem(f"is in the format {name}, which is not decoded here: send {choice}")
-    return name
 
 
 class _File(BytesIO):

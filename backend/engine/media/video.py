@@ -21,7 +21,7 @@ from PIL import Image
 
 from backend.engine.errors import EngineFailed
 from backend.engine.media.items import BadItem, Picture, Video
-from backend.engine.media.kinds import kind_of
+from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import (
     VIDEO_CPU_SECONDS,
     VIDEO_MEMORY,
@@ -54,7 +54,7 @@ def decode_video(
     is to blame.
     """
     asked = Asked(
-        kind=_format_of(content),
+        kind=require_format(content, "video", FORMATS),
         frames=limits.video_frames,
         pixels=limits.image_pixels,
         kept_pixels=most,
@@ -72,16 +72,6 @@ def decode_video(
         digest.update(frame.digest)
     places = tuple(found.places)
     return Video(frames, places, found.count, found.rate, digest.digest(), found.cost)
-
-
-def _format_of(content: bytes) -> str:
-    name = kind_of(content)
-    choice = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-    if name is None:
-        raise BadItem(f"is no video file that is known here: send {choice}")
-    if name not in FORMATS:
-        raise BadItem(f"is in the format {name}, which is not decoded here: send {choice}")
-    return name
 
 
 def _answer(content: bytes, asked: Asked) -> bytes:

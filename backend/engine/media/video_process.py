@@ -24,12 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.engine.media.limits import (
-    MAX_RATIO,
-    MAX_SIDE,
-    VIDEO_MEMORY,
-    VIDEO_TOO_LARGE,
-)
+from backend.engine.media.limits import VIDEO_MEMORY, VIDEO_TOO_LARGE, shape_problem
 from backend.engine.peak_memory import peak_memory
 
 _DEMUXERS = {
@@ -170,17 +165,12 @@ def _opened() -> Any:
 
 
 def _require_size(width: int, height: int, pixels: int) -> None:
-    says = f"is {width} x {height} pixels"
-    if min(width, height) < 1:
-        raise _RefusedError(f"{says}: it has no content")
-    if max(width, height) > MAX_SIDE:
-        raise _RefusedError(f"{says}, and a side may have {MAX_SIDE}: send it smaller")
-    if max(width, height) > MAX_RATIO * min(width, height):
-        raise _RefusedError(f"{says}, and one side may be {MAX_RATIO} times the other: crop it")
+    if problem := shape_problem(width, height):
+        raise _RefusedError(problem)
     if width * height > pixels:
         raise _RefusedError(
-            f"{says}, and a frame may have {pixels} in all: send it smaller, or load the model with"
-            " a larger max_image_pixels"
+            f"is {width} x {height} pixels, and a frame may have {pixels} in all: send it smaller,"
+            " or load the model with a larger max_image_pixels"
         )
 
 

@@ -187,7 +187,7 @@ def test_items_come_in_order_and_are_counted() -> None:
         decode([], [wave, wave], limits)
     with pytest.raises(InvalidRequest, match=r"Audios\[0\] is in the format PNG"):
         decode([], images[:1], limits)
-    with pytest.raises(InvalidRequest, match=r"Images\[0\] is a WAV file"):
+    with pytest.raises(InvalidRequest, match=r"Images\[0\] is in the format WAV"):
         decode([wave], [], limits)
 
 
