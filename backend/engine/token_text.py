@@ -67,21 +67,21 @@ class WindowStream:
     def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int]) -> None:
         self._decode = decode
         self._window = list(context)
-        self._told = len(self._window)  # tokens of the window whose text is out
+        self._sent = len(self._window)  # tokens of the window whose text is out
 
     def add(self, token: int) -> str:
         self._window.append(token)
-        return self._next(whole=len(self._window) - self._told < _UNFINISHED)
+        return self._next(whole=len(self._window) - self._sent < _UNFINISHED)
 
     def finish(self) -> str:
         return self._next(whole=False)
 
     def _next(self, *, whole: bool) -> str:
-        before, text = self._decode(self._window[: self._told]), self._decode(self._window)
+        before, text = self._decode(self._window[: self._sent]), self._decode(self._window)
         if whole and (len(text) <= len(before) or text.endswith(_REPLACEMENT)):
             return ""
-        self._window = self._window[self._told :]
-        self._told = len(self._window)
+        self._window = self._window[self._sent :]
+        self._sent = len(self._window)
         return text[len(before) :].replace(_REPLACEMENT, "")
 
 
