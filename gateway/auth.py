@@ -39,8 +39,7 @@ class KeyMiddleware:
                 refusal = _refusal(given)
                 await response_of(refusal, scope["path"])(scope, receive, send)
                 return
-            if (running := exchange.current()) is not None:
-                running.key = name
+            exchange.current().key = name
         await self._app(scope, receive, send)
 
     def _name_of(self, given: str) -> str | None:

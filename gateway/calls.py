@@ -1,13 +1,16 @@
-"""Calls of a backend that answer once: with a time limit, and a failure as a refusal."""
+"""Calls of a backend: their failures as refusals, and those that answer once with a time limit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import grpc
+
+from gateway import errors
 from gateway.errors import AS_ON_THE_WIRE, Names
-from gateway.rpc_failures import as_refusals
 
 Reply = TypeVar("Reply")
 _AT_ONCE = 32  # of one request; the backend's queue is for everybody
@@ -50,3 +53,28 @@ async def ask_all(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def as_refusals(names: Names) -> Iterator[None]:
+    """Raise ApiError, in the client's `names`, for every end of a call but a good one.
+
+    A channel that is closed cancels its calls, so their readers get a CancelledError that nobody
+    asked for: only the cancellation of the task itself is raised as one.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise errors.of_rpc(error, names) from None
+    except grpc.aio.UsageError:  # the channel was closed before the call began
+        raise errors.gone() from None
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise errors.gone() from None
+
+
+def is_cancelled() -> bool:
+    """Whether somebody wants the running task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -40,6 +40,12 @@ class ApiError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def sentence(self) -> str:
+        """The message with the name of the field at fault, for APIs that have no `param`."""
+        named = self.param is None or self.param in self.message
+        return self.message if named else f"{self.param}: {self.message}"
+
     def body(self) -> dict[str, Any]:
         """OpenAI's error object (API reference, "Error codes")."""
         return {
@@ -106,6 +112,11 @@ _STEP = re.compile(r"[.\[]|$")
 Names = Mapping[str, str]  # path of a field → what the client calls it
 AS_ON_THE_WIRE: Names = {}
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
+
+
+def bad_field(param: str | None, sentence: str, code: str | None = None) -> ApiError:
+    """A 400 about a field of the request, by the path that the client wrote it at."""
+    return ApiError(400, sentence, code=code, param=param)
 
 
 def too_slow(seconds: float) -> ApiError:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway import exchange
+from gateway.calls import as_refusals
 from gateway.errors import AS_ON_THE_WIRE, Names
-from gateway.rpc_failures import as_refusals
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -115,8 +115,7 @@ async def generate(
     Where parallel calls are off the answer ends where a second call begins: backends promise one
     call only where calls are enforced.
     """
-    if (running := exchange.current()) is not None:
-        options.CorrelationId = running.request_id
+    options.CorrelationId = exchange.current().request_id
     options.Metadata["mlx.stream_progress"] = "true"
     single = _has(options, "mlx.parallel_tool_calls", "false")
     last = pb.Reply()
@@ -149,7 +148,7 @@ async def generate(
         finally:
             call.cancel()
     done = _done(options, last, thought, dict(trailing), prompt_logprobs)
-    exchange.count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
+    exchange.current().count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
     yield done
 
 

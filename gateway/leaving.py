@@ -52,8 +52,8 @@ async def run_until_left(
         if work.done():
             work.result()
         elif left.is_set():
-            _note_leaving()
-        elif not _has_begun():
+            exchange.current().left = True
+        elif not exchange.current().status:
             await _end(work)
             await response_of(too_slow(seconds), scope["path"])(scope, replay, send)
     finally:
@@ -65,13 +65,3 @@ async def _end(work: asyncio.Future[None]) -> None:
     if not work.done():
         work.cancel()
         await asyncio.wait({work})
-
-
-def _note_leaving() -> None:
-    if (running := exchange.current()) is not None:
-        running.left = True
-
-
-def _has_begun() -> bool:
-    running = exchange.current()
-    return running is not None and running.status != 0

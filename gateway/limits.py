@@ -53,7 +53,7 @@ class BodyMiddleware:
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
                 parsed = parse(Headers(scope=scope), body)
-                exchange.note_model(str(parsed.get("model") or ""))
+                exchange.current().model = str(parsed.get("model") or "")[:200]
                 scope[PARSED] = parsed
                 MutableHeaders(scope=scope)["content-type"] = "application/json"  # for FastAPI
         except ApiError as refusal:

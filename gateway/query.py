@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 
 
 def known_query(request: Request) -> None:
@@ -15,11 +15,10 @@ def known_query(request: Request) -> None:
     known = {field.alias for field in route.dependant.query_params}
     for name in request.query_params:
         if name not in known:
-            raise ApiError(
-                400,
+            raise bad_field(
+                name[:64],
                 f"{name[:64]} is no query parameter of this endpoint: leave it out",
-                code="unknown_parameter",
-                param=name[:64],
+                "unknown_parameter",
             )
 
 

@@ -66,7 +66,7 @@ def checked(body: Any, check: Callable[[Any], Any]) -> Any:
 
     Raises ValidationError for what is not repaired, ApiError for more than anybody sends.
     """
-    strict = exchange.is_strict()
+    strict = exchange.current().strict
     for _ in range(_ROUNDS):
         try:
             return check(body)
@@ -103,7 +103,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
             return
         _edit(edits, place, DROPPED)
         if value is not None:
-            exchange.note_ignored(_name(place))
+            exchange.current().ignore(_name(place))
     elif strict:
         return
     elif kind == "tolerable":
@@ -112,12 +112,12 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         _edit(edits, target, repair.instead)
         if not repair.lossless:
             tag = value if repair.up and isinstance(value, str) else ""
-            exchange.note_ignored(_name(target) + (f"[{tag}]" if tag else ""))
+            exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
     elif kind == "int_type" and isinstance(value, float) and value.is_integer():
         _edit(edits, place, int(value))
     elif kind == "less_than_equal" and place[-1] in _ALTERNATIVES:
         _edit(edits, place, int(problem["ctx"]["le"]))
-        exchange.note_ignored(_name(place))
+        exchange.current().ignore(_name(place))
 
 
 def _forms_the_answer(place: Place) -> bool:

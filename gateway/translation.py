@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway import refusals
-from gateway.errors import ApiError, found_in, renamed
+from gateway.errors import ApiError, bad_field, found_in, renamed
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.problems import likeliest
 
@@ -52,7 +52,7 @@ def _require_own_names(tools: Sequence[str]) -> None:
         if name in seen:
             place = f"tools[{index}].function.name"
             sentence = f"{place} is {name!r}, which another tool has: give each its own name"
-            raise ApiError(400, sentence, param=place)
+            raise bad_field(place, sentence)
         seen.add(name)
 
 

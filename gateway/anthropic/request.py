@@ -12,8 +12,7 @@ from pydantic import Field
 from gateway.anthropic.blocks import Content, SystemContent
 from gateway.openai.base import MODEL, Request, Strict
 from gateway.openai.refused import MESSAGES
-from gateway.tagged import one_of
-from gateway.tolerance import DROPPED
+from gateway.tagged import OneOf, drop
 
 
 class Turn(Strict):
@@ -34,15 +33,7 @@ class Tool(Strict):
     input_examples: list[dict[str, Any]] | None = None
 
 
-_Tool = Annotated[
-    Tool,
-    one_of(
-        {"custom": Tool},
-        what="a tool",
-        default="custom",
-        otherwise=lambda _: DROPPED,
-    ),
-]
+_Tool = Annotated[Tool, OneOf("a tool", default="custom", otherwise=drop)]
 
 
 class ChooseFreely(Strict):
@@ -66,13 +57,7 @@ class ChooseNone(Strict):
     type: Literal["none"]
 
 
-ToolChoice = Annotated[
-    ChooseFreely | ChooseTool | ChooseNone,
-    one_of(
-        {"auto": ChooseFreely, "any": ChooseFreely, "tool": ChooseTool, "none": ChooseNone},
-        what="a tool_choice",
-    ),
-]
+ToolChoice = Annotated[ChooseFreely | ChooseTool | ChooseNone, OneOf("a tool_choice")]
 
 
 class ThinkingOn(Strict):
@@ -96,14 +81,7 @@ class ThinkingOff(Strict):
     type: Literal["disabled"]
 
 
-Thinking = Annotated[
-    ThinkingOn | ThinkingAdaptive | ThinkingOff,
-    one_of(
-        {"enabled": ThinkingOn, "adaptive": ThinkingAdaptive, "disabled": ThinkingOff},
-        what="thinking",
-        otherwise=lambda _: DROPPED,
-    ),
-]
+Thinking = Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, OneOf("thinking", otherwise=drop)]
 
 
 class OutputFormat(Strict):
@@ -140,6 +118,6 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: int = Field(ge=0, le=2**31 - 1)
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=2**31 - 1)

@@ -35,7 +35,7 @@ from gateway.anthropic.request import (
     Turn,
 )
 from gateway.conversation import Conversation, Part
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_field
 from gateway.translation import Translation, translate
 
 Json = dict[str, Any]
@@ -67,7 +67,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
             places[f"tools[{index}].function.name"] = f"tools[{index}].name"
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     elif request.tool_choice is not None and request.tool_choice.type in ("any", "tool"):
-        raise ApiError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
+        raise bad_field("tool_choice", "tool_choice: there are no tools to choose from")
     if request.thinking is not None and request.thinking.type != "adaptive":
         fields["enable_thinking"] = request.thinking.type == "enabled"
         fields["thinking_budget"] = getattr(request.thinking, "budget_tokens", None)
@@ -88,11 +88,10 @@ def chat_request(request: CountTokensRequest) -> Translation:
 def _require_begun(message: Json, index: int) -> None:
     if "tool_calls" in message or not message["content"]:
         last = f"messages[{index}]"
-        raise ApiError(
-            400,
+        raise bad_field(
+            last,
             f"{last} cannot be continued: end messages with a user turn, or with an assistant's"
             " text to continue",
-            param=last,
         )
 
 
@@ -183,7 +182,7 @@ def _texts(turn: Turn, index: int) -> list[str]:
 
 
 def _misplaced(kind: str, role: str, place: str) -> ApiError:
-    return ApiError(400, f"{place}: {kind} cannot stand in {role} message", param=place)
+    return bad_field(place, f"{place}: {kind} cannot stand in {role} message")
 
 
 def _tool(tool: Tool) -> Json:

@@ -82,9 +82,9 @@ class Parameters(Strict):
     rope_freq_base: float = Field(default=0, description="Passed to LoadModel.")
     rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
 
-    def default(self, name: str) -> float:
-        """The value for a request that sets none: the model's, else that of UNSAID."""
-        value: float | None = getattr(self, name)
+    def chosen(self, name: str, given: float | None = None) -> float:
+        """The value of a request, else the model's, else that of UNSAID."""
+        value: float | None = getattr(self, name) if given is None else given
         return UNSAID[name] if value is None else value
 
     @field_validator("logit_bias", mode="before")

@@ -87,11 +87,9 @@ class Answer:
 
     def _end(self, done: Done, part: Json) -> Json:
         used = done.usage
-        running = exchange.current()
-        total = int(1000 * running.seconds) if running else 0
         return self._line(part, True) | {
             "done_reason": done.finish_reason,
-            "total_duration": total * _NS,
+            "total_duration": int(1000 * exchange.current().seconds) * _NS,
             "load_duration": 0,
             "prompt_eval_count": used.prompt_tokens,
             "prompt_eval_duration": int(used.prefill_ms * _NS),
@@ -111,10 +109,9 @@ def written(line: Json) -> str:
 
 def error_line(error: ApiError) -> str:
     """The last line of a stream that broke."""
-    return written(error_body(error, ""))
+    return written(error_body(error))
 
 
-def error_body(error: ApiError, _request_id: str) -> Json:
+def error_body(error: ApiError) -> Json:
     """A refusal; the field at fault is named at the beginning of the sentence."""
-    named = error.param is None or error.param in error.message
-    return {"error": error.message if named else f"{error.param}: {error.message}"}
+    return {"error": error.sentence}

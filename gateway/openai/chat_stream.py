@@ -6,7 +6,8 @@ the usage, if it was asked for, and `[DONE]`. A failure is raised: it is no fini
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_whole
@@ -27,20 +28,23 @@ class ChatStream:
         self._writer = ChunkWriter("chat.completion.chunk", identity, with_usage=form.usage)
         self._choices = [_Choice(index, form) for index in range(form.choices)]
 
-    async def chunks(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncGenerator[str, None]:
+    async def chunks(
+        self, events: AsyncGenerator[tuple[int, Event], None]
+    ) -> AsyncGenerator[str, None]:
         """The events of the stream."""
         ends: dict[int, Done] = {}
-        async for index, event in events:
-            choice = self._choices[index]
-            if isinstance(event, Done):
-                ends[index] = event
-            if begun := "".join(map(self._writer.chunk, choice.begin())):
-                yield begun
-            if not isinstance(event, Progress):
-                for chunk in choice.chunks(event):
-                    yield self._writer.chunk(chunk)
-            elif self._form.progress:
-                yield self._writer.progress(choice.nothing(), event)
+        async with aclosing(events):
+            async for index, event in events:
+                choice = self._choices[index]
+                if isinstance(event, Done):
+                    ends[index] = event
+                if begun := "".join(map(self._writer.chunk, choice.begin())):
+                    yield begun
+                if not isinstance(event, Progress):
+                    for chunk in choice.chunks(event):
+                        yield self._writer.chunk(chunk)
+                elif self._form.progress:
+                    yield self._writer.progress(choice.nothing(), event)
         if self._form.usage:
             usages = [ends[index].usage for index in sorted(ends)]
             yield self._writer.usage(usage_of(usages, self._form.choices))
@@ -71,12 +75,7 @@ class _Choice:
 
     def nothing(self, delta: Delta | None = None) -> dict[str, Any]:
         """The choice of a chunk that adds nothing to the answer."""
-        return {
-            "index": self._index,
-            "delta": delta or {},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
         """The choices of the chunks that an event becomes."""
@@ -94,12 +93,7 @@ class _Choice:
         if self._form.logprobs and self._logprobs:
             logprobs = chat_logprobs(self._logprobs)
             self._logprobs = []
-        return {
-            "index": self._index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-        }
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def _deltas(self, piece: Piece) -> Iterator[Delta]:
         if piece.reasoning and self._form.reasoning:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress
@@ -43,25 +44,28 @@ class CompletionStream:
         self._plan = plan
         self._writer = ChunkWriter("text_completion", identity, with_usage=plan.usage)
 
-    async def chunks(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncGenerator[str, None]:
+    async def chunks(
+        self, events: AsyncGenerator[tuple[int, Event], None]
+    ) -> AsyncGenerator[str, None]:
         """The events of the stream. A failure is raised: it is no finish reason."""
         choices = [_Choice(index, self._plan) for index in range(len(self._plan.wanted))]
         ends: dict[int, Done] = {}
         begun = False
-        async for index, event in events:
-            if isinstance(event, Progress):
-                if self._plan.progress:
-                    yield self._writer.progress(_nothing(index), event)
-                elif not begun:
-                    yield self.beat()
-                begun = True
-                continue
-            choice = choices[index]
-            choice.add(event)
-            if isinstance(event, Done):
-                ends[index] = event
-            if choice.has_news:
-                yield self._writer.chunk(choice.pending())
+        async with aclosing(events):
+            async for index, event in events:
+                if isinstance(event, Progress):
+                    if self._plan.progress:
+                        yield self._writer.progress(_nothing(index), event)
+                    elif not begun:
+                        yield self.beat()
+                    begun = True
+                    continue
+                choice = choices[index]
+                choice.add(event)
+                if isinstance(event, Done):
+                    ends[index] = event
+                if choice.has_news:
+                    yield self._writer.chunk(choice.pending())
         if self._plan.usage:
             usages = [ends[index].usage for index in sorted(ends)]
             yield self._writer.usage(usage_of(usages, self._plan.per_prompt))

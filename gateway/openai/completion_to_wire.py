@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of, write_constraint
@@ -74,7 +74,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
     if isinstance(given, str):
         return [given if filling else _filled(given, "prompt")]
     if filling:
-        raise ApiError(400, "suffix needs a prompt that is one text: send that", param="suffix")
+        raise bad_field("suffix", "suffix needs a prompt that is one text: send that")
     if isinstance(given[0], int):
         return [given]
     return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
@@ -82,26 +82,24 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
 
 def _filled(prompt: Prompt, place: str) -> Prompt:
     if not prompt:
-        raise ApiError(400, f"{place} is empty: send a text or tokens to continue", param=place)
+        raise bad_field(place, f"{place} is empty: send a text or tokens to continue")
     return prompt
 
 
 def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
     count = request.n or 1
     if request.best_of is not None and request.best_of != count:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "best_of",
             f"best_of is {request.best_of} and n is {count}: answers are not ranked, so send n and"
             " choose among them",
-            code="unsupported_parameter",
-            param="best_of",
+            "unsupported_parameter",
         )
     if count * prompts > MOST_ANSWERS:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "n",
             f"{prompts} prompts with n {count} are {count * prompts} answers: ask for at most"
             f" {MOST_ANSWERS} at a time",
-            param="n",
         )
     return count
 

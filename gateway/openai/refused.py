@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.tolerance import asks_for_nothing
 
 
@@ -86,10 +86,9 @@ def without_refused(body: Any, table: Mapping[str, Refused]) -> Any:
     for name in table.keys() & body.keys():
         value, row = body[name], table[name]
         if not asks_for_nothing(value) and value not in row.off:
-            raise ApiError(
-                400,
+            raise bad_field(
+                name,
                 f"{name} is not supported with this value: {row.instead}",
-                code="unsupported_parameter",
-                param=name,
+                "unsupported_parameter",
             )
     return {name: value for name, value in body.items() if name not in table}

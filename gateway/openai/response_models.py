@@ -76,7 +76,7 @@ class AnswerMessage(BaseModel):
     content: str | None
     refusal: None
     annotations: list[dict[str, Any]]
-    reasoning_content: str = Field(default="", description="What the model thought.")
+    reasoning_content: str = Field("", description="What the model thought.")
     tool_calls: list[ToolCallObject] = []
     function_call: FunctionOfCall = Field(
         default=FunctionOfCall(name="", arguments=""), description="Legacy: the call."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
@@ -29,8 +28,7 @@ async def events_of(
     def lend() -> AbstractAsyncContextManager[Lease]:
         return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)
 
-    running = exchange.current()
-    since = running.started if running else time.monotonic()
+    since = exchange.current().started
 
     async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
         for options in wanted:

@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from gateway.openai.base import Strict
-from gateway.tagged import as_text, one_of, text_as
-from gateway.tolerance import DROPPED
-
-Status = str
+from gateway.tagged import OneOf, TextAs, as_text, drop
 
 
 class InputText(Strict):
@@ -50,44 +47,32 @@ class InputVideo(Strict):
     video_url: str
 
 
-_Part = InputText | OutputText | Refusal | InputImage | InputVideo
-
-
-Part = Annotated[
-    _Part,
-    one_of(
-        {
-            "input_text": InputText,
-            "output_text": OutputText,
-            "refusal": Refusal,
-            "input_image": InputImage,
-            "input_video": InputVideo,
-        },
-        what="a part",
-        otherwise=as_text("input_text"),
-    ),
-]
+AnyPart = InputText | OutputText | Refusal | InputImage | InputVideo
+_Part = Annotated[AnyPart, OneOf("a part", otherwise=as_text("input_text"))]
 
 
 def _input_text(text: str) -> dict[str, Any]:
     return {"type": "input_text", "text": text}
 
 
-_Content = Annotated[list[Part], text_as(_input_text, str | list[_Part])]
+_Content = Annotated[list[_Part], TextAs(_input_text)]
 
 
-class Message(Strict):
+class _Item(Strict):
+    id: str | None = None
+    status: str | None = None
+
+
+class Message(_Item):
     """A message of one role."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
-    id: str | None = None
-    status: Status | None = None
     phase: str | None = None
 
 
-class FunctionCall(Strict):
+class FunctionCall(_Item):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -95,11 +80,9 @@ class FunctionCall(Strict):
     name: str
     namespace: str | None = None
     arguments: str
-    id: str | None = None
-    status: Status | None = None
 
 
-class CustomCall(Strict):
+class CustomCall(_Item):
     """A call of a tool that takes plain text."""
 
     type: Literal["custom_tool_call"]
@@ -107,18 +90,14 @@ class CustomCall(Strict):
     name: str
     namespace: str | None = None
     input: str
-    id: str | None = None
-    status: Status | None = None
 
 
-class FunctionCallOutput(Strict):
+class FunctionCallOutput(_Item):
     """What a call came to."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Content
-    id: str | None = None
-    status: Status | None = None
     name: str | None = None
 
 
@@ -136,15 +115,13 @@ class SummaryText(Strict):
     text: str
 
 
-class Reasoning(Strict):
+class Reasoning(_Item):
     """Reasoning of an earlier answer: its content, else its summary, is shown to the model."""
 
     type: Literal["reasoning"]
-    id: str | None = None
     summary: list[SummaryText] = Field(default_factory=list)
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
-    status: Status | None = None
 
 
 class ItemReference(Strict):
@@ -154,33 +131,15 @@ class ItemReference(Strict):
     id: str
 
 
-Item = Message | FunctionCall | CustomCall | FunctionCallOutput | Reasoning
+Item = Message | FunctionCall | FunctionCallOutput | CustomCall | Reasoning
 Sent = Item | ItemReference
-
-
-_KINDS: dict[str, type[Item]] = {
-    "message": Message,
-    "function_call": FunctionCall,
-    "function_call_output": FunctionCallOutput,
-    "custom_tool_call": CustomCall,
-    "custom_tool_call_output": FunctionCallOutput,
-    "reasoning": Reasoning,
-}
-_Sent = Annotated[
-    Sent,
-    one_of(
-        {**_KINDS, "item_reference": ItemReference},
-        what="an item",
-        default="message",
-        otherwise=lambda _: DROPPED,
-    ),
-]
-_Stored = Annotated[Item, one_of(_KINDS, what="an item", default="message")]
+_Sent = Annotated[Sent, OneOf("an item", default="message", otherwise=drop)]
+_Stored = Annotated[Item, OneOf("an item", default="message")]
 
 
 def _user_message(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": text}
 
 
-Input = Annotated[list[_Sent], text_as(_user_message, str | list[Sent])]
+Input = Annotated[list[_Sent], TextAs(_user_message)]
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[_Stored])

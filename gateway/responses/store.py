@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_field
 
 Json = dict[str, Any]
 MOST = 1000  # responses
@@ -94,12 +94,11 @@ class Store:
         """An item that a stored response was given or gave. Raises ApiError about `param`."""
         holders = self._holders.get(name)
         if holders is None:
-            raise ApiError(
-                400,
+            raise bad_field(
+                param,
                 f"there is no stored item {name[:64]!r}: items are kept with their responses, the "
                 "latest of them, unless store is false; send the item itself instead",
-                code="item_not_found",
-                param=param,
+                "item_not_found",
             )
         items = self.get(next(reversed(holders)), param).conversation()
         return next(item for item in items if item["id"] == name)

@@ -12,17 +12,16 @@ from typing import Any
 
 from gateway import exchange
 from gateway.conversation import Conversation, Part
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.responses.items import (
+    AnyPart,
     CustomCall,
     FunctionCall,
     FunctionCallOutput,
     InputImage,
-    InputText,
     InputVideo,
     Item,
     Message,
-    OutputText,
     Reasoning,
     Refusal,
 )
@@ -40,7 +39,6 @@ from gateway.responses.request import (
 from gateway.translation import Translation, translate
 
 Json = dict[str, Any]
-AnyPart = InputText | OutputText | Refusal | InputImage | InputVideo
 LOGPROBS = "message.output_text.logprobs"
 # What the chat request calls what Responses calls otherwise.
 _NAMES = {
@@ -144,9 +142,7 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
 
 
 def _assistant(
-    conversation: Conversation,
-    item: Reasoning | FunctionCall | CustomCall | Message,
-    place: str,
+    conversation: Conversation, item: Reasoning | FunctionCall | CustomCall | Message, place: str
 ) -> None:
     """Go on with the assistant's message, or begin another where the order asks for it."""
     last = conversation.messages[-1] if conversation.messages else {}
@@ -198,7 +194,7 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
     for at, part in enumerate(content):
         if isinstance(part, InputImage | InputVideo):
             where = f"{place}.content[{at}]"
-            raise ApiError(400, f"{where}: images and videos belong to user messages", param=where)
+            raise bad_field(where, f"{where}: images and videos belong to user messages")
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
     return "".join(texts)
 
@@ -220,7 +216,7 @@ def _taking_text(tool: CustomTool) -> Json:
         texts.append(
             f"Its input follows this grammar ({form.get('syntax')}):\n{form['definition']}"
         )
-        exchange.note_ignored("tools[].format")
+        exchange.current().ignore("tools[].format")
     return {
         "description": "\n\n".join(filter(None, texts)),
         "parameters": {

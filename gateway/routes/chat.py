@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
-from gateway.generation import Event
 from gateway.limits import JsonRoute
 from gateway.openai.chat_answer import chat_completion
 from gateway.openai.chat_form import form_of
@@ -19,7 +17,7 @@ from gateway.openai.chat_to_wire import options_of
 from gateway.openai.identity import identity
 from gateway.openai.response_models import ChatCompletion, documented
 from gateway.openai.running import events_of
-from gateway.sse import event_stream
+from gateway.sse import EventStream
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
@@ -37,14 +35,6 @@ async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> 
     events = events_of(body, wanted, gateway)
     if body.stream:
         stream = ChatStream(head, form)
-        return event_stream(_closing(events, stream), gateway.settings, stream.beat)
+        return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
         return JSONResponse(await chat_completion(events, head, form))
-
-
-async def _closing(
-    events: AsyncGenerator[tuple[int, Event], None], stream: ChatStream
-) -> AsyncGenerator[str, None]:
-    async with aclosing(events):
-        async for chunk in stream.chunks(events):
-            yield chunk

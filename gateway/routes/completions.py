@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
-from gateway.generation import Event
 from gateway.limits import JsonRoute
 from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
@@ -17,7 +15,7 @@ from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.identity import identity
 from gateway.openai.response_models import Completion, documented
 from gateway.openai.running import events_of
-from gateway.sse import event_stream
+from gateway.sse import EventStream
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
@@ -35,14 +33,6 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     events = events_of(body, plan.wanted, gateway)
     if body.stream:
         stream = CompletionStream(head, plan)
-        return event_stream(_closing(events, stream), gateway.settings, stream.beat)
+        return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
         return JSONResponse(await completion(events, head, plan))
-
-
-async def _closing(
-    events: AsyncGenerator[tuple[int, Event], None], stream: CompletionStream
-) -> AsyncGenerator[str, None]:
-    async with aclosing(events):
-        async for chunk in stream.chunks(events):
-            yield chunk

@@ -18,7 +18,7 @@ from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask_all
 from gateway.context import Gateway, GatewayDep
-from gateway.errors import ApiError, Names
+from gateway.errors import Names, bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
@@ -135,7 +135,7 @@ async def vectors_of(
     for reply in replies:
         _require_fitting(reply, asked.dimensions)
     tokens = sum(reply.prompt_tokens for reply in replies)
-    exchange.count_tokens(tokens, 0)
+    exchange.current().count_tokens(tokens, 0)
     return (_cut(reply.embeddings, asked.dimensions) for reply in replies), tokens
 
 
@@ -164,17 +164,15 @@ def _request(identity: str, text: Text) -> pb.PredictOptions:
 
 def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "model",
             "this model gives a vector for every token, and no single one for a text",
-            code="unsupported",
-            param="model",
+            "unsupported",
         )
     if dimensions is not None and dimensions > len(reply.embeddings):
-        raise ApiError(
-            400,
+        raise bad_field(
+            "dimensions",
             f"dimensions is {dimensions}: this model's vectors have {len(reply.embeddings)}",
-            param="dimensions",
         )
 
 

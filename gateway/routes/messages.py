@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from gateway import sse
-from gateway.answering import Question, answer, count_prompt, question_of
+from gateway.answering import answer, count_prompt, question_of
 from gateway.anthropic import errors
 from gateway.anthropic.answer import Answer
 from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
-from gateway.context import Gateway, GatewayDep
+from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
@@ -26,12 +25,16 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     """The next message of a conversation, whole or as a stream of server-sent events."""
     question = await question_of(chat_request(body), gateway, prompt_only=body.max_tokens == 0)
     reply = Answer(body, question.model)
+    events = answer(question, gateway)
     if body.stream:
-        stream = _stream(reply, question, gateway)
-        return sse.event_stream(
-            stream, gateway.settings, lambda: sse.written(reply.beat()), errors.event
+        return sse.EventStream(
+            events,
+            lambda event: sse.written(reply.take(event)),
+            gateway.settings,
+            lambda: sse.written(reply.beat()),
+            errors.event,
         )
-    async with aclosing(answer(question, gateway)) as events:
+    async with aclosing(events):
         async for event in events:
             reply.take(event)
     return JSONResponse(reply.message())
@@ -41,10 +44,3 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Response:
     """How many tokens the prompt has, as the model's chat template renders it."""
     return JSONResponse({"input_tokens": await count_prompt(chat_request(body), gateway)})
-
-
-async def _stream(reply: Answer, question: Question, gateway: Gateway) -> AsyncGenerator[str, None]:
-    async with aclosing(answer(question, gateway)) as events:
-        async for event in events:
-            if grown := reply.take(event):
-                yield sse.written(grown)

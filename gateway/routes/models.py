@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from gateway.context import Gateway, GatewayDep
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
 from gateway.models.parameters import UNSAID
@@ -85,7 +85,7 @@ async def list_models(
         for name in (model.name, *model.aliases)
     ]
     if after_id is not None and before_id is not None:
-        raise ApiError(400, "after_id and before_id are both there: send one", param="before_id")
+        raise bad_field("before_id", "after_id and before_id are both there: send one")
     if after_id is not None:
         cards = cards[_place(cards, after_id, "after_id") + 1 :]
     if before_id is not None:
@@ -100,7 +100,7 @@ async def list_models(
 def _place(cards: list[ModelCard], name: str, param: str) -> int:
     places = [at for at, card in enumerate(cards) if card.id == name]
     if not places:
-        raise ApiError(400, f"{param} is {name[:64]!r}, which names no model", param=param)
+        raise bad_field(param, f"{param} is {name[:64]!r}, which names no model")
     return places[0]
 
 
@@ -150,7 +150,7 @@ def _card(
         meta=Meta(
             description=model.description,
             context_size=context_size(model),
-            defaults={name: model.parameters.default(name) for name in UNSAID},
+            defaults={name: model.parameters.chosen(name) for name in UNSAID},
             alias_of=None if name == model.name else model.name,
             aliases=model.aliases,
         ),

@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from gateway import sse
-from gateway.answering import Question, answer, question_of
+from gateway.answering import answer, question_of
 from gateway.context import Gateway, GatewayDep
+from gateway.generation import Event
 from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import Answer, Json, chat_part, error_line, generate_part, written
@@ -154,32 +155,24 @@ async def _answered(
         await gateway.supervisor.load(body.model)
         return JSONResponse(reply.empty("load"))
     if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
-        lines = _raw(body, gateway, reply)
+        events = _raw(body, gateway)
     else:
-        lines = _lines(await question_of(translation, gateway), gateway, reply)
+        events = answer(await question_of(translation, gateway), gateway)
     if streams:
-        return sse.event_stream(
-            _written(lines),
+        return sse.EventStream(
+            events,
+            lambda event: "".join(map(written, reply.take(event))),
             gateway.settings,
             lambda: written(reply.beat()),
             error_line,
             "application/x-ndjson",
         )
-    async with aclosing(lines):
-        *_, last = [line async for line in lines]
+    async with aclosing(events):
+        *_, last = [line async for event in events for line in reply.take(event)]
     return JSONResponse(last)
 
 
-async def _lines(question: Question, gateway: Gateway, reply: Answer) -> AsyncGenerator[Json, None]:
-    async with aclosing(answer(question, gateway)) as events:
-        async for event in events:
-            for line in reply.take(event):
-                yield line
-
-
-async def _raw(
-    body: GenerateRequest, gateway: Gateway, reply: Answer
-) -> AsyncGenerator[Json, None]:
+async def _raw(body: GenerateRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
     given = body.options.model_dump(exclude_none=True) if body.options else {}
     asked = CompletionRequest.model_validate(
         {"model": body.model, "prompt": body.prompt, "suffix": body.suffix, **given}
@@ -188,11 +181,4 @@ async def _raw(
     wanted = completion_plan(asked, config).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:
         async for _, event in events:
-            for line in reply.take(event):
-                yield line
-
-
-async def _written(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
-    async with aclosing(lines):
-        async for line in lines:
-            yield written(line)
+            yield event

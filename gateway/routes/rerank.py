@@ -88,7 +88,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
         return await ask(lease.stub.Rerank, request, gateway.settings.request_timeout)
 
     reply = await ask_once(lambda: gateway.supervisor.lease(body.model), rank, body)
-    exchange.count_tokens(reply.usage.prompt_tokens, 0)
+    exchange.current().count_tokens(reply.usage.prompt_tokens, 0)
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
     return RerankResponse(
         model=body.model or config.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,10 +11,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway import sse
-from gateway.answering import Question, answer, count_prompt, question_of
-from gateway.context import Gateway, GatewayDep
-from gateway.errors import ApiError
-from gateway.generation import Done
+from gateway.answering import answer, count_prompt, question_of
+from gateway.context import GatewayDep
+from gateway.errors import ApiError, bad_field
+from gateway.generation import Done, Event
 from gateway.limits import JsonRoute
 from gateway.query import KnownQuery
 from gateway.responses.answer import Answer
@@ -66,12 +65,18 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
     turn = _Turn(body, earlier, given, reply, store)
+    events = answer(question, gateway)
     if body.stream:
-        stream = turn.stream(question, gateway)
-        return sse.event_stream(
-            stream, gateway.settings, lambda: sse.written(reply.beat()), turn.failed
+        return sse.EventStream(
+            events,
+            lambda event: sse.written(turn.take(event)),
+            gateway.settings,
+            lambda: sse.written(reply.beat()),
+            lambda error: sse.written(reply.fail(error)),
         )
-    await turn.finish(question, gateway)
+    async with aclosing(events):
+        async for event in events:
+            turn.take(event)
     return JSONResponse(reply.response)
 
 
@@ -107,7 +112,7 @@ async def get_response(
 ) -> JSONResponse:
     """A stored response."""
     if stream:
-        raise ApiError(400, "stream is true: streams are not replayed; send false", param="stream")
+        raise bad_field("stream", "stream is true: streams are not replayed; send false")
     return JSONResponse(store.get(response_id, "response_id").response)
 
 
@@ -139,7 +144,7 @@ async def list_input_items(
     if after is not None:
         places = [at for at, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise ApiError(400, "after names no item of this response", param="after")
+            raise bad_field("after", "after names no item of this response")
         items = items[places[0] + 1 :]
     page = items[:limit]
     return JSONResponse(
@@ -163,30 +168,12 @@ class _Turn:
     reply: Answer
     store: Store
 
-    async def finish(self, question: Question, gateway: Gateway) -> None:
-        """Take in the whole answer."""
-        async with aclosing(answer(question, gateway)) as events:
-            async for event in events:
-                self.reply.take(event)
-        self._keep()
-
-    async def stream(self, question: Question, gateway: Gateway) -> AsyncGenerator[str, None]:
-        """The events of the stream."""
-        async with aclosing(answer(question, gateway)) as events:
-            async for event in events:
-                grown = self.reply.take(event)
-                if isinstance(event, Done):
-                    self._keep()
-                if grown:
-                    yield sse.written(grown)
-
-    def failed(self, error: ApiError) -> str:
-        """The last events of a stream that broke."""
-        return sse.written(self.reply.fail(error))
-
-    def _keep(self) -> None:
-        if self.body.store is not False:
+    def take(self, event: Event) -> list[Json]:
+        """The events of the stream that an event of the generation becomes."""
+        grown = self.reply.take(event)
+        if isinstance(event, Done) and self.body.store is not False:
             self.store.put(Stored(self.reply.response, self.earlier, as_stored(self.given)))
+        return grown
 
 
 def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
+from gateway.calls import is_cancelled
 from gateway.generation import Stub
-from gateway.rpc_failures import is_cancelled
 from gateway.supervisor.failures import LoadFailed
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc

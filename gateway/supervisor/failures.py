@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from gateway.errors import SERVER, ApiError, without_folders
+from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
 _CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 BUSY_RETRY = 2  # seconds
@@ -86,14 +86,14 @@ def not_found(name: str) -> ApiError:
 def not_named(count: int) -> ApiError:
     """To those who name no model where there is a choice, or none."""
     message = f"there are {count} models, so a request must name one: GET /v1/models lists them"
-    return ApiError(400, message, code="missing_required_parameter", param="model")
+    return bad_field("model", message, "missing_required_parameter")
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
     """To those who choose an adapter or a draft model that the model's file does not offer."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     message = f"{param} is {value!r}: this model's configuration offers {offered}"
-    return ApiError(400, message, param=param)
+    return bad_field(param, message)
 
 
 def broken_file(sentence: str) -> ApiError:
