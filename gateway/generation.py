@@ -93,6 +93,47 @@ class Progress:
 Event = Progress | Piece | Done
 
 
+class WholeAnswer:
+    """An answer put together; `take` every event of its generation."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.done: Done | None = None
+        self._calls: dict[int, list[ToolCallPiece]] = {}
+
+    def take(self, event: Event) -> None:
+        """The next event."""
+        if isinstance(event, Done):
+            self.done = event
+        elif isinstance(event, Piece):
+            self._content.append(event.content)
+            self._reasoning.append(event.reasoning)
+            self.logprobs += event.logprobs
+            for part in event.tool_calls:
+                self._calls.setdefault(part.index, []).append(part)
+
+    @property
+    def content(self) -> str:
+        """All of the text."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """All of the reasoning."""
+        return "".join(self._reasoning)
+
+    def calls(self) -> list[ToolCallPiece]:
+        """The calls in order, without those that were not written to their end."""
+        found = []
+        for _, parts in sorted(self._calls.items()):
+            arguments = "".join(part.arguments for part in parts)
+            if is_whole(arguments):
+                found.append(replace(parts[0], arguments=arguments))
+        return found
+
+
 def is_whole(arguments: str) -> bool:
     """Whether the arguments of a call are all there: what was cut, or broken off, is no JSON."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway import exchange
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Progress, ToolCallPiece, is_whole
+from gateway.generation import Done, Event, Progress, ToolCallPiece, WholeAnswer
 
 Json = dict[str, Any]
 _NS = 1_000_000  # of a millisecond
@@ -44,23 +44,20 @@ class Answer:
         self._model = model
         self._part = part
         self._streams = streams
-        self._calls: dict[int, tuple[ToolCallPiece, list[str]]] = {}
-        self._content = self._thinking = ""
+        self._whole = WholeAnswer()
 
     def take(self, event: Event) -> list[Json]:
         """The lines that an event becomes; a call is sent when it is complete."""
         if isinstance(event, Progress):
             return [] if event.processed else [self.beat()]
+        whole = self._whole
+        whole.take(event)
         if isinstance(event, Done):
-            calls = self._whole_calls()
+            calls = [_call(call) for call in whole.calls()]
             if not self._streams:
-                return [self._end(event, self._part(self._content, self._thinking, calls))]
+                return [self._end(event, self._part(whole.content, whole.reasoning, calls))]
             lines = [self._line(self._part("", "", calls), False)] if calls else []
             return [*lines, self._end(event, self._part("", "", []))]
-        for call in event.tool_calls:
-            self._add(call)
-        self._content += event.content
-        self._thinking += event.reasoning
         if not (event.content or event.reasoning):
             return []
         return [self._line(self._part(event.content, event.reasoning, []), False)]
@@ -72,18 +69,6 @@ class Answer:
     def empty(self, reason: str) -> Json:
         """The answer to a request that only loads or unloads."""
         return self._line(self._part("", "", []), True) | {"done_reason": reason}
-
-    def _add(self, piece: ToolCallPiece) -> None:
-        _, parts = self._calls.setdefault(piece.index, (piece, []))
-        parts.append(piece.arguments)
-
-    def _whole_calls(self) -> list[Json]:
-        calls = []
-        for index, (first, parts) in sorted(self._calls.items()):
-            if is_whole(text := "".join(parts)):
-                function = {"index": index, "name": first.name, "arguments": json.loads(text)}
-                calls.append({"id": first.id, "function": function})
-        return calls
 
     def _end(self, done: Done, part: Json) -> Json:
         used = done.usage
@@ -100,6 +85,12 @@ class Answer:
     def _line(self, part: Json, done: bool) -> Json:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self._model, "created_at": now, **part, "done": done}
+
+
+def _call(call: ToolCallPiece) -> Json:
+    arguments = json.loads(call.arguments)
+    function = {"index": call.index, "name": call.name, "arguments": arguments}
+    return {"id": call.id, "function": function}
 
 
 def written(line: Json) -> str:

@@ -3,99 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, is_whole
+from gateway.generation import Done, Event, ToolCallPiece, WholeAnswer
 from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
-from gateway.openai.identity import Identity
-from gateway.openai.usage import usage_of
+from gateway.openai.envelope import usage_of
 
-
-@dataclass(slots=True)
-class _Call:
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-    def function(self) -> dict[str, str]:
-        return {"name": self.name, "arguments": "".join(self.arguments)}
-
-
-@dataclass(slots=True)
-class _Choice:
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, _Call] = field(default_factory=dict)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    done: Done | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.content.append(piece.content)
-        self.reasoning.append(piece.reasoning)
-        self.logprobs.extend(piece.logprobs)
-        for part in piece.tool_calls:
-            call = self.calls.setdefault(part.index, _Call())
-            call.id = call.id or part.id
-            call.name = call.name or part.name
-            call.arguments.append(part.arguments)
+Json = dict[str, Any]
 
 
 async def chat_completion(
-    events: AsyncIterator[tuple[int, Event]], identity: Identity, form: ChatForm
-) -> dict[str, Any]:
+    events: AsyncIterator[tuple[int, Event]], head: Json, form: ChatForm
+) -> Json:
     """The object, once the events have ended."""
-    choices = [_Choice() for _ in range(form.choices)]
+    answers = [WholeAnswer() for _ in range(form.choices)]
     async for index, event in events:
-        if isinstance(event, Piece):
-            choices[index].add(event)
-        elif isinstance(event, Done):
-            choices[index].done = event
-    ends = [choice.done for choice in choices if choice.done is not None]
-    return {
-        "id": identity.id,
-        "object": "chat.completion",
-        "created": identity.created,
-        "model": identity.model,
-        "system_fingerprint": identity.system_fingerprint,
-        "choices": [
-            _whole(index, choice, end, form)
-            for index, (choice, end) in enumerate(zip(choices, ends, strict=True))
-        ],
-        "usage": usage_of([end.usage for end in ends], form.choices),
-    }
+        answers[index].take(event)
+    ends = [answer.done for answer in answers if answer.done is not None]
+    choices = [
+        _choice(index, answer, end, form)
+        for index, (answer, end) in enumerate(zip(answers, ends, strict=True))
+    ]
+    usage = usage_of([end.usage for end in ends], form.choices)
+    return {**head, "choices": choices, "usage": usage}
 
 
-def _whole(index: int, choice: _Choice, end: Done, form: ChatForm) -> dict[str, Any]:
-    """The choice; a call that was not written to its end is no part of a whole answer."""
-    choice.calls = {
-        place: call for place, call in choice.calls.items() if is_whole("".join(call.arguments))
-    }
+def _choice(index: int, answer: WholeAnswer, end: Done, form: ChatForm) -> Json:
+    calls = answer.calls()
     return {
         "index": index,
-        "message": _message(choice, form),
-        "logprobs": chat_logprobs(choice.logprobs) if form.logprobs else None,
-        "finish_reason": finish_reason(
-            end.finish_reason, called=bool(choice.calls), legacy=form.legacy
-        ),
+        "message": _message(answer, calls, form),
+        "logprobs": chat_logprobs(answer.logprobs) if form.logprobs else None,
+        "finish_reason": finish_reason(end.finish_reason, called=bool(calls), legacy=form.legacy),
     }
 
 
-def _message(choice: _Choice, form: ChatForm) -> dict[str, Any]:
-    text = "".join(choice.content)
-    message: dict[str, Any] = {
+def _message(answer: WholeAnswer, calls: list[ToolCallPiece], form: ChatForm) -> Json:
+    message: Json = {
         "role": "assistant",
-        "content": None if choice.calls and not text else text,
+        "content": answer.content or (None if calls else ""),
         "refusal": None,
         "annotations": [],
     }
-    if form.reasoning and (reasoning := "".join(choice.reasoning)):
-        message["reasoning_content"] = reasoning
-    calls = [choice.calls[place] for place in sorted(choice.calls)]
+    if form.reasoning and answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
     if calls and form.legacy:
-        message["function_call"] = calls[0].function()
+        message["function_call"] = _function(calls[0])
     elif calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": call.function()} for call in calls
+            {"id": call.id, "type": "function", "function": _function(call)} for call in calls
         ]
     return message
+
+
+def _function(call: ToolCallPiece) -> Json:
+    return {"name": call.name, "arguments": call.arguments}

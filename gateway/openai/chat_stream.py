@@ -12,9 +12,7 @@ from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_whole
 from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
-from gateway.openai.chunks import ChunkWriter
-from gateway.openai.identity import Identity
-from gateway.openai.usage import usage_of
+from gateway.openai.envelope import ChunkWriter, usage_of
 from gateway.sse import DONE
 
 Delta = dict[str, Any]
@@ -23,9 +21,9 @@ Delta = dict[str, Any]
 class ChatStream:
     """The chunks of one answer."""
 
-    def __init__(self, identity: Identity, form: ChatForm) -> None:
+    def __init__(self, head: dict[str, Any], form: ChatForm) -> None:
         self._form = form
-        self._writer = ChunkWriter("chat.completion.chunk", identity, with_usage=form.usage)
+        self._writer = ChunkWriter(head, with_usage=form.usage)
         self._choices = [_Choice(index, form) for index in range(form.choices)]
 
     async def chunks(

@@ -7,16 +7,14 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress
-from gateway.openai.chunks import ChunkWriter
 from gateway.openai.completion_to_wire import CompletionPlan
-from gateway.openai.identity import Identity
+from gateway.openai.envelope import ChunkWriter, usage_of
 from gateway.openai.legacy_logprobs import END, LegacyLogprobs
-from gateway.openai.usage import usage_of
 from gateway.sse import DONE
 
 
 async def completion(
-    events: AsyncIterator[tuple[int, Event]], identity: Identity, plan: CompletionPlan
+    events: AsyncIterator[tuple[int, Event]], head: dict[str, Any], plan: CompletionPlan
 ) -> dict[str, Any]:
     """The whole object, once the events have ended."""
     choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
@@ -27,11 +25,7 @@ async def completion(
         if isinstance(event, Done):
             ends[index] = event
     return {
-        "id": identity.id,
-        "object": "text_completion",
-        "created": identity.created,
-        "model": identity.model,
-        "system_fingerprint": identity.system_fingerprint,
+        **head,
         "choices": [choice.pending() for choice in choices],
         "usage": usage_of([ends[index].usage for index in sorted(ends)], plan.per_prompt),
     }
@@ -40,9 +34,9 @@ async def completion(
 class CompletionStream:
     """The chunks of the answers."""
 
-    def __init__(self, identity: Identity, plan: CompletionPlan) -> None:
+    def __init__(self, head: dict[str, Any], plan: CompletionPlan) -> None:
         self._plan = plan
-        self._writer = ChunkWriter("text_completion", identity, with_usage=plan.usage)
+        self._writer = ChunkWriter(head, with_usage=plan.usage)
 
     async def chunks(
         self, events: AsyncGenerator[tuple[int, Event], None]

@@ -14,7 +14,7 @@ from gateway.openai.chat_form import form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_stream import ChatStream
 from gateway.openai.chat_to_wire import options_of
-from gateway.openai.identity import identity
+from gateway.openai.envelope import head_of
 from gateway.openai.response_models import ChatCompletion, documented
 from gateway.openai.running import events_of
 from gateway.sse import EventStream
@@ -31,7 +31,8 @@ async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> 
     """An answer to a conversation, whole or as a stream of server-sent events."""
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)
-    head, form = identity("chatcmpl", body.model or config.name, config), form_of(body)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    head, form = head_of("chatcmpl", kind, body.model, config), form_of(body)
     events = events_of(body, wanted, gateway)
     if body.stream:
         stream = ChatStream(head, form)

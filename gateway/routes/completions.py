@@ -12,7 +12,7 @@ from gateway.limits import JsonRoute
 from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
-from gateway.openai.identity import identity
+from gateway.openai.envelope import head_of
 from gateway.openai.response_models import Completion, documented
 from gateway.openai.running import events_of
 from gateway.sse import EventStream
@@ -29,7 +29,7 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """What comes after a text, or after each of several, whole or as a stream."""
     config = gateway.supervisor.resolve(body.model)
     plan = completion_plan(body, config)
-    head = identity("cmpl", body.model or config.name, config)
+    head = head_of("cmpl", "text_completion", body.model, config)
     events = events_of(body, plan.wanted, gateway)
     if body.stream:
         stream = CompletionStream(head, plan)

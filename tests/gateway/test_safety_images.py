@@ -319,7 +319,7 @@ async def test_fetched_images_together_are_no_larger_than_a_body(
 ) -> None:
     asked = 0
 
-    async def fetched(url: str, settings: GatewaySettings) -> str:
+    async def fetched(url: str, settings: GatewaySettings, what: str) -> str:
         nonlocal asked
         asked += 1
         return "x" * 1000
