@@ -79,7 +79,6 @@ class Suspects:
         self._seen: dict[bytes, tuple[int, float]] = {}
 
     def note(self, request: BaseModel) -> None:
-        """A backend died with it."""
         now = self._clock()
         self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
         key = _digest(request)

@@ -31,7 +31,6 @@ class KeyMiddleware:
         self._keys = [(key.encode(), name) for name, _, key in parts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] == "http" and self._keys and not is_open(scope["path"]):
             given = key_of(Headers(scope=scope))
             name = self._name_of(given)

@@ -16,8 +16,6 @@ from gateway.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One running gateway."""
-
     settings: GatewaySettings
     supervisor: Supervisor
     traffic: Traffic

@@ -46,7 +46,6 @@ class Conversation:
         self._images = images + [(part, at) for part, at in parts if part["type"] != "text"]
 
     def add(self, message: Json, place: str) -> None:
-        """A message as it is."""
         self.close()
         self.places[f"messages[{len(self.messages)}]"] = place
         self.messages.append(message)

@@ -19,8 +19,6 @@ CLIENT_LEFT = 499  # nginx's number, for the log and the metrics alone: nobody i
 
 @dataclass(slots=True)
 class Exchange:
-    """What is known of a request so far."""
-
     request_id: str
     method: str
     path: str  # as it was asked for
@@ -40,7 +38,6 @@ class Exchange:
 
     @property
     def seconds(self) -> float:
-        """Since the request began."""
         return time.monotonic() - self.started
 
     def ignore(self, name: str) -> None:

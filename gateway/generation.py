@@ -104,7 +104,6 @@ class WholeAnswer:
         self._calls: dict[int, list[ToolCallPiece]] = {}
 
     def take(self, event: Event) -> None:
-        """The next event."""
         if isinstance(event, Done):
             self.done = event
         elif isinstance(event, Piece):
@@ -116,12 +115,10 @@ class WholeAnswer:
 
     @property
     def content(self) -> str:
-        """All of the text."""
         return "".join(self._content)
 
     @property
     def reasoning(self) -> str:
-        """All of the reasoning."""
         return "".join(self._reasoning)
 
     def calls(self) -> list[ToolCallPiece]:

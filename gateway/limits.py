@@ -44,7 +44,6 @@ class BodyMiddleware:
         self._paths = paths  # those that take a JSON object; others are refused by the router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -99,7 +99,6 @@ class Metrics:
             self.completion_tokens.labels(path).inc(seen.completion_tokens)
 
     def text(self) -> bytes:
-        """The text format of Prometheus."""
         return generate_latest(self.registry)
 
 
@@ -118,7 +117,6 @@ class AnswerTimes:
         self._latest = since
 
     def take(self, event: Event) -> None:
-        """The next event, at this moment."""
         if isinstance(event, Piece):
             now = time.monotonic()
             if self._waited is None:

@@ -34,7 +34,6 @@ class OriginMiddleware:
         self._hosts = None if settings.api_keys else frozenset(name.lower() for name in named)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

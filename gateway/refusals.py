@@ -29,7 +29,6 @@ FORMS: dict[str, Form] = {
 
 
 def response_of(error: ApiError, path: str) -> JSONResponse:
-    """The response to a request of this path."""
     form = FORMS.get(path.removeprefix("/v1"), ApiError.body)
     return JSONResponse(form(error), error.status, error.headers())
 

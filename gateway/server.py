@@ -33,8 +33,6 @@ _MOST_FILES = 65_536
 
 
 class Server(uvicorn.Server):
-    """The HTTP server of one gateway."""
-
     def __init__(
         self, app: FastAPI, settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic
     ) -> None:

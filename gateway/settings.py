@@ -26,7 +26,6 @@ class Rule:
 def setting(
     default: Any, kind: Kind, meaning: str, minimum: float = 0, maximum: float = 1e15
 ) -> Any:
-    """A field of GatewaySettings with its Rule."""
     return field(default=default, metadata={"rule": Rule(kind, meaning, minimum, maximum)})
 
 

@@ -26,7 +26,6 @@ class Translation:
     places: Mapping[str, str]
 
     def named(self, error: ApiError) -> ApiError:
-        """The error in the client's own terms."""
         return named(error, self.places)
 
 
@@ -57,7 +56,6 @@ def _require_own_names(tools: Sequence[str]) -> None:
 
 
 def named(error: ApiError, places: Mapping[str, str]) -> ApiError:
-    """The error with the client's own name of the field."""
     if error.param is None:
         return error
     return renamed(error, error.param, found_in(places, error.param)[0])

@@ -11,15 +11,11 @@ from gateway.tagged import OneOf, TextAs, as_text
 
 
 class TextBlock(Strict):
-    """Text."""
-
     type: Literal["text"]
     text: str
 
 
 class Base64Source(Strict):
-    """An image in the request itself."""
-
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
@@ -33,15 +29,11 @@ class UrlSource(Strict):
 
 
 class ImageBlock(Strict):
-    """An image."""
-
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, OneOf("an image source")]
 
 
 class Base64VideoSource(Strict):
-    """A video in the request itself."""
-
     type: Literal["base64"]
     media_type: Literal[
         "video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo"
@@ -91,8 +83,6 @@ _ResultContent = Annotated[
 
 
 class ToolResultBlock(Strict):
-    """The result of a call."""
-
     type: Literal["tool_result"]
     tool_use_id: str
     content: Annotated[list[_ResultContent], TextAs(_text_block)] = Field(default_factory=list)

@@ -30,8 +30,6 @@ class Usage(BaseModel):
 
 
 class AnthropicMessage(BaseModel):
-    """The model's next message."""
-
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -53,15 +51,11 @@ class TokenCount(BaseModel):
 
 
 class AnthropicErrorObject(BaseModel):
-    """Kind and sentence."""
-
     type: str
     message: str
 
 
 class AnthropicError(BaseModel):
-    """A refusal."""
-
     type: Literal["error"]
     error: AnthropicErrorObject
     request_id: str

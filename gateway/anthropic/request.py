@@ -16,8 +16,6 @@ from gateway.tagged import OneOf, drop
 
 
 class Turn(Strict):
-    """One message of the conversation."""
-
     role: Literal["user", "assistant", "system"]
     content: Content
 
@@ -44,16 +42,12 @@ class ChooseFreely(Strict):
 
 
 class ChooseTool(Strict):
-    """The model must call this tool."""
-
     type: Literal["tool"]
     name: str
     disable_parallel_tool_use: bool | None = None
 
 
 class ChooseNone(Strict):
-    """The model must not call."""
-
     type: Literal["none"]
 
 
@@ -76,8 +70,6 @@ class ThinkingAdaptive(Strict):
 
 
 class ThinkingOff(Strict):
-    """Answer at once."""
-
     type: Literal["disabled"]
 
 
@@ -85,8 +77,6 @@ Thinking = Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, OneOf("thinkin
 
 
 class OutputFormat(Strict):
-    """The schema that the answer must match."""
-
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 

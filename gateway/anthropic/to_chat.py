@@ -96,7 +96,6 @@ def _require_begun(message: Json, index: int) -> None:
 
 
 def _conversation(request: CountTokensRequest) -> Conversation:
-    """The system prompt and every turn."""
     conversation = Conversation()
     turns = request.messages
     last = len(turns) - 1

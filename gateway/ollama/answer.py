@@ -28,7 +28,6 @@ def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
 
 
 def generate_part(content: str, thinking: str, _: list[Json]) -> Json:
-    """What `/api/generate` says of it."""
     return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
@@ -63,7 +62,6 @@ class Answer:
         return [self._line(self._part(event.content, event.reasoning, []), False)]
 
     def beat(self) -> Json:
-        """A line that adds nothing."""
         return self._line(self._part("", "", []), False)
 
     def empty(self, reason: str) -> Json:
@@ -94,7 +92,6 @@ def _call(call: ToolCallPiece) -> Json:
 
 
 def written(line: Json) -> str:
-    """A line of a stream."""
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 

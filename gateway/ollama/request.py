@@ -33,8 +33,6 @@ class Called(Strict):
 
 
 class Call(Strict):
-    """A call that the model made."""
-
     id: str = ""
     type: Literal["function"] = "function"
     function: Called
@@ -72,7 +70,6 @@ class ChatRequest(Asked):
     tools: list[AnyTool] | None = None
 
     def turns(self) -> list[Turn]:
-        """The conversation."""
         return self.messages
 
 
@@ -87,7 +84,6 @@ class GenerateRequest(Asked):
     template: str = Field("", description="Refused: the model's own is used.")
 
     def turns(self) -> list[Turn]:
-        """The question as a conversation. Raises ApiError."""
         if self.template:
             sentence = "template is not supported: leave it out"
             raise bad_field("template", sentence, "unsupported_parameter")

@@ -15,7 +15,6 @@ Json = dict[str, Any]
 async def chat_completion(
     events: AsyncIterator[tuple[int, Event]], head: Json, form: ChatForm
 ) -> Json:
-    """The object, once the events have ended."""
     answers = [WholeAnswer() for _ in range(form.choices)]
     async for index, event in events:
         answers[index].take(event)

@@ -28,7 +28,6 @@ class ChatForm:
 
 
 def form_of(request: ChatCompletionRequest) -> ChatForm:
-    """The form that a request asks for."""
     options = request.stream_options
     return ChatForm(
         choices=request.n or 1,

@@ -29,7 +29,6 @@ class ChatStream:
     async def chunks(
         self, events: AsyncGenerator[tuple[int, Event], None]
     ) -> AsyncGenerator[str, None]:
-        """The events of the stream."""
         ends: dict[int, Done] = {}
         async with aclosing(events):
             async for index, event in events:
@@ -76,7 +75,6 @@ class _Choice:
         return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
-        """The choices of the chunks that an event becomes."""
         if isinstance(event, Piece):
             self._logprobs.extend(event.logprobs)
             for delta in self._deltas(event):

@@ -16,7 +16,6 @@ from gateway.sse import DONE
 async def completion(
     events: AsyncIterator[tuple[int, Event]], head: dict[str, Any], plan: CompletionPlan
 ) -> dict[str, Any]:
-    """The whole object, once the events have ended."""
     choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
     ends: dict[int, Done] = {}
     async for index, event in events:
@@ -32,8 +31,6 @@ async def completion(
 
 
 class CompletionStream:
-    """The chunks of the answers."""
-
     def __init__(self, head: dict[str, Any], plan: CompletionPlan) -> None:
         self._plan = plan
         self._writer = ChunkWriter(head, with_usage=plan.usage)
@@ -66,7 +63,6 @@ class CompletionStream:
         yield DONE
 
     def beat(self) -> str:
-        """A chunk without text."""
         return self._writer.chunk(_nothing(0))
 
 
@@ -91,12 +87,10 @@ class _Choice:
 
     @property
     def has_news(self) -> bool:
-        """Whether a chunk would say something."""
         ended = self._reason is not None
         return ended or (not self._waits and any(self._text))
 
     def add(self, event: Piece | Done) -> None:
-        """Take the next event in."""
         if isinstance(event, Piece):
             self._text.append(event.content)
             self._entries.extend(event.logprobs)

@@ -67,7 +67,6 @@ class ChunkWriter:
         self._end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
 
     def chunk(self, choice: Json) -> str:
-        """The event of a chunk with one choice."""
         return f"{self._start}{_encode(choice)}{self._end}"
 
     def progress(self, choice: Json, progress: Progress) -> str:

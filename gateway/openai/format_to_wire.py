@@ -36,7 +36,6 @@ def constraint_of(fields: FormatFields) -> Constraint | None:
 
 
 def write_constraint(options: pb.PredictOptions, constraint: Constraint | None) -> None:
-    """Sets Grammar."""
     if constraint is not None:
         options.Grammar = constraint.text
         options.Metadata["mlx.grammar_type"] = constraint.kind

@@ -24,15 +24,11 @@ class MediaUrl(Strict):
 
 
 class InputAudio(Strict):
-    """A sound in base64."""
-
     data: str
     format: Literal["wav", "mp3"]
 
 
 class ContentPart(Strict):
-    """A part of a message's content."""
-
     type: Literal["text", "image_url", "video_url", "input_video", "input_audio", "file", "refusal"]
     text: str | None = None
     refusal: str | None = None
@@ -80,8 +76,6 @@ Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom
 
 
 class ChatMessage(Strict):
-    """One turn of the conversation."""
-
     role: Role
     content: str | list[Part] | None = None
     name: str | None = None

@@ -82,7 +82,6 @@ async def wire_messages(
 
 
 def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
-    """Before the first is fetched."""
     remote = 0
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
@@ -169,7 +168,6 @@ async def _part(
 async def _medium(
     part: ContentPart, found: WireMessages, settings: GatewaySettings
 ) -> tuple[Kind, str]:
-    """The kind of a part's medium, and its data URI."""
     if (sound := part.input_audio) is not None:
         return "audio", images.audio(sound.data, sound.format, settings)
     what: Fetched = "image" if part.video_url is None else "video"

@@ -42,14 +42,10 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the answer."""
-
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Of the tokens of the answer, in order."""
-
     content: list[TokenLogprob]
     refusal: None = None
 
@@ -62,8 +58,6 @@ class FunctionOfCall(BaseModel):
 
 
 class ToolCallObject(BaseModel):
-    """A call that the model wants made."""
-
     id: str
     type: Literal["function"]
     function: FunctionOfCall
@@ -84,8 +78,6 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One of `n` answers."""
-
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
@@ -93,8 +85,6 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """A whole answer to a conversation."""
-
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -123,8 +113,6 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Whole answers to prompts."""
-
     id: str
     object: Literal["text_completion"]
     created: int

@@ -117,7 +117,6 @@ class SamplingFields(Strict):
     )
 
     def fill(self, values: Mapping[str, Any]) -> None:
-        """Set the fields that are still unset."""
         for name, value in values.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)

@@ -11,8 +11,6 @@ from gateway.tagged import OneOf, drop, rather
 
 
 class FunctionDefinition(Strict):
-    """A function that the model may call."""
-
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
@@ -44,14 +42,10 @@ AnyTool = Annotated[Tool, OneOf("a tool", default="function", otherwise=drop)]
 
 
 class FunctionName(Strict):
-    """A function by its name."""
-
     name: str = Field(min_length=1)
 
 
 class NamedTool(Strict):
-    """A tool by its name."""
-
     type: Literal["function"]
     function: FunctionName
 

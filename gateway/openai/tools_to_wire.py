@@ -62,7 +62,6 @@ def is_single_call(request: ChatCompletionRequest) -> bool:
 
 
 def write_tools(options: pb.PredictOptions, offer: Offer, *, single: bool) -> None:
-    """Sets Tools and ToolChoice."""
     if not offer.tools:
         return
     options.Tools = json.dumps(offer.tools)

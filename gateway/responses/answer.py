@@ -69,7 +69,6 @@ class Answer:
         return events
 
     def _of_text(self, piece: Piece) -> Sequence[Json]:
-        """The log-probabilities of the piece's text."""
         if self._open == "message":
             return piece.logprobs
         return of_text(piece.content, self._before, piece.logprobs)
@@ -136,7 +135,6 @@ class Answer:
         return [self._of_item(name, delta=self._parts[-1])]
 
     def _add(self, kind: str, prefix: str, fields: Json) -> list[Json]:
-        """End the open item and announce another."""
         events = self._close("completed")
         item = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress"}
         self._output.append(item | fields)

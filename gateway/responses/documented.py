@@ -37,8 +37,6 @@ class OutputTokenDetails(BaseModel):
 
 
 class ResponseUsage(BaseModel):
-    """Tokens of the request."""
-
     input_tokens: int
     input_tokens_details: InputTokenDetails
     output_tokens: int
@@ -67,16 +65,12 @@ class InputTokens(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """It is forgotten."""
-
     id: str
     object: Literal["response"]
     deleted: Literal[True]
 
 
 class InputItems(BaseModel):
-    """A page of items."""
-
     object: Literal["list"]
     data: list[OutputItem]
     first_id: str | None

@@ -11,8 +11,6 @@ from gateway.tagged import OneOf, TextAs, as_text, drop
 
 
 class InputText(Strict):
-    """Text that the client says."""
-
     type: Literal["input_text"] = "input_text"
     text: str
 
@@ -41,8 +39,6 @@ class InputImage(Strict):
 
 
 class InputVideo(Strict):
-    """A video, the same way."""
-
     type: Literal["input_video"]
     video_url: str
 
@@ -64,8 +60,6 @@ class _Item(Strict):
 
 
 class Message(_Item):
-    """A message of one role."""
-
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
@@ -73,8 +67,6 @@ class Message(_Item):
 
 
 class FunctionCall(_Item):
-    """A call that the model made."""
-
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -93,8 +85,6 @@ class CustomCall(_Item):
 
 
 class FunctionCallOutput(_Item):
-    """What a call came to."""
-
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Content
@@ -102,15 +92,11 @@ class FunctionCallOutput(_Item):
 
 
 class ReasoningText(Strict):
-    """What the model thought."""
-
     type: Literal["reasoning_text"]
     text: str
 
 
 class SummaryText(Strict):
-    """A summary of what a model thought."""
-
     type: Literal["summary_text"]
     text: str
 

@@ -96,8 +96,6 @@ def offered(tools: Sequence[_Own | NamespaceTool] | None) -> Iterator[Offered]:
 
 
 class AllowedFunction(Strict):
-    """A tool by its name."""
-
     type: Literal["function", "custom"]
     name: str
 
@@ -127,14 +125,10 @@ ToolChoice = Annotated[
 
 
 class TextFormat(Strict):
-    """Any text."""
-
     type: Literal["text"] = "text"
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
-
     type: Literal["json_object"]
 
 
@@ -152,15 +146,11 @@ Format = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, OneOf("a fo
 
 
 class TextConfig(Strict):
-    """The form of the answer."""
-
     format: Format | None = None
     verbosity: str | None = Field(None, description="Told in the response alone.")
 
 
 class ReasoningConfig(Strict):
-    """How much to think."""
-
     effort: ReasoningEffort | None = None
     max_tokens: Budget = Field(None, description="Most tokens of reasoning; not OpenAI's.")
 

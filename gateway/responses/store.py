@@ -35,8 +35,6 @@ class Stored:
 
 
 class Store:
-    """The stored responses of one gateway."""
-
     def __init__(
         self,
         seconds: float = 86_400.0,

@@ -61,8 +61,6 @@ Input = Annotated[
 
 
 class EmbeddingRequest(Request):
-    """One or more inputs."""
-
     model: str | None = Field(None, description=MODEL)
     input: Input
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -74,23 +72,17 @@ class EmbeddingRequest(Request):
 
 
 class Embedding(BaseModel):
-    """The vector of one input."""
-
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens of all inputs."""
-
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingResponse(BaseModel):
-    """The vectors in the order of the inputs."""
-
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str

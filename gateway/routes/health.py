@@ -13,8 +13,6 @@ router = APIRouter(tags=["operations"])
 
 
 class Health(BaseModel):
-    """Alive."""
-
     status: Literal["ok"] = "ok"
 
 

@@ -27,8 +27,6 @@ Json = dict[str, Any]
 
 
 class ExtraFile(Strict):
-    """Another file of the same project."""
-
     filename: str = "tmp"
     text: str
 

@@ -111,8 +111,6 @@ async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
 
 
 class Named(Request):
-    """A model by name or alias."""
-
     model: str
 
 

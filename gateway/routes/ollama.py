@@ -51,8 +51,6 @@ class ShowRequest(Request):
 
 
 class EmbedRequest(Request):
-    """One text or several."""
-
     model: ModelName = Field(min_length=1)
     input: Input
     dimensions: int | None = Field(default=None, ge=1)

@@ -21,8 +21,6 @@ _MOST_DOCUMENTS = 10_000
 
 
 class Document(Strict):
-    """A document as an object."""
-
     text: str
 
 
@@ -56,15 +54,11 @@ class Ranked(BaseModel):
 
 
 class RerankUsage(BaseModel):
-    """Tokens that were read."""
-
     prompt_tokens: int
     total_tokens: int
 
 
 class RerankResponse(BaseModel):
-    """The results, best first."""
-
     object: Literal["list"] = "list"
     model: str
     results: list[Ranked]

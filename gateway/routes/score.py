@@ -32,15 +32,11 @@ class ScoreRequest(Request):
 
 
 class ScoredToken(BaseModel):
-    """One token of a candidate."""
-
     token: str
     log_prob: float
 
 
 class Score(BaseModel):
-    """One candidate."""
-
     object: Literal["score"] = "score"
     index: int
     log_prob: float  # natural logarithm, sum over the candidate's tokens
@@ -50,8 +46,6 @@ class Score(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """The scores in the order of the candidates."""
-
     object: Literal["list"] = "list"
     model: str
     data: list[Score]

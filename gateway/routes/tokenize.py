@@ -42,15 +42,11 @@ class TokenizeRequest(Request):
 
 
 class TokenPiece(BaseModel):
-    """A token and its text."""
-
     id: int
     piece: str
 
 
 class TokenizeResponse(BaseModel):
-    """The tokens of a text."""
-
     tokens: list[int] | list[TokenPiece]
     count: int
     max_model_len: int | None  # the context, where the model's file sets it
@@ -58,8 +54,6 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(Request):
-    """Token ids."""
-
     model: str | None = Field(None, description=MODEL)
     tokens: list[TokenId]
 

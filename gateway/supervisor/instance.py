@@ -115,7 +115,6 @@ class ModelInstance:
         self.work = asyncio.ensure_future(self._load(after))
 
     def begin_unload(self, reason: str) -> None:
-        """Free the model and end its process."""
         assert self.state is State.READY
         _log.info("%s: unloading (%s)", self.key, reason)
         self.state = State.STOPPING

@@ -32,7 +32,6 @@ class Limits:
     memory: int = 0  # bytes
 
     def hold(self, models: int, memory: int) -> bool:
-        """Whether this much is within them."""
         return (not self.models or models <= self.models) and (
             not self.memory or memory <= self.memory
         )
