@@ -34,9 +34,8 @@ from gateway.anthropic.request import (
     Tool,
     Turn,
 )
-from gateway.conversation import Conversation, Part
 from gateway.errors import ApiError, bad_field
-from gateway.translation import Translation, translate
+from gateway.openai.translation import Conversation, Part, Translation, translate
 
 Json = dict[str, Any]
 

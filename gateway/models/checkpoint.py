@@ -16,8 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.hub_cache import hub_cache
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.models.config import ModelConfig, Parameters
 
 _LARGEST = 1 << 20
 _LARGEST_INDEX = 64 << 20

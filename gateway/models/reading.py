@@ -17,8 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from common.wording import did_you_mean, shown
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.models.config import ModelConfig, Parameters
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _log = logging.getLogger("gateway.models")

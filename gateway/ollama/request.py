@@ -12,7 +12,7 @@ from gateway.openai.base import Request, Strict
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import AnyTool
-from gateway.translation import Translation, translate
+from gateway.openai.translation import Translation, translate
 
 Json = dict[str, Any]
 

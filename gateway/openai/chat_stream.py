@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_whole
-from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
+from gateway.openai.chat_answer import ChatForm, chat_logprobs, finish_reason
 from gateway.openai.envelope import ChunkWriter, usage_of
 from gateway.sse import DONE
 

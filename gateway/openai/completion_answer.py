@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress
 from gateway.openai.completion_to_wire import CompletionPlan
 from gateway.openai.envelope import ChunkWriter, usage_of
-from gateway.openai.legacy_logprobs import END, LegacyLogprobs
 from gateway.sse import DONE
+
+
+class LegacyLogprobs:
+    """Log-probabilities of one choice in the legacy form: four lists of one length.
+
+    lm-eval's `local-completions` takes an answer with `echo` to be one token longer than the
+    prompt, so the end of the sequence is listed as a token too: empty, without a probability.
+    """
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """The lists of the next entries; a prompt's say themselves what they add to the text."""
+        lists: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for entry in entries:
+            lists["tokens"].append(entry["token"])
+            lists["token_logprobs"].append(entry["logprob"])
+            lists["top_logprobs"].append(_top(entry))
+            lists["text_offset"].append(self._offset)
+            added = entry.get("text")
+            self._offset += len(
+                self._decoder.decode(bytes(entry["bytes"])) if added is None else added
+            )
+        return lists
+
+
+END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
+"""The entry of an end of sequence."""
+
+
+def _top(entry: dict[str, Any]) -> dict[str, float] | None:
+    """The alternatives by their texts; the token itself is always among them (OpenAI's rule)."""
+    if entry["logprob"] is None:
+        return None
+    top = {entry["token"]: entry["logprob"]}
+    for other in entry["top_logprobs"]:
+        top[other["token"]] = max(other["logprob"], top.get(other["token"], other["logprob"]))
+    return top
 
 
 async def completion(

@@ -6,8 +6,7 @@ import json
 from typing import TypeVar
 
 from gateway.errors import bad_field
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.models.config import ModelConfig, Parameters
 from gateway.openai.sampling_fields import MOST_STOPS, SamplingFields
 from wire import backend_pb2 as pb
 

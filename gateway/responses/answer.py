@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
-from gateway.models.parameters import Parameters
+from gateway.models.config import Parameters
 from gateway.responses.echo import echo_of
 from gateway.responses.request import CustomTool, ResponsesRequest, offered
 from gateway.responses.text_logprobs import of_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.models.parameters import Parameters
+from gateway.models.config import Parameters
 from gateway.responses.request import CustomTool, FunctionTool, NamespaceTool, ResponsesRequest
 
 Json = dict[str, Any]

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from gateway.errors import ApiError, bad_field
+from gateway.responses.items import ITEMS, Item, ItemReference, Sent
 
 Json = dict[str, Any]
 MOST = 1000  # responses
@@ -130,3 +134,42 @@ def _missing(name: str, param: str) -> ApiError:
         code="previous_response_not_found" if param == "previous_response_id" else "not_found",
         param=param,
     )
+
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
+def as_stored(items: Sequence[Item]) -> tuple[Json, ...]:
+    """The items as JSON."""
+    return tuple(_stored(_plain(item)) for item in items)
+
+
+def _plain(value: Any) -> Any:
+    """As `model_dump(exclude_none=True)`, which copies texts and stops streams for long ones."""
+    if isinstance(value, BaseModel):
+        return {name: _plain(inner) for name, inner in value if inner is not None}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _stored(item: Json) -> Json:
+    fresh = f"{_PREFIXES[item['type']]}_{uuid.uuid4().hex}"
+    return {"id": fresh, "status": "completed", **item}
+
+
+def resolved(sent: Sequence[Sent], store: Store) -> list[Item]:
+    """The input with every reference replaced. Raises ApiError for one to nothing that is kept."""
+    return [
+        _found(item, store, f"input[{index}].id") if isinstance(item, ItemReference) else item
+        for index, item in enumerate(sent)
+    ]
+
+
+def _found(reference: ItemReference, store: Store, param: str) -> Item:
+    return ITEMS.validate_python([store.item(reference.id, param)])[0]

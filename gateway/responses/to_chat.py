@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway import exchange
-from gateway.conversation import Conversation, Part
 from gateway.errors import bad_field
+from gateway.openai.translation import Conversation, Part, Translation, translate
 from gateway.responses.items import (
     AnyPart,
     CustomCall,
@@ -36,7 +36,6 @@ from gateway.responses.request import (
     full_name,
     offered,
 )
-from gateway.translation import Translation, translate
 
 Json = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"

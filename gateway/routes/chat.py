@@ -9,14 +9,13 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
-from gateway.openai.chat_answer import chat_completion
-from gateway.openai.chat_form import form_of
+from gateway.openai.answering import events_of
+from gateway.openai.chat_answer import chat_completion, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_stream import ChatStream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
 from gateway.openai.response_models import ChatCompletion, documented
-from gateway.openai.running import events_of
 from gateway.sse import EventStream
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)

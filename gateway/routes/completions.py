@@ -9,12 +9,12 @@ from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
+from gateway.openai.answering import events_of
 from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.envelope import head_of
 from gateway.openai.response_models import Completion, documented
-from gateway.openai.running import events_of
 from gateway.sse import EventStream
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)

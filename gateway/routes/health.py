@@ -1,12 +1,14 @@
-"""`/health` and `/ready`: is the process alive, and does it take requests?"""
+"""For those who operate the gateway: `/health`, `/ready` and `/metrics`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
+from gateway import metrics, model_metrics
 from gateway.context import GatewayDep
 
 router = APIRouter(tags=["operations"])
@@ -40,3 +42,10 @@ async def ready(gateway: GatewayDep, response: Response) -> Ready:
         response.status_code = 503
         return Ready(status="starting")
     return Ready(status="ready")
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def read_metrics(gateway: GatewayDep) -> PlainTextResponse:
+    """Counters of the gateway and of every loaded model, in Prometheus' text format."""
+    models = model_metrics.text(await model_metrics.look(gateway.supervisor))
+    return PlainTextResponse(gateway.metrics.text() + models, media_type=metrics.CONTENT_TYPE)

@@ -16,10 +16,10 @@ from gateway.context import Gateway, GatewayDep
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute
 from gateway.openai import refused
+from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
-from gateway.openai.running import events_of
 from gateway.sse import EventStream
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)

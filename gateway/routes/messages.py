@@ -8,7 +8,6 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from gateway import sse
-from gateway.answering import answer, count_prompt, question_of
 from gateway.anthropic import errors
 from gateway.anthropic.answer import Answer
 from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
@@ -16,6 +15,7 @@ from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
+from gateway.openai.answering import answer, count_prompt, question_of
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
 

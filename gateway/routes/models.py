@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import UNSAID
+from gateway.models.config import UNSAID, ModelConfig
 from gateway.openai.base import Request
 from gateway.supervisor.status import State
 

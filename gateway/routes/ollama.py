@@ -13,17 +13,16 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from gateway import sse
-from gateway.answering import answer, question_of
 from gateway.context import Gateway, GatewayDep
 from gateway.generation import Event
 from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import Answer, Json, chat_part, error_line, generate_part, written
 from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
+from gateway.openai.answering import answer, events_of, question_of
 from gateway.openai.base import Request
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
-from gateway.openai.running import events_of
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import context_size
 from gateway.supervisor.status import State

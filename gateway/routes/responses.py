@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 
 from gateway import sse
-from gateway.answering import answer, count_prompt, question_of
 from gateway.context import GatewayDep
 from gateway.errors import ApiError, bad_field
 from gateway.generation import Done, Event
 from gateway.limits import JsonRoute
-from gateway.query import KnownQuery
+from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.responses.answer import Answer
 from gateway.responses.documented import (
     COUNT_RESPONSES,
@@ -25,12 +25,28 @@ from gateway.responses.documented import (
     RESPONSE_RESPONSES,
     STORED_RESPONSES,
 )
-from gateway.responses.given import as_stored
 from gateway.responses.items import ITEMS, Item
-from gateway.responses.references import resolved
 from gateway.responses.request import PromptRequest, ResponsesRequest
-from gateway.responses.store import Store, Stored
+from gateway.responses.store import Store, Stored, as_stored, resolved
 from gateway.responses.to_chat import chat_request
+
+
+def known_query(request: Request) -> None:
+    """Raises ApiError for a parameter that the route does not declare."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = {field.alias for field in route.dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise bad_field(
+                name[:64],
+                f"{name[:64]} is no query parameter of this endpoint: leave it out",
+                "unknown_parameter",
+            )
+
+
+KnownQuery = Depends(known_query)
+
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from gateway.supervisor.child import Child
 from gateway.supervisor.failures import LoadFailed, end_of
-from gateway.supervisor.warden import Warden
+from gateway.supervisor.warden import Child, Warden
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"

@@ -1,4 +1,4 @@
-"""The gateway's side of the warden, the process that starts its backends (`warden_process`)."""
+"""The gateway's side of the warden (`warden_process`), and of the backends that it starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,47 @@ from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
-from gateway.supervisor.child import Child
 from gateway.supervisor.environ import backend_environ
 from gateway.supervisor.failures import LoadFailed
+from gateway.supervisor.warden_process import signal_group
+
+
+class Child:
+    """`stderr` is the reading end of what it writes there, for the caller to close."""
+
+    def __init__(
+        self,
+        pid: int,
+        stderr: FileIO,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.pid = pid
+        self.stderr = stderr
+        self._reader = reader
+        self._writer = writer
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal its process group, unless that is gone already."""
+        if not self._writer.is_closing():
+            self._writer.write(bytes((number,)))
+
+    async def wait(self) -> int | None:
+        """Its exit code (negative: a signal) once it is gone with its group.
+
+        None if the warden was killed: the process is killed as well then, because nobody is left
+        who would end it with the gateway.
+        """
+        try:
+            code = await self._reader.readline()
+        except ConnectionError:
+            code = b""
+        self._writer.close()
+        if code:
+            return int(code)
+        signal_group(self.pid, signal.SIGKILL)
+        return None
+
 
 PROGRAM = Path(__file__).with_name("warden_process.py")
 _LOOK = 1.0  # seconds between two looks whether the process that is to answer still runs

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gateway.models.config import ModelConfig
 from gateway.models.foreign import NEUTRAL, REFUSED
 from gateway.models.reading import ModelFolder, read_folder
-from gateway.models.table import tables
 from gateway.supervisor.load_request import load_request
+from tests.gateway.model_tables import tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 

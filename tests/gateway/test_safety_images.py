@@ -20,7 +20,7 @@ from gateway.errors import ApiError
 from gateway.images import audio, is_video, media
 from gateway.openai.messages import ChatMessage
 from gateway.openai.messages_to_wire import wire_messages
-from gateway.remote_images import MOST_REDIRECTS, Address, Fetcher, is_public
+from gateway.remote_images import MOST_REDIRECTS, PUBLIC, Address, Fetcher, is_public
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from wire import backend_pb2 as pb
@@ -41,9 +41,11 @@ def encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-async def refusal(url: str, settings: GatewaySettings = OPEN, **fetcher: Fetcher) -> ApiError:
+async def refusal(
+    url: str, settings: GatewaySettings = OPEN, fetcher: Fetcher = PUBLIC
+) -> ApiError:
     with pytest.raises(ApiError) as told:
-        await media(url, settings, **fetcher)
+        await media(url, settings, fetcher=fetcher)
     return told.value
 
 

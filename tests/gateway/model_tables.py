@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: `python -m gateway.models.table` prints them."""
+"""The tables of docs/models.md: `python -m tests.gateway.model_tables` prints them."""
 
 from __future__ import annotations
 
