@@ -92,14 +92,9 @@ class AccessMiddleware:
             "status": status,
             "ms": seen.seconds * 1000,
         }
-        if seen.broken:
-            fields["error"] = seen.broken
-        if seen.key:
-            fields["key"] = seen.key
-        if seen.model:
-            fields["model"] = seen.model
-        if seen.ignored:
-            fields["ignored"] = ",".join(seen.ignored)
+        known = {"error": seen.broken, "key": seen.key, "model": seen.model}
+        known["ignored"] = ",".join(seen.ignored)
+        fields |= {name: text for name, text in known.items() if text}
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
         # What is asked by the clock would drown the rest.

@@ -48,14 +48,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object (API reference, "Error codes")."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        names = ("message", "type", "param", "code")
+        return {"error": {name: getattr(self, name) for name in names}}
 
     def headers(self) -> dict[str, str]:
         """`x-should-retry` is what OpenAI's SDKs read before they look at the status."""
@@ -103,9 +97,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     ),
 }
 # By the code that a backend sends beside its status.
-CODES: Mapping[str, Row] = {
-    "context_length_exceeded": Row(400, code="context_length_exceeded"),
-}
+CODES: Mapping[str, Row] = {"context_length_exceeded": Row(400, code="context_length_exceeded")}
 _CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
 _REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
 _STEP = re.compile(r"[.\[]|$")

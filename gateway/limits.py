@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
+from types import NoneType
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -32,6 +33,7 @@ _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # silence in the middle of a body
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 _UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is what curl says by itself
+_KINDS = {list: "a list", str: "a text", NoneType: "null"}
 PARSED = "gateway.json"  # the key of a scope that holds the body
 
 
@@ -135,7 +137,8 @@ def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
             raise ApiError(400, message) from None
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(parsed, dict):
-        raise ApiError(400, f"the body is {_kind_of(parsed)}: send a JSON object")
+        kind = _KINDS.get(type(parsed), "a number, true or false")
+        raise ApiError(400, f"the body is {kind}: send a JSON object")
     _require_finite(parsed)
     return parsed
 
@@ -166,14 +169,6 @@ def _require_finite(parsed: dict[str, Any]) -> None:
             )
         if dict in kinds or list in kinds:
             inner += [value for value in values if isinstance(value, dict | list)]
-
-
-def _kind_of(value: object) -> str:
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, str):
-        return "a text"
-    return "null" if value is None else "a number, true or false"
 
 
 def _too_large(largest: int) -> NoReturn:

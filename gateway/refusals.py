@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,26 +12,40 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Mount
 
-from gateway.anthropic import errors as anthropic_errors
 from gateway.errors import ApiError, bad_field
-from gateway.ollama import answer as ollama_answer
 from gateway.problems import likeliest
 
-Form = Callable[[ApiError], dict[str, Any]]
 _NO_PLACE = ("body", "query", "path", "header", "cookie")
 
 
-# By path without /v1: the form of the errors, where that is not OpenAI's.
-FORMS: dict[str, Form] = {
-    "/messages": anthropic_errors.body,
-    "/messages/count_tokens": anthropic_errors.body,
-    **dict.fromkeys(ollama_answer.PATHS, ollama_answer.error_body),
-}
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How an API writes errors: the name and schema of the object, and what makes one."""
+
+    name: str
+    schema: Mapping[str, Any]
+    body: Callable[[ApiError], dict[str, Any]]
+
+
+def schema_of(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object with these properties, all of them required."""
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ERROR = schema_of(message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
+OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
+FORMS: dict[str, ErrorForm] = {}  # by path without /v1; the routes of other APIs add theirs
+
+
+def form_of(path: str) -> ErrorForm:
+    """The form of the errors of an endpoint."""
+    return FORMS.get(path.removeprefix("/v1"), OPENAI)
 
 
 def response_of(error: ApiError, path: str) -> JSONResponse:
-    form = FORMS.get(path.removeprefix("/v1"), ApiError.body)
-    return JSONResponse(form(error), error.status, error.headers())
+    return JSONResponse(form_of(path).body(error), error.status, error.headers())
 
 
 def install(app: FastAPI) -> None:

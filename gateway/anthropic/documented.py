@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
-
-from gateway.openapi import EVENT, EVERYWHERE
 
 
 class ContentBlock(BaseModel):
@@ -48,30 +46,3 @@ class TokenCount(BaseModel):
     """Tokens of the rendered prompt."""
 
     input_tokens: int
-
-
-class AnthropicErrorObject(BaseModel):
-    type: str
-    message: str
-
-
-class AnthropicError(BaseModel):
-    type: Literal["error"]
-    error: AnthropicErrorObject
-    request_id: str
-
-
-_Responses = dict[int | str, dict[str, Any]]
-_ERRORS: _Responses = {
-    int(status): {"model": AnthropicError, "description": meaning}
-    for status, meaning in EVERYWHERE.items()
-}
-MESSAGE_RESPONSES: _Responses = {
-    **_ERRORS,
-    200: {
-        "model": AnthropicMessage,
-        "description": "The message; with `stream`, the events of Anthropic's streams.",
-        "content": {"text/event-stream": {"schema": EVENT}},
-    },
-}
-COUNT_RESPONSES: _Responses = {**_ERRORS, 200: {"model": TokenCount, "description": "The count."}}

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway import exchange
 from gateway.errors import ApiError
+from gateway.refusals import TEXT, ErrorForm, schema_of
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -36,3 +37,10 @@ def body(error: ApiError) -> dict[str, Any]:
 def event(error: ApiError) -> str:
     """The same as the last event of a stream."""
     return f"event: error\ndata: {json.dumps(body(error))}\n\n"
+
+
+ERRORS = ErrorForm(
+    "AnthropicError",
+    schema_of(type={"const": "error"}, error=schema_of(type=TEXT, message=TEXT), request_id=TEXT),
+    body,
+)

@@ -187,11 +187,12 @@ def _tool(tool: Tool) -> Json:
     parameters = tool.input_schema
     if tool.input_examples:
         parameters = parameters | {"examples": tool.input_examples}
-    function: Json = {"name": tool.name, "parameters": parameters}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
+    function = {
+        "name": tool.name,
+        "parameters": parameters,
+        "description": tool.description,
+        "strict": tool.strict,
+    }
     return {"type": "function", "function": function}
 
 

@@ -16,20 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.hub_cache import hub_cache
-from gateway.models.config import ModelConfig, Parameters
+from gateway.models.config import UNSAID, ModelConfig, Parameters
 
 _LARGEST = 1 << 20
 _LARGEST_INDEX = 64 << 20
-_OURS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
+_THEIRS = {"repeat_penalty": "repetition_penalty"}  # the other names of UNSAID are the same
 _log = logging.getLogger("gateway.models")
 _Stamp = tuple[int, int]
 
@@ -129,7 +120,8 @@ def _sampling(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it is no object")
     found: dict[str, Any] = {}
-    for theirs, ours in _OURS.items():
+    for ours in UNSAID:
+        theirs = _THEIRS.get(ours, ours)
         if (value := content.get(theirs)) is None:
             continue
         try:

@@ -10,11 +10,10 @@ from typing import Any
 from gateway import exchange
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Progress, ToolCallPiece, WholeAnswer
+from gateway.refusals import TEXT, ErrorForm, schema_of
 
 Json = dict[str, Any]
 _NS = 1_000_000  # of a millisecond
-# Those whose refusals have the form of `error_body`.
-PATHS = frozenset(f"/api/{name}" for name in ("chat", "generate", "embed", "show", "tags", "ps"))
 
 
 def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
@@ -103,3 +102,6 @@ def error_line(error: ApiError) -> str:
 def error_body(error: ApiError) -> Json:
     """A refusal; the field at fault is named at the beginning of the sentence."""
     return {"error": error.sentence}
+
+
+ERRORS = ErrorForm("OllamaError", schema_of(error=TEXT), error_body)

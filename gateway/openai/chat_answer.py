@@ -11,8 +11,6 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.envelope import usage_of
 from gateway.openai.tools_to_wire import is_legacy
 
-_TOLD = ("token", "bytes", "logprob")
-
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
@@ -55,14 +53,15 @@ def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
 
 def chat_logprobs(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The wire's entries in OpenAI's form, which has no token ids."""
-    content = [
-        {
-            **{key: entry[key] for key in _TOLD},
-            "top_logprobs": [{key: top[key] for key in _TOLD} for top in entry["top_logprobs"]],
-        }
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [token_logprob(entry) for entry in entries], "refusal": None}
+
+
+def token_logprob(entry: dict[str, Any]) -> dict[str, Any]:
+    """One of these entries."""
+    names = ("token", "bytes", "logprob")
+    others = entry.get("top_logprobs") or ()
+    top = [{name: other[name] for name in names} for other in others]
+    return {**{name: entry[name] for name in names}, "top_logprobs": top}
 
 
 Json = dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,24 +19,16 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "TopLogprobs": ("top_logprobs", "n_probs", "logprobs"),
     "Tools": ("tools", "functions"),
     "ToolChoice": ("tool_choice", "function_call"),
-    "Temperature": ("temperature",),
-    "TopP": ("top_p",),
-    "TopK": ("top_k",),
-    "MinP": ("min_p",),
-    "TypicalP": ("typical_p",),
-    "FrequencyPenalty": ("frequency_penalty",),
-    "PresencePenalty": ("presence_penalty",),
-    "LogitBias": ("logit_bias",),
-    "Seed": ("seed",),
     "StopPrompts": ("stop",),
-    "IgnoreEOS": ("ignore_eos",),
     "NDraft": ("num_draft_tokens",),
-    "Logprobs": ("logprobs",),
     "ModelIdentity": ("model",),
     "Metadata mlx.thinking_budget": BUDGETS,
     "Metadata mlx.presence_window": ("presence_context_size",),
     "Metadata mlx.frequency_window": ("frequency_context_size",),
 }
+# Those that are called the same, in snake case.
+_SAME = "Temperature TopP TopK MinP TypicalP FrequencyPenalty PresencePenalty LogitBias Seed \
+IgnoreEOS Logprobs".split()
 _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.prompt_token_ids")
 
 
@@ -44,6 +37,7 @@ def names_of(
 ) -> Mapping[str, str]:
     """Wire field → field of this request, in a refusal of one of its choices."""
     names = {wire: _first_sent(request, given) for wire, given in _NAMES.items()}
+    names |= {wire: re.sub("(?<=[a-z])(?=[A-Z])", "_", wire).lower() for wire in _SAME}
     constraint = constraint_of(request)
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
     if isinstance(request, ChatCompletionRequest):

@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.openapi import EVENT
-
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
@@ -120,15 +118,3 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageObject
-
-
-def documented(model: type[BaseModel], chunks: str) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` of a route that answers with this object or streams chunks."""
-    stream = {"schema": {**EVENT, "description": chunks}}
-    return {
-        200: {
-            "model": model,
-            "description": "The answer, or with `stream` the events of one.",
-            "content": {"text/event-stream": stream},
-        }
-    }

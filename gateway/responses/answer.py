@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
 from gateway.models.config import Parameters
+from gateway.openai.chat_answer import token_logprob
 from gateway.responses.echo import echo_of
 from gateway.responses.request import CustomTool, ResponsesRequest, offered
 from gateway.responses.text_logprobs import of_text
@@ -62,7 +63,9 @@ class Answer:
         if event.reasoning:
             events += self._reasoning(event.reasoning)
         if event.content:
-            events += self._text(event.content, [_logprob(entry) for entry in self._of_text(event)])
+            events += self._text(
+                event.content, [token_logprob(entry) for entry in self._of_text(event)]
+            )
         for call in event.tool_calls:
             events += self._call(call)
         self._before = () if event.content else event.logprobs
@@ -253,16 +256,6 @@ def _text_in(arguments: str) -> str | None:
 
 def _output_text(text: str, logprobs: list[Json]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _logprob(entry: Json) -> Json:
-    """The entry as Responses know it: without the token's id."""
-    shown = {name: entry[name] for name in ("token", "bytes", "logprob")}
-    others = entry.get("top_logprobs") or ()
-    shown["top_logprobs"] = [
-        {name: other[name] for name in ("token", "bytes", "logprob")} for other in others
-    ]
-    return shown
 
 
 def _usage(used: Usage) -> Json:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
-
-from gateway.openapi import EVENT
 
 
 class OutputItem(BaseModel):
@@ -76,17 +74,3 @@ class InputItems(BaseModel):
     first_id: str | None
     last_id: str | None
     has_more: bool
-
-
-_Responses = dict[int | str, dict[str, Any]]
-RESPONSE_RESPONSES: _Responses = {
-    200: {
-        "model": ResponseObject,
-        "description": "The response; with `stream`, the events of OpenAI's streams.",
-        "content": {"text/event-stream": {"schema": EVENT}},
-    }
-}
-STORED_RESPONSES: _Responses = {200: {"model": ResponseObject, "description": "The response."}}
-COUNT_RESPONSES: _Responses = {200: {"model": InputTokens, "description": "The count."}}
-DELETED_RESPONSES: _Responses = {200: {"model": DeletedResponse, "description": "Forgotten."}}
-ITEMS_RESPONSES: _Responses = {200: {"model": InputItems, "description": "The items."}}

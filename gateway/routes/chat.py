@@ -15,7 +15,8 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_stream import ChatStream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
-from gateway.openai.response_models import ChatCompletion, documented
+from gateway.openai.response_models import ChatCompletion
+from gateway.openapi import documented
 from gateway.sse import EventStream
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
@@ -23,7 +24,6 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 @router.post(
     "/chat/completions",
-    response_model=None,
     responses=documented(ChatCompletion, "`chat.completion.chunk` objects, then `[DONE]`."),
 )
 async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> Response:

@@ -14,16 +14,15 @@ from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.envelope import head_of
-from gateway.openai.response_models import Completion, documented
+from gateway.openai.response_models import Completion
+from gateway.openapi import documented
 from gateway.sse import EventStream
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
 
 @router.post(
-    "/completions",
-    response_model=None,
-    responses=documented(Completion, "`text_completion` objects, then `[DONE]`."),
+    "/completions", responses=documented(Completion, "`text_completion` objects, then `[DONE]`.")
 )
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """What comes after a text, or after each of several, whole or as a stream."""

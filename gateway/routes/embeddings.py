@@ -89,16 +89,12 @@ class EmbeddingResponse(BaseModel):
     usage: EmbeddingUsage
 
 
-@router.post("/embeddings", response_model=None, responses={200: {"model": EmbeddingResponse}})
+@router.post("/embeddings", responses={200: {"model": EmbeddingResponse}})
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a call of its own that the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)
     entries = (
-        {
-            "object": "embedding",
-            "index": place,
-            "embedding": _encoded(vector, body.encoding_format),
-        }
+        {"object": "embedding", "index": place, "embedding": _encoded(vector, body.encoding_format)}
         for place, vector in enumerate(vectors)
     )
     others = {

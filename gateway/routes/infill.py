@@ -53,7 +53,7 @@ class InfillRequest(CompletionRequest):
         return {"suffix": self.input_suffix, "files": files}
 
 
-@router.post("/infill", response_model=None)
+@router.post("/infill")
 async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
     """The text that belongs between `input_prefix` and `input_suffix`, whole or as a stream."""
     answer = _answer(body, gateway)

@@ -10,17 +10,20 @@ from fastapi.responses import JSONResponse
 from gateway import sse
 from gateway.anthropic import errors
 from gateway.anthropic.answer import Answer
-from gateway.anthropic.documented import COUNT_RESPONSES, MESSAGE_RESPONSES
+from gateway.anthropic.documented import AnthropicMessage, TokenCount
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 from gateway.openai.answering import answer, count_prompt, question_of
+from gateway.openapi import documented
+from gateway.refusals import FORMS
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
+FORMS |= dict.fromkeys(("/messages", "/messages/count_tokens"), errors.ERRORS)
 
 
-@router.post("/messages", response_model=None, responses=MESSAGE_RESPONSES)
+@router.post("/messages", responses=documented(AnthropicMessage, "Anthropic's events."))
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
     """The next message of a conversation, whole or as a stream of server-sent events."""
     question = await question_of(chat_request(body), gateway, prompt_only=body.max_tokens == 0)
@@ -40,7 +43,7 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     return JSONResponse(reply.message())
 
 
-@router.post("/messages/count_tokens", response_model=None, responses=COUNT_RESPONSES)
+@router.post("/messages/count_tokens", responses=documented(TokenCount))
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Response:
     """How many tokens the prompt has, as the model's chat template renders it."""
     return JSONResponse({"input_tokens": await count_prompt(chat_request(body), gateway)})

@@ -137,8 +137,7 @@ def _card(
     state = states.get(model.name, State.STOPPED)
     return ModelCard(
         status=LoadState(
-            value=_VALUES.get(state, "unloaded"),
-            failed=state in (State.FAILED, State.BACKING_OFF),
+            value=_VALUES.get(state, "unloaded"), failed=state in (State.FAILED, State.BACKING_OFF)
         ),
         id=name,
         created=gateway.started,

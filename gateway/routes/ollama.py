@@ -17,18 +17,28 @@ from gateway.context import Gateway, GatewayDep
 from gateway.generation import Event
 from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
-from gateway.ollama.answer import Answer, Json, chat_part, error_line, generate_part, written
+from gateway.ollama.answer import (
+    ERRORS,
+    Answer,
+    Json,
+    chat_part,
+    error_line,
+    generate_part,
+    written,
+)
 from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
 from gateway.openai.answering import answer, events_of, question_of
 from gateway.openai.base import Request
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
+from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import context_size
 from gateway.supervisor.status import State
 
 VERSION = "0.12.0"  # of the API that this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
+FORMS |= {f"/api/{name}": ERRORS for name in "chat generate embed show tags ps".split()}
 
 
 # Lines of JSON, or with `stream: false` one object: clients tell them apart by the type.
@@ -55,19 +65,19 @@ class EmbedRequest(Request):
     dimensions: int | None = Field(default=None, ge=1)
 
 
-@router.post("/api/chat", response_model=None, responses=_ANSWERS)
+@router.post("/api/chat", responses=_ANSWERS)
 async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
     """The next turn of a conversation."""
     return await _answered(body, gateway, chat_part)
 
 
-@router.post("/api/generate", response_model=None, responses=_ANSWERS)
+@router.post("/api/generate", responses=_ANSWERS)
 async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
     """The answer to one prompt."""
     return await _answered(body, gateway, generate_part)
 
 
-@router.post("/api/embed", response_model=None)
+@router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts."""
     asked = EmbeddingRequest.model_validate(body.model_dump())

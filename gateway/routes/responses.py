@@ -17,14 +17,9 @@ from gateway.errors import ApiError, bad_field
 from gateway.generation import Done, Event
 from gateway.limits import JsonRoute
 from gateway.openai.answering import answer, count_prompt, question_of
+from gateway.openapi import documented
 from gateway.responses.answer import Answer
-from gateway.responses.documented import (
-    COUNT_RESPONSES,
-    DELETED_RESPONSES,
-    ITEMS_RESPONSES,
-    RESPONSE_RESPONSES,
-    STORED_RESPONSES,
-)
+from gateway.responses.documented import DeletedResponse, InputItems, InputTokens, ResponseObject
 from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored, resolved
@@ -65,7 +60,7 @@ def _store(request: Request, gateway: GatewayDep) -> Store:
 StoreDep = Annotated[Store, Depends(_store)]
 
 
-@router.post("/responses", response_model=None, responses=RESPONSE_RESPONSES)
+@router.post("/responses", responses=documented(ResponseObject, "OpenAI's events."))
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """An answer as a list of items, whole or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
@@ -96,7 +91,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     return JSONResponse(reply.response)
 
 
-@router.post("/responses/input_tokens", response_model=None, responses=COUNT_RESPONSES)
+@router.post("/responses/input_tokens", responses=documented(InputTokens))
 async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
@@ -116,10 +111,7 @@ async def compact() -> None:
 
 
 @router.get(
-    "/responses/{response_id}",
-    response_model=None,
-    responses=STORED_RESPONSES,
-    dependencies=[KnownQuery],
+    "/responses/{response_id}", responses=documented(ResponseObject), dependencies=[KnownQuery]
 )
 async def get_response(
     response_id: str,
@@ -132,7 +124,7 @@ async def get_response(
     return JSONResponse(store.get(response_id, "response_id").response)
 
 
-@router.delete("/responses/{response_id}", response_model=None, responses=DELETED_RESPONSES)
+@router.delete("/responses/{response_id}", responses=documented(DeletedResponse))
 async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
     """Forget a stored response; those that went on with it stay."""
     store.delete(response_id)
@@ -141,8 +133,7 @@ async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
 
 @router.get(
     "/responses/{response_id}/input_items",
-    response_model=None,
-    responses=ITEMS_RESPONSES,
+    responses=documented(InputItems),
     dependencies=[KnownQuery],
 )
 async def list_input_items(

@@ -15,7 +15,7 @@ from gateway.models.config import ModelConfig
 from gateway.models.foreign import NEUTRAL, REFUSED
 from gateway.models.reading import ModelFolder, read_folder
 from gateway.supervisor.load_request import load_request
-from tests.gateway.model_tables import tables
+from tests.gateway.doc_tables import tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 

@@ -1,14 +1,42 @@
-"""The tables of docs/models.md: `python -m tests.gateway.model_tables` prints them."""
+"""The tables in docs/gateway.md and docs/models.md: `python -m tests.gateway.doc_tables`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
 from itertools import groupby
 from typing import Any
 
+from gateway.arguments import KEY_FILE, flag_of
 from gateway.models.config import ModelConfig
 from gateway.models.foreign import NEUTRAL, REFUSED
+from gateway.settings import GatewaySettings, Rule
+
+
+def settings_table() -> str:
+    """The settings as the table of docs/gateway.md."""
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{flag_of(row)}` | {_setting(row)} | {row.metadata['rule'].meaning} |"
+        for row in fields(GatewaySettings)
+    ]
+    return "\n".join([*rows, f"| `--api-key-file` |  | {KEY_FILE} |", ""])
+
+
+def _setting(row: Field[Any]) -> str:
+    rule: Rule = row.metadata["rule"]
+    if row.default is MISSING:
+        return "required"
+    if rule.kind == "switch":
+        return "off"
+    if row.default is None:
+        return "by device"
+    if rule.kind == "bytes":
+        return f"{row.default >> 20} MiB" if row.default else "0"
+    if rule.kind == "seconds":
+        return f"{row.default:g} s" if row.default else "0"
+    return str(row.default or "") if rule.kind != "count" else str(row.default)
 
 
 def tables() -> dict[str, str]:
@@ -72,4 +100,4 @@ def _value(field: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(tables().values()), end="")
+    print("\n".join([settings_table(), *tables().values()]), end="")
