@@ -20,7 +20,7 @@ from gateway.metrics import Metrics
 from gateway.refusals import response_of
 from gateway.traffic import Traffic
 
-_BY_THE_CLOCK = frozenset({"/metrics", "/api/status"})
+_REGULAR = frozenset({"/metrics", "/api/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -97,14 +97,9 @@ class AccessMiddleware:
         fields |= {name: text for name, text in known.items() if text}
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
-        # What is asked by the clock would drown the rest.
-        tell = logs.debug if _is_by_the_clock(seen.path) else logs.info
-        tell("request", **fields)
-
-
-def _is_by_the_clock(path: str) -> bool:
-    """What probes, Prometheus, browsers and the page ask for again and again."""
-    return is_open(path) or path.removeprefix("/v1") in _BY_THE_CLOCK
+        # What probes, Prometheus and the page ask for again and again would drown the rest.
+        regular = is_open(seen.path) or seen.path.removeprefix("/v1") in _REGULAR
+        (logs.debug if regular else logs.info)("request", **fields)
 
 
 def _request_id(headers: Headers) -> str:

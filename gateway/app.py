@@ -33,7 +33,6 @@ from gateway.routes import (
     page,
     rerank,
     responses,
-    score,
     status,
     tokenize,
 )
@@ -51,7 +50,6 @@ ROUTERS = (
     models.router,
     rerank.router,
     responses.router,
-    score.router,
     tokenize.router,
 )
 

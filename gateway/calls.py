@@ -36,10 +36,7 @@ async def ask_all(
     seconds: float,
     names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
 ) -> list[Reply]:
-    """The replies in the order of the requests. The first failure cancels the rest.
-
-    names: as for `ask`, for the request of each index.
-    """
+    """The replies in order, asked as by `ask`; `names` by index. The first failure ends all."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(index: int) -> Reply:

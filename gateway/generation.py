@@ -155,7 +155,7 @@ async def generate(
     """
     options.CorrelationId = exchange.current().request_id
     options.Metadata["mlx.stream_progress"] = "true"
-    single = _has(options, "mlx.parallel_tool_calls", "false")
+    single = options.Metadata.get("mlx.parallel_tool_calls") == "false"
     last = pb.Reply()
     thought = 0
     prompt_logprobs: tuple[dict[str, Any], ...] | None = None
@@ -284,8 +284,3 @@ def _done(
     reason = trailing.get("mlx-finish-reason", "length" if cut else "stop")
     stop = trailing.get("mlx-stop-sequence-bin")
     return Done(reason, usage, None if stop is None else stop.decode(), prompt_logprobs)
-
-
-def _has(options: pb.PredictOptions, key: str, value: str) -> bool:
-    # Looking up a missing key would add it, because protobuf maps work that way.
-    return key in options.Metadata and options.Metadata[key] == value

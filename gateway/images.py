@@ -82,10 +82,7 @@ async def media(
 
 
 def audio(data: str, form: str, settings: GatewaySettings) -> str:
-    """The sound of an input_audio part (base64; `form` is wav or mp3) as a data URI.
-
-    Raises ApiError 400 or 413 without `param`.
-    """
+    """The sound of an input_audio part (base64; `form` is wav or mp3), as `media` gives it."""
     content = _decoded(data, settings.max_image_bytes, "the sound")
     kind = _kind(content, _SOUNDS)
     if kind is None or kind != _FORMATS.get(form, kind):

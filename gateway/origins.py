@@ -51,7 +51,8 @@ class OriginMiddleware:
 
     def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
         host = headers.get("host", "")
-        if not self._is_ours(host_name(host)):
+        name = host_name(host)
+        if self._hosts is not None and name not in self._hosts and not is_loopback(name):
             return ApiError(
                 403,
                 f"this gateway is not called {host[:100]!r}: use localhost, or start it with"
@@ -65,9 +66,6 @@ class OriginMiddleware:
             f"pages of {origin[:100]!r} may not call this gateway: --cors-origin lets them",
             code="origin_not_allowed",
         )
-
-    def _is_ours(self, name: str) -> bool:
-        return self._hosts is None or name in self._hosts or is_loopback(name)
 
     def _is_listed(self, origin: str) -> bool:
         return "*" in self._origins or origin.lower() in self._origins

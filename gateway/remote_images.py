@@ -58,7 +58,9 @@ class Fetcher:
         Raises ApiError 400, or 413 for more than `largest` bytes.
         """
         try:
-            async with asyncio.timeout(SECONDS), _client() as client:
+            # No proxy of the environment: it would resolve names by itself.
+            client = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS)
+            async with asyncio.timeout(SECONDS), client:
                 return await self._follow(client, url, largest, what)
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
             raise _failed(what) from None
@@ -113,11 +115,6 @@ class Fetcher:
 
 
 PUBLIC = Fetcher()
-
-
-def _client() -> httpx.AsyncClient:
-    # No proxy of the environment: it would resolve names by itself.
-    return httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS)
 
 
 async def _body(response: httpx.Response, largest: int, what: Fetched) -> bytes:

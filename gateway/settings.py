@@ -1,7 +1,6 @@
 """The settings of the gateway as a whole: where to listen, who has access, which limits hold.
 
-One table: the command line (gateway/arguments.py) and the table in docs/gateway.md are made from
-it. A field's flag is its name with dashes.
+The command line (gateway/arguments.py) and the table in docs/gateway.md are generated from it.
 """
 
 from __future__ import annotations

@@ -91,16 +91,14 @@ class EventStream(Response, Generic[T]):
 
     async def _tell(self, writer: _Writer) -> None:
         """Send the events, for as long as the request may take; waiting for a model counts too."""
+        left = self._limit - exchange.current().seconds if self._limit else None
         try:
-            async with aclosing(self._events) as events, asyncio.timeout(self._seconds_left()):
+            async with aclosing(self._events) as events, asyncio.timeout(left):
                 async for event in events:
                     if text := self._write(event):
                         await writer.write(text.encode())
         except TimeoutError:
             raise too_slow(self._limit) from None
-
-    def _seconds_left(self) -> float | None:
-        return self._limit - exchange.current().seconds if self._limit else None
 
     async def _break(self, writer: _Writer, error: ApiError) -> None:
         exchange.current().broken = error.code or error.type

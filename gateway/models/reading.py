@@ -54,8 +54,9 @@ def read_folder(folder: Path) -> ModelFolder:
         except ValueError as problem:
             sentence = f"{file.name}: {problem}"
             _log.error("%s", sentence)
-            for name in _names_of(file, given):
-                found.broken[name] = sentence
+            # What a request may call the model of a file that cannot be used.
+            name = given.get("name") if isinstance(given, dict) else None
+            found.broken[name if isinstance(name, str) else file.stem] = sentence
     for name in taken:
         found.broken.pop(name, None)
     for place in _checkpoints(folder):
@@ -97,12 +98,6 @@ def _files(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.iterdir()):
         if file.suffix in (".yaml", ".yml") and not file.name.startswith(".") and file.is_file():
             yield file
-
-
-def _names_of(file: Path, given: Any) -> list[str]:
-    """What a request may call the model of a file that cannot be used."""
-    name = given.get("name") if isinstance(given, dict) else None
-    return [name if isinstance(name, str) else file.stem]
 
 
 def _claim(model: ModelConfig, file: str, taken: dict[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from gateway.errors import bad_field
 from gateway.images import is_video
@@ -17,11 +17,7 @@ from gateway.openai.translation import Translation, translate
 Json = dict[str, Any]
 
 
-def _plain_name(name: Any) -> Any:
-    return name.removesuffix(":latest") if isinstance(name, str) else name
-
-
-ModelName = Annotated[str, BeforeValidator(_plain_name)]
+ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
 class Called(Strict):

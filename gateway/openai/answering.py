@@ -91,10 +91,7 @@ async def question_of(
 
 
 async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
-    """The events; the model is held until the last of them. Raises ApiError in the client's terms.
-
-    A question whose backend was already gone is asked once more.
-    """
+    """The events of the answer (see `events_of`). Raises ApiError in the client's terms."""
     translation = question.translation
     try:
         stream = events_of(translation.chat, [question.options], gateway)

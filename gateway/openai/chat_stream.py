@@ -72,7 +72,7 @@ class _Choice:
 
     def nothing(self, delta: Delta | None = None) -> dict[str, Any]:
         """The choice of a chunk that adds nothing to the answer."""
-        return self._fields(delta or {}, None, None)
+        return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
         if isinstance(event, Piece):

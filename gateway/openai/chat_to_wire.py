@@ -11,6 +11,7 @@ import json
 from gateway.context import Gateway
 from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
+from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.messages_to_wire import wire_messages
@@ -63,14 +64,13 @@ def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> N
 
 
 def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
-    asked = request.logprobs if isinstance(request.logprobs, bool) else None
-    counted = request.logprobs if asked is None else None
+    number = 0 if isinstance(request.logprobs, bool) else request.logprobs or 0
     alternatives = agreed(
-        ("logprobs", counted if counted is not None and counted > 0 else None),
+        ("logprobs", number if number > 0 else None),
         ("top_logprobs", request.top_logprobs),
         ("n_probs", request.n_probs or None),
     )
-    wanted = bool(asked or (counted or 0) > 0 or request.n_probs)
+    wanted = wants_logprobs(request)
     if alternatives and not wanted:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: send logprobs true")
     if wanted and request.include_reasoning is False:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
@@ -36,7 +35,10 @@ def names_of(
     request: ChatCompletionRequest | CompletionRequest, choice: int = 0
 ) -> Mapping[str, str]:
     """Wire field → field of this request, in a refusal of one of its choices."""
-    names = {wire: _first_sent(request, given) for wire, given in _NAMES.items()}
+    names = {
+        wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
+        for wire, given in _NAMES.items()
+    }
     names |= {wire: re.sub("(?<=[a-z])(?=[A-Z])", "_", wire).lower() for wire in _SAME}
     constraint = constraint_of(request)
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
@@ -64,7 +66,3 @@ def _media(request: ChatCompletionRequest) -> dict[str, str]:
                 found[f"{wire}[{counts[wire]}]"] = path
                 counts[wire] += 1
     return found
-
-
-def _first_sent(request: Any, names: tuple[str, ...]) -> str:
-    return next((name for name in names if getattr(request, name, None) is not None), names[0])

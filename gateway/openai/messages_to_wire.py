@@ -55,10 +55,7 @@ class WireMessages:
 async def wire_messages(
     messages: Sequence[ChatMessage], settings: GatewaySettings, options: pb.PredictOptions
 ) -> WireMessages:
-    """The conversation, one message for one, in `options`.
-
-    Raises ApiError with the path of what is at fault.
-    """
+    """The conversation, one for one, in `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
     _require_few_remote(messages)
     names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids

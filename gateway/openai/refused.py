@@ -54,11 +54,8 @@ COMPLETION: Mapping[str, Refused] = COMMON
 INFILL: Mapping[str, Refused] = {
     **{name: row for name, row in COMMON.items() if name != "t_max_predict_ms"},
     "suffix": Refused("send input_suffix"),
-    "n": Refused("ask once for each answer", (1,)),
-    "best_of": Refused("ask once for each answer", (1,)),
-    "echo": Refused("/v1/completions with suffix has it"),
-    "logprobs": Refused("/v1/completions with suffix has them"),
-    "n_probs": Refused("/v1/completions with suffix has them"),
+    **dict.fromkeys(("n", "best_of"), Refused("ask once for each answer", (1,))),
+    **dict.fromkeys(("echo", "logprobs", "n_probs"), Refused("/v1/completions with suffix has it")),
 }
 _ELSEWHERE = ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MESSAGES: Mapping[str, Refused] = {

@@ -32,8 +32,5 @@ def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOpti
 
 
 def _refused(what: str) -> ApiError:
-    return bad_field(
-        "role_mapping",
-        f"role_mapping cannot be combined with {what}, which need the model's chat template:"
-        " leave it out",
-    )
+    sentence = f"role_mapping cannot be combined with {what}, which need the model's chat template"
+    return bad_field("role_mapping", f"{sentence}: leave it out")

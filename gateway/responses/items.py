@@ -47,11 +47,7 @@ AnyPart = InputText | OutputText | Refusal | InputImage | InputVideo
 _Part = Annotated[AnyPart, OneOf("a part", otherwise=as_text("input_text"))]
 
 
-def _input_text(text: str) -> dict[str, Any]:
-    return {"type": "input_text", "text": text}
-
-
-_Content = Annotated[list[_Part], TextAs(_input_text)]
+_Content = Annotated[list[_Part], TextAs(lambda text: {"type": "input_text", "text": text})]
 
 
 class _Item(Strict):
@@ -123,9 +119,7 @@ _Sent = Annotated[Sent, OneOf("an item", default="message", otherwise=drop)]
 _Stored = Annotated[Item, OneOf("an item", default="message")]
 
 
-def _user_message(text: str) -> dict[str, Any]:
-    return {"type": "message", "role": "user", "content": text}
-
-
-Input = Annotated[list[_Sent], TextAs(_user_message)]
+Input = Annotated[
+    list[_Sent], TextAs(lambda text: {"type": "message", "role": "user", "content": text})
+]
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[_Stored])

@@ -166,10 +166,8 @@ def _stored(item: Json) -> Json:
 def resolved(sent: Sequence[Sent], store: Store) -> list[Item]:
     """The input with every reference replaced. Raises ApiError for one to nothing that is kept."""
     return [
-        _found(item, store, f"input[{index}].id") if isinstance(item, ItemReference) else item
+        ITEMS.validate_python([store.item(item.id, f"input[{index}].id")])[0]
+        if isinstance(item, ItemReference)
+        else item
         for index, item in enumerate(sent)
     ]
-
-
-def _found(reference: ItemReference, store: Store, param: str) -> Item:
-    return ITEMS.validate_python([store.item(reference.id, param)])[0]

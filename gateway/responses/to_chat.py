@@ -66,9 +66,8 @@ _SAMPLING = (
 def chat_request(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
 ) -> Translation:
-    """The chat request of these items, which are the request's input, with no reference left.
+    """The chat request of the items of earlier responses and of the input, references resolved.
 
-    Those of previous responses, `earlier`, come before them.
     Raises ApiError where something has no meaning here.
     """
     conversation = _conversation(request, given, earlier)

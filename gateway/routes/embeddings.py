@@ -77,7 +77,7 @@ class Embedding(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(BaseModel):
+class PromptUsage(BaseModel):
     prompt_tokens: int
     total_tokens: int
 
@@ -86,7 +86,7 @@ class EmbeddingResponse(BaseModel):
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PromptUsage
 
 
 @router.post("/embeddings", responses={200: {"model": EmbeddingResponse}})

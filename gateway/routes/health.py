@@ -32,9 +32,7 @@ async def health() -> Health:
 
 @router.get("/ready", responses={503: {"model": Ready, "description": "Not now."}})
 async def ready(gateway: GatewayDep, response: Response) -> Ready:
-    """200 from the moment that what is to be preloaded is loaded (or was
-    refused) until SIGTERM, else 503.
-    """
+    """200 once every model to preload is loaded (or was refused) until SIGTERM, else 503."""
     if gateway.traffic.draining:
         response.status_code = 503
         return Ready(status="draining")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from gateway import sse
 from gateway.anthropic import errors
 from gateway.anthropic.answer import Answer
-from gateway.anthropic.documented import AnthropicMessage, TokenCount
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import GatewayDep
@@ -21,6 +22,47 @@ from gateway.refusals import FORMS
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
 FORMS |= dict.fromkeys(("/messages", "/messages/count_tokens"), errors.ERRORS)
+
+
+class ContentBlock(BaseModel):
+    """A block of the answer; which further fields it has depends on its type."""
+
+    type: Literal["text", "thinking", "tool_use"]
+
+
+class Usage(BaseModel):
+    """Tokens of the request: the prompt has those of the first three fields together."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    cache_creation: dict[str, int]
+    server_tool_use: None
+    service_tier: Literal["standard"]
+    inference_geo: None
+
+
+class AnthropicMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ]
+    stop_sequence: str | None
+    stop_details: None
+    container: None
+    usage: Usage
+
+
+class TokenCount(BaseModel):
+    """Tokens of the rendered prompt."""
+
+    input_tokens: int
 
 
 @router.post("/messages", responses=documented(AnthropicMessage, "Anthropic's events."))

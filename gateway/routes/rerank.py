@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, Field
@@ -13,6 +13,7 @@ from gateway.calls import ask
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request, Strict
+from gateway.routes.embeddings import PromptUsage
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -24,12 +25,12 @@ class Document(Strict):
     text: str
 
 
-def _as_object(value: Any) -> Any:
-    return {"text": value} if isinstance(value, str) else value
-
-
 AnyDocument = Annotated[
-    Document, BeforeValidator(_as_object, json_schema_input_type=str | Document)
+    Document,
+    BeforeValidator(
+        lambda value: {"text": value} if isinstance(value, str) else value,
+        json_schema_input_type=str | Document,
+    ),
 ]
 
 
@@ -53,16 +54,11 @@ class Ranked(BaseModel):
     document: Document | None = None
 
 
-class RerankUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankResponse(BaseModel):
     object: Literal["list"] = "list"
     model: str
     results: list[Ranked]
-    usage: RerankUsage
+    usage: PromptUsage
 
 
 @router.post("/rerank", response_model_exclude_none=True)
@@ -94,7 +90,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
             )
             for result in best
         ],
-        usage=RerankUsage(
+        usage=PromptUsage(
             prompt_tokens=reply.usage.prompt_tokens, total_tokens=reply.usage.total_tokens
         ),
     )

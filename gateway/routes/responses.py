@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from gateway import sse
 from gateway.context import GatewayDep
@@ -19,7 +20,6 @@ from gateway.limits import JsonRoute
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openapi import documented
 from gateway.responses.answer import Answer
-from gateway.responses.documented import DeletedResponse, InputItems, InputTokens, ResponseObject
 from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored, resolved
@@ -58,6 +58,75 @@ def _store(request: Request, gateway: GatewayDep) -> Store:
 
 
 StoreDep = Annotated[Store, Depends(_store)]
+
+
+class OutputItem(BaseModel):
+    """An item; which further fields it has depends on its type."""
+
+    id: str
+    type: Literal[
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    ]
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class InputTokenDetails(BaseModel):
+    """What of the prompt came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputTokenDetails(BaseModel):
+    """What of the answer was reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokenDetails
+    output_tokens: int
+    output_tokens_details: OutputTokenDetails
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    """A response, with the fields of its request besides."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage
+
+
+class InputTokens(BaseModel):
+    """Tokens of the rendered prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(BaseModel):
+    object: Literal["list"]
+    data: list[OutputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 @router.post("/responses", responses=documented(ResponseObject, "OpenAI's events."))

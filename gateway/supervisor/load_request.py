@@ -40,12 +40,8 @@ def load_request(
         Tokenizer=config.parameters.tokenizer,
         RopeFreqBase=config.parameters.rope_freq_base,
         RopeFreqScale=config.parameters.rope_freq_scale,
-        **{_WIRE.get(key, _camel(key)): getattr(config, key) for key in _SAME},
+        **{_WIRE.get(key, key.title().replace("_", "")): getattr(config, key) for key in _SAME},
     )
-
-
-def _camel(key: str) -> str:
-    return key.title().replace("_", "")
 
 
 def _options(config: ModelConfig) -> list[str]:
