@@ -26,7 +26,7 @@ from gateway.responses.store import Store, Stored, as_stored, resolved
 from gateway.responses.to_chat import chat_request
 
 
-def known_query(request: Request) -> None:
+async def known_query(request: Request) -> None:
     """Raises ApiError for a parameter that the route does not declare."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
@@ -47,7 +47,7 @@ router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
-def _store(request: Request, gateway: GatewayDep) -> Store:
+async def _store(request: Request, gateway: GatewayDep) -> Store:
     state = request.app.state
     if not hasattr(state, "responses"):
         state.responses = Store(gateway.settings.keep_responses)
