@@ -1,6 +1,6 @@
-"""The outermost layer of a request: its id, its log line, its place in the metrics, its last net.
+"""The outermost layer of a request: its id, log line and metrics, and the last exception handler.
 
-A body or a key never reaches the log; the path and the model's name do, as the client wrote them.
+A body or a key is never logged; the path and the model's name are, as the client wrote them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class AccessMiddleware:
-    """Counts and logs every request; turns what nobody caught into a 500 that says its id."""
+    """Counts and logs every request; turns an uncaught exception into a 500 with its id."""
 
     def __init__(self, app: ASGIApp, traffic: Traffic, metrics: Metrics, strict: bool) -> None:
         self._app = app

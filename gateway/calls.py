@@ -24,7 +24,7 @@ async def ask(
 ) -> Reply:
     """The reply of one call (`seconds` 0: no limit); cancelled with its task.
 
-    names: what the client calls the fields of the wire. Raises ApiError in those words.
+    names: the client's names of the wire's fields, for errors. Raises ApiError.
     """
     with as_refusals(names):
         return await method(request, timeout=seconds or None)
@@ -54,10 +54,10 @@ async def ask_all(
 
 @contextmanager
 def as_refusals(names: Names) -> Iterator[None]:
-    """Raise ApiError, in the client's `names`, for every end of a call but a good one.
+    """Raise ApiError, with the client's `names` of fields, if a call fails.
 
-    A channel that is closed cancels its calls, so their readers get a CancelledError that nobody
-    asked for: only the cancellation of the task itself is raised as one.
+    Closing a channel cancels its calls, and their readers get a CancelledError; only the
+    cancellation of the task itself is raised as one.
     """
     try:
         yield
@@ -72,6 +72,6 @@ def as_refusals(names: Names) -> Iterator[None]:
 
 
 def is_cancelled() -> bool:
-    """Whether somebody wants the running task to end."""
+    """Whether the running task has been cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,7 +1,7 @@
 """Errors as a client sees them: one exception, one table, OpenAI's error object.
 
 Every refusal of the gateway is an ApiError. A gRPC status of a backend becomes one by the table
-below, with the backend's own sentence: backends write theirs for the person who reads them.
+below, with the backend's own sentence, which is written for users.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.ABORTED: Row(503, SERVER, BACKEND_GONE, True, _GONE),
     grpc.StatusCode.INTERNAL: Row(500, SERVER, "backend_failed"),
     grpc.StatusCode.DATA_LOSS: Row(500, SERVER, "backend_failed"),
-    # gRPC's word for an exception that nobody caught: its text is about a program.
+    # gRPC's status of an uncaught exception, whose text is about a program.
     grpc.StatusCode.UNKNOWN: Row(
         500, SERVER, "backend_failed", says="the backend failed without saying why"
     ),
@@ -112,7 +112,7 @@ def bad_field(param: str | None, sentence: str, code: str | None = None) -> ApiE
 
 
 def too_slow(seconds: float) -> ApiError:
-    """To those whose request took the `seconds` that any may take."""
+    """For a request that took as many `seconds` as one may."""
     return ApiError(
         504,
         f"the request took longer than {seconds:g} s, which is all that this gateway gives one",
@@ -127,7 +127,7 @@ def without_folders(sentence: str) -> str:
 
 
 def gone() -> ApiError:
-    """To those whose backend went away with its connection."""
+    """For a request whose backend went away with its connection."""
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER)
 
 

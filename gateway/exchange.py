@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 MOST_IGNORED = 24  # names that the header and the log line list
 LONGEST_NAME = 80  # characters: with MOST_IGNORED, at most 2 KiB of a header
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
-CLIENT_LEFT = 499  # nginx's number, for the log and the metrics alone: nobody is there to read it
+CLIENT_LEFT = 499  # nginx's number, only for the log and the metrics
 
 
 @dataclass(slots=True)
@@ -60,5 +60,5 @@ def begin(exchange: Exchange) -> None:
 
 
 def current() -> Exchange:
-    """The request that this task works for; without one, an empty one that nobody reads."""
+    """The request that this task works for, or a fresh one that is not read."""
     return _current.get(None) or Exchange("", "", "")

@@ -53,7 +53,7 @@ class Piece:
 class Usage:
     """Tokens and milliseconds of one answer; `cached_tokens` of the prompt were not computed.
 
-    `reasoning_tokens`: of the completion; from a backend that does not tell, those until the last
+    `reasoning_tokens`: of the completion; if the backend does not report them, those until the last
     piece of reasoning.
     """
 
@@ -122,7 +122,7 @@ class WholeAnswer:
         return "".join(self._reasoning)
 
     def calls(self) -> list[ToolCallPiece]:
-        """The calls in order, without those that were not written to their end."""
+        """The complete calls, in order."""
         found = []
         for _, parts in sorted(self._calls.items()):
             arguments = "".join(part.arguments for part in parts)
@@ -132,7 +132,7 @@ class WholeAnswer:
 
 
 def is_whole(arguments: str) -> bool:
-    """Whether the arguments of a call are all there: what was cut, or broken off, is no JSON."""
+    """Whether the arguments of a call are complete; truncated ones are not valid JSON."""
     try:
         json.loads(arguments)
     except ValueError:
@@ -270,7 +270,7 @@ def _done(
     trailing: Mapping[str, Any],
     prompt_logprobs: tuple[dict[str, Any], ...] | None,
 ) -> Done:
-    """The end, as the last Reply and the backend's trailing metadata tell it."""
+    """The end, from the last Reply and the backend's trailing metadata."""
     usage = Usage(
         last.prompt_tokens,
         last.tokens,

@@ -1,8 +1,8 @@
-"""A request runs as long as its client waits for it: who leaves takes its work along.
+"""Cancels a request whose client has disconnected.
 
-ASGI tells of a client's end only to whoever calls `receive`, and the handlers are busy with the
-answer. So one task listens while another works, and the first to end ends the other: the gRPC
-call is cancelled with it, and the slot in the backend is free within a step.
+ASGI reports a disconnect only from `receive`, which handlers do not call while they answer. So one
+task listens while another works, and the first to end cancels the other. That cancels the gRPC
+call, and the backend frees the slot within a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request's body before anybody works with it: its size while it arrives, and that it is JSON.
+"""Checks a request's body before it is used: its size as it arrives, and that it is JSON.
 
 FastAPI would read it all, take NaN for a number and any nesting for an answerable question. What
 passes here is a JSON object of finite numbers and valid text, which every layer below can encode.

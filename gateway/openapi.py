@@ -76,7 +76,7 @@ def install(app: FastAPI) -> None:
             making = asyncio.ensure_future(
                 asyncio.to_thread(lambda: json.dumps(document()).encode())
             )
-        # Who leaves before it is made takes nothing from those who wait for it.
+        # A client that leaves must not cancel it for the others that wait.
         return Response(await asyncio.shield(making), media_type="application/json")
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it

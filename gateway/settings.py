@@ -1,4 +1,4 @@
-"""The settings of the gateway as a whole: where to listen, who has access, which limits hold.
+"""The settings of the gateway as a whole: address, access and limits.
 
 The command line (gateway/arguments.py) and the table in docs/gateway.md are generated from it.
 """

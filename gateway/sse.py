@@ -41,7 +41,7 @@ def openai_error(error: ApiError) -> str:
 
 
 def written(events: Iterable[dict[str, Any]]) -> str:
-    """Events that have their names in their `type`, as Anthropic's and those of Responses."""
+    """Events whose names are in their `type`, as in Anthropic's API and in Responses."""
     return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself before it is loaded: its sampling, and how large it is.
+"""What a checkpoint says before it is loaded: its sampling defaults, and its size.
 
 The `generation_config.json` counts where neither a request nor the model's file says anything. A
 checkpoint that has yet to be downloaded says nothing; from the download on it does.
@@ -44,7 +44,7 @@ class Checkpoints:
         return config.model_copy(update={"parameters": given.model_copy(update=new)})
 
     def weight_bytes(self, config: ModelConfig) -> int:
-        """About how much memory a model will need; 0 where only a download can tell.
+        """Roughly how much memory a model will need; 0 if that is known only after a download.
 
         While one runs, the index of the weights comes first, and what is there of them grows.
         """
@@ -101,7 +101,7 @@ def _size(file: Path) -> int:
 
 
 def _indexed(index: Path) -> int:
-    """Bytes of all weights, as an index of several files tells them; 0 where there is none."""
+    """Bytes of all weights according to the index of several files; 0 if there is none."""
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         if _size(index) <= _LARGEST_INDEX:
             return int(json.loads(index.read_bytes())["metadata"]["total_size"])

@@ -125,7 +125,7 @@ def _model(file: Path, given: Any) -> ModelConfig:
 
 
 def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
-    """One of pydantic's complaints for the person who wrote the file."""
+    """One of pydantic's errors, for the author of the file."""
     path = [part for part in problem["loc"] if isinstance(part, str | int)]
     key = ".".join(str(part) for part in path)
     if problem["type"] == "extra_forbidden":

@@ -16,7 +16,7 @@ from gateway.openai.tools_to_wire import is_legacy
 class ChatForm:
     """`legacy`: calls as function_call. `usage`: a stream ends with a usage chunk.
 
-    progress: a stream tells how far the prompt is, as llama.cpp's do.
+    progress: a stream reports how much of the prompt has been read, as llama.cpp's do.
     """
 
     choices: int = 1

@@ -19,7 +19,7 @@ MOST_TOOLS = 1024
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside the answer."""
+    """What a stream contains beside the answer."""
 
     include_usage: bool | None = Field(None, description="A last chunk with the usage.")
 

@@ -33,7 +33,7 @@ async def options_of(
     write_sampling(first, request, config)
     first.Tokens = most_tokens(
         config.parameters.max_tokens or 0,
-        # Programs send 0 for a bound that nobody set.
+        # Programs send 0 for a bound that is not set.
         ("max_completion_tokens", request.max_completion_tokens or None),
         ("max_tokens", request.max_tokens or None),
         ("n_predict", request.n_predict or None),

@@ -22,7 +22,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """What is asked of the backend, and what the answer has to say of it.
+    """What the backend is asked for, and what the answer must contain.
 
     per_prompt: answers to each of the prompts. logprobs: alternatives per token; None where none
     are sent.
@@ -105,7 +105,7 @@ def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
 
 
 def _logprobs(request: CompletionRequest) -> int | None:
-    """OpenAI's number of alternatives, where 0 tells the chosen tokens alone."""
+    """OpenAI's number of alternatives; 0 means the chosen tokens alone."""
     asked = request.logprobs
     alternatives = None if asked is False else int(asked) if asked is not None else None
     if asked is True:

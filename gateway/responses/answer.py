@@ -43,13 +43,13 @@ class Answer:
 
     @property
     def response(self) -> Json:
-        """The whole response, after Done: without a call that was not written to its end."""
+        """The whole response, after Done, without an incomplete call."""
         output = self._last["output"]
         whole = [item for item in output if item["status"] != "incomplete" or "call_id" not in item]
         return self._last | {"output": whole}
 
     def beat(self) -> list[Json]:
-        """What says that there is no more to say yet; the response's start where that is due."""
+        """A sign of progress, after the start of the response if that has not been sent."""
         start = [] if self._number else [self._event("response.created", response=self._last)]
         return [*start, self._event("response.in_progress", response=self._last)]
 
@@ -129,7 +129,7 @@ class Answer:
         return events
 
     def _input(self, text: str) -> list[Json]:
-        """What the text of a custom tool has grown by."""
+        """The delta of a custom tool's text."""
         sent = "".join(self._parts)
         if len(text) <= len(sent):
             return []
@@ -146,7 +146,7 @@ class Answer:
         return events
 
     def _close(self, status: str) -> list[Json]:
-        """Tell the open item whole."""
+        """Send the open item whole."""
         if self._open is None:
             return []
         rest = []

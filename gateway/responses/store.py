@@ -57,7 +57,7 @@ class Store:
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
-        """Keep it, and let go of what there is no room for; one that can never fit is not kept."""
+        """Store it and drop what there is no room for; one that can never fit is not stored."""
         items = stored.conversation()
         sizes = {item["id"]: self._sizes.get(item["id"]) or _size(item) for item in items}
         size = sum(sizes.values())
@@ -73,7 +73,7 @@ class Store:
             self._drop(next(iter(self._kept)))
 
     def forget_old(self) -> None:
-        """Let go of those that nobody has used for long."""
+        """Drop the responses that have not been used for long."""
         oldest = self._clock() - self._seconds
         while self._kept and next(iter(self._kept.values()))[2] < oldest:
             self._drop(next(iter(self._kept)))

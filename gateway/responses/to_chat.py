@@ -75,7 +75,7 @@ def chat_request(
     places = _NAMES | conversation.places
     for path, place in conversation.places.items():
         if place.startswith(_EARLIER):
-            places[path] = _EARLIER  # the parts of stored items are nobody's fields
+            places[path] = _EARLIER  # parts of stored items are not in this request
     if request.tools:
         fields["tools"] = []
         for index, each in enumerate(offered(request.tools)):
@@ -142,7 +142,7 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
 def _assistant(
     conversation: Conversation, item: Reasoning | FunctionCall | CustomCall | Message, place: str
 ) -> None:
-    """Go on with the assistant's message, or begin another where the order asks for it."""
+    """Continue the assistant's message, or begin another if the order requires it."""
     last = conversation.messages[-1] if conversation.messages else {}
     going_on = last.get("role") == "assistant"
     if isinstance(item, Reasoning):

@@ -35,7 +35,7 @@ class Meta(BaseModel):
 
 
 class LoadState(BaseModel):
-    """Whether a model is in memory, as llama.cpp's router tells it."""
+    """Whether a model is in memory, as llama.cpp's router reports it."""
 
     value: Literal["loaded", "loading", "unloaded"]
     failed: bool = Field(description="The last load, or the backend, failed.")
@@ -115,14 +115,14 @@ class Named(Request):
 
 @router.post("/models/load")
 async def load_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
-    """Begin to load a model. `/models` and `/api/status` tell how far it is."""
+    """Begin to load a model. `/models` and `/api/status` report the progress."""
     gateway.supervisor.begin_load(body.model)
     return {"success": True}
 
 
 @router.post("/models/unload")
 async def unload_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
-    """Unload a model that nobody uses, and wait for that."""
+    """Unload an idle model, and wait until it is done."""
     await gateway.supervisor.unload(body.model)
     return {"success": True}
 

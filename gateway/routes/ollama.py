@@ -41,7 +41,7 @@ router = APIRouter(tags=["ollama"], route_class=JsonRoute)
 FORMS |= {f"/api/{name}": ERRORS for name in "chat generate embed show tags ps".split()}
 
 
-# Lines of JSON, or with `stream: false` one object: clients tell them apart by the type.
+# Lines of JSON, or with `stream: false` one object: clients distinguish them by the content type.
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -94,7 +94,7 @@ async def tags(gateway: GatewayDep) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def running(gateway: GatewayDep) -> dict[str, Any]:
-    """Those that are loaded, and the memory that each takes."""
+    """The loaded models, and the memory that each takes."""
     configs = {model.name: model for model in gateway.supervisor.models}
     return {
         "models": [

@@ -134,7 +134,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     """An answer as a list of items, whole or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
     if keep:
-        # Also where nobody comes any more.
+        # Also without any further request.
         asyncio.get_running_loop().call_later(
             keep + gateway.settings.request_timeout, store.forget_old
         )
@@ -195,7 +195,7 @@ async def get_response(
 
 @router.delete("/responses/{response_id}", responses=documented(DeletedResponse))
 async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
-    """Forget a stored response; those that went on with it stay."""
+    """Delete a stored response; responses that continued it stay."""
     store.delete(response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 

@@ -28,7 +28,7 @@ class Backend:
     def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.doubted = False  # a request found nobody there
+        self.doubted = False  # a request found it gone
         self.emptied = False  # a request got the answer that no model is loaded
 
     @classmethod

@@ -96,7 +96,7 @@ class Connection:
             raise LoadFailed(result.message or "LoadModel failed without saying why")
 
     async def memory(self, limit: float) -> int:
-        """Bytes that the backend uses; 0 where it does not tell."""
+        """Bytes that the backend uses; 0 if it does not report them."""
         try:
             status: pb.StatusResponse = await self.stub.Status(pb.HealthMessage(), timeout=limit)
         except grpc.aio.AioRpcError:

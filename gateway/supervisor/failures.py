@@ -59,7 +59,7 @@ def no_room(name: str) -> ApiError:
 
 
 def too_large(name: str, needed: int, limit: int) -> ApiError:
-    """To those whose model would not fit alone; bytes."""
+    """For a model that would not fit alone; sizes in bytes."""
     message = (
         f"the model {name!r} needs about {needed >> 20} MiB, and this gateway may use"
         f" {limit >> 20} MiB for models: take a smaller one, or start it with a larger"
@@ -84,7 +84,7 @@ def not_named(count: int) -> ApiError:
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
-    """To those who choose an adapter or a draft model that the model's file does not offer."""
+    """For an adapter or a draft model that the model's file does not offer."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     message = f"{param} is {value!r}: this model's configuration offers {offered}"
     return bad_field(param, message)

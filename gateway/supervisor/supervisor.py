@@ -1,7 +1,7 @@
-"""Which models there are, which of them have a backend now, and who may use them.
+"""Which models there are, which of them have a backend now, and their leases.
 
-What is decided is in `policy`, what happens to one model in `instance`; this is where the models
-meet: their limits, their leases and their common end.
+`policy` decides and `instance` acts on one model; this module has what concerns all models: limits,
+leases and the end.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Supervisor:
             self._background.append(self._preloads)
 
     def reload(self) -> None:
-        """Read the models folder again; what has changed is unloaded once nobody uses it."""
+        """Read the models folder again; a changed model is unloaded once it is idle."""
         self._catalogue.reload()
         for key, instance in list(self._instances.items()):
             try:
@@ -270,7 +270,7 @@ class Supervisor:
         return True
 
     def _at_the_address_of(self, instance: ModelInstance) -> list[ModelInstance]:
-        """Who else has the backend that this one is to be loaded into; it holds one model."""
+        """Other instances that use the backend at the same address, which holds one model."""
         address = instance.config.address
         return [
             other
@@ -318,7 +318,7 @@ class Supervisor:
                 self._forget()
                 self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
                 self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
-            except Exception as fault:  # the next look may go well, and nobody else looks
+            except Exception as fault:  # the next round may go well
                 _log.error("the limits could not be kept this time: %r", fault)
 
     def _forget(self) -> None:

@@ -60,8 +60,8 @@ class Child:
     async def wait(self) -> int | None:
         """Its exit code (negative: a signal) once it is gone with its group.
 
-        None if the warden was killed: the process is killed as well then, because nobody is left
-        who would end it with the gateway.
+        None if the warden was killed; the process is then killed as well, because nothing would end
+        it together with the gateway.
         """
         try:
             code = await self._reader.readline()
