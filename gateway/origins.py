@@ -1,8 +1,8 @@
 """Which web pages may call: only the gateway's own and the listed ones.
 
 Any page that a user opens can send requests to this machine. Its browser names the page's origin in
-`Origin`, and in `Host` the name of a page's own that resolves to 127.0.0.1 (DNS rebinding). Programs
-send no Origin and are not affected.
+`Origin`, and a page with a host name of its own for 127.0.0.1 (DNS rebinding) shows it in `Host`.
+Programs send no Origin and are not affected.
 """
 
 from __future__ import annotations
