@@ -11,6 +11,7 @@ import * as status from "./status.js";
 import { answerView, questionView } from "./transcript.js";
 
 const FOLLOW = 80; // pixels from the end within which the text is followed
+const PAUSE = 3; // times as long as showing what has come took, the browser is left alone after it
 
 const element = (id) => document.getElementById(id);
 const scroller = element("scroller");
@@ -149,9 +150,17 @@ async function answer() {
 async function written(message, body, signal) {
   const reader = new Reader(message);
   let painting = 0;
-  const paint = () => {
+  let free = 0; // the time from which the browser may be kept busy again
+  const paint = (now) => {
     painting = 0;
+    if (now < free) {
+      painting = requestAnimationFrame(paint);
+      return;
+    }
+    const start = performance.now();
     running?.view?.update();
+    const end = performance.now();
+    free = end + PAUSE * (end - start);
   };
   try {
     for await (const chunk of chat(body, settings.apiKey(), signal)) {

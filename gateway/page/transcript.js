@@ -84,9 +84,9 @@ export function answerView(message, actions) {
     if (message.reasoning) {
       summary.textContent = thinking(message);
       // Folded text is laid out only when somebody looks at it.
-      if (reasoning.open || !running) render(thought, message.reasoning);
+      if (reasoning.open || !running) render(thought, message.reasoning, running);
     }
-    render(body, message.content);
+    render(body, message.content, running);
     showCalls(calls, message, actions);
     waiting.hidden = !running || Boolean(message.content);
     trouble.hidden = message.state !== "failed";
@@ -97,7 +97,7 @@ export function answerView(message, actions) {
   }
 
   reasoning.addEventListener("toggle", () => {
-    if (reasoning.open) render(thought, message.reasoning);
+    if (reasoning.open) render(thought, message.reasoning, message.state === "running");
   });
   update();
   return { element, update };
