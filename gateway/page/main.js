@@ -8,6 +8,7 @@ import { requestOf } from "./request.js";
 import * as settings from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import * as status from "./status.js";
+import * as threads from "./thread.js";
 import { answerView, questionView } from "./transcript.js";
 
 const FOLLOW = 80; // pixels from the end within which the text is followed
@@ -20,13 +21,19 @@ const models = element("model");
 const notice = element("notice");
 
 const conversations = new Conversations(tell);
-let shown = conversations.begin();
+await conversations.read();
+let shown = begin();
+let defaults = {}; // of each model by its name
 let running = null; // {message, view, abort, conversation}
 let following = true;
 
 const composer = new Composer({ send, stop, tell });
-const sidebar = new Sidebar(conversations, { show, begin: () => show(conversations.begin()) });
-const actions = { resend, retry, results, answerCalls };
+const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), tell });
+const actions = { resend, retry, results, answerCalls, versions, choose };
+
+function begin() {
+  return conversations.begin(settings.initial());
+}
 
 function tell(sentence) {
   notice.textContent = sentence;
@@ -38,8 +45,10 @@ function show(conversation) {
   shown = conversation;
   if (running) running.view = null;
   transcript.replaceChildren();
-  for (const message of shown.messages) append(message);
-  element("welcome").hidden = shown.messages.length > 0;
+  const messages = threads.thread(shown);
+  for (const message of messages) append(message);
+  element("welcome").hidden = messages.length > 0;
+  chooseModel();
   sidebar.update(shown);
   tell("");
   following = true;
@@ -85,37 +94,47 @@ async function send(content, images) {
 }
 
 function add(message) {
-  shown.messages.push(message);
+  threads.add(shown, message);
   append(message);
 }
 
-/** Everything from a message on is forgotten. */
-function cut(message) {
-  shown.messages.length = shown.messages.indexOf(message);
-  show(shown);
-}
-
+/** Ask something else in the place of a question, which stays as an earlier version. */
 async function resend(message, content) {
   await stop();
-  cut(message);
+  threads.cut(shown, message);
+  show(shown);
   await send(content, message.images);
 }
 
+/** Have another answer written; this one stays as an earlier version. */
 async function retry(message) {
   await stop();
-  cut(message);
+  threads.cut(shown, message);
+  show(shown);
   await answer();
+}
+
+function versions(message) {
+  return threads.versions(shown, message);
+}
+
+/** Show another version of a message, with what was said after it. */
+function choose(message) {
+  threads.choose(shown, message);
+  show(shown);
+  conversations.change(shown);
 }
 
 /** The answers of the tools that a message called, in the order of its calls. */
 function results(message) {
-  const after = shown.messages.slice(shown.messages.indexOf(message) + 1);
+  const messages = threads.thread(shown);
+  const after = messages.slice(messages.indexOf(message) + 1);
   return message.calls.map(({ id }) => after.find((one) => one.role === "tool" && one.id === id)).filter(Boolean);
 }
 
 async function answerCalls(message, texts) {
   await stop();
-  message.calls.forEach(({ id }, index) => shown.messages.push({ role: "tool", id, content: texts[index] }));
+  message.calls.forEach(({ id }, index) => threads.add(shown, { role: "tool", id, content: texts[index] }));
   show(shown);
   await answer();
 }
@@ -123,7 +142,7 @@ async function answerCalls(message, texts) {
 async function answer() {
   const conversation = shown;
   const message = begun();
-  const body = requestOf(conversation.messages, settings.settings(), models.value);
+  const body = requestOf(threads.thread(conversation), conversation.settings, models.value);
   const abort = new AbortController();
   const ended = Promise.withResolvers();
   running = { message, view: null, abort, conversation, ended: ended.promise };
@@ -206,17 +225,13 @@ for (const button of element("examples").querySelectorAll("button")) {
 
 // ---- which models there are
 
-let defaults = {}; // of each model by its name
-
 async function readModels() {
   try {
     const { data } = await read("v1/models", settings.apiKey());
     defaults = Object.fromEntries(data.map((model) => [model.id, model.meta.defaults]));
     const names = data.map((model) => model.id);
     models.replaceChildren(...names.map((name) => new Option(name)));
-    const wanted = settings.settings().model;
-    if (names.includes(wanted)) models.value = wanted;
-    settings.showDefaults(defaults[models.value]);
+    chooseModel();
     tell(names.length ? "" : "There is no model yet: put a YAML file into the models folder.");
   } catch (error) {
     if (error.status === 401) settings.open("key");
@@ -225,12 +240,25 @@ async function readModels() {
   status.look();
 }
 
-models.addEventListener("change", () => {
-  settings.set({ model: models.value });
+/** The model that a conversation was led with, where it is still there. */
+function chooseModel() {
+  const wanted = shown.settings.model;
+  if ([...models.options].some(({ value }) => value === wanted)) models.value = wanted;
   settings.showDefaults(defaults[models.value]);
   status.look();
+}
+
+models.addEventListener("change", () => {
+  shown.settings.model = models.value;
+  conversations.change(shown);
+  settings.setInitial({ model: models.value });
+  chooseModel();
 });
-settings.wire((keyChanged) => keyChanged && readModels());
+settings.wire({
+  shown: () => shown.settings,
+  changed: () => conversations.change(shown),
+  closed: (keyChanged) => keyChanged && readModels(),
+});
 status.watch({ model: () => models.value, key: settings.apiKey, running: () => running !== null });
 show(shown);
 readModels();

@@ -1,5 +1,7 @@
 // From a conversation and the settings to the body of a chat completion.
 
+/** The settings of a conversation that have a field, by name. */
+export const FIELDS = ["system", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "thinking", "tools"];
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /** The body for the next answer. A setting that is empty is not sent: the model's own counts. */

@@ -1,9 +1,13 @@
 // How one message looks. A view is {element, update}: `update` shows what has changed since.
+//
+// `actions` is what can be done with messages: `resend(message, text)`, `retry(message)`,
+// `results(message)` finds what its tools answered, `versions(message)` all versions of it, and
+// `choose(version)` shows another one.
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
 
-/** A question, with what can be done to it: `actions.resend(message, text)`. */
+/** A question. */
 export function questionView(message, actions) {
   const element = el("article", { className: "question", "aria-label": "You" });
   const images = (message.images ?? []).map((url, index) =>
@@ -17,7 +21,8 @@ export function questionView(message, actions) {
         "footer",
         {},
         copyButton("Copy the message", () => message.content),
-        iconButton("edit", "Edit and send again", edit),
+        iconButton("edit", "Edit and send again", edit, { "data-edit": "" }),
+        ...stepper(message, actions),
       ),
     );
 
@@ -29,7 +34,7 @@ export function questionView(message, actions) {
     };
     const cancel = () => {
       show();
-      element.querySelector("footer button:last-child").focus();
+      element.querySelector("footer [data-edit]").focus();
     };
     const form = el(
       "form",
@@ -52,7 +57,7 @@ export function questionView(message, actions) {
   return { element, update: show };
 }
 
-/** An answer; `actions.retry(message)`, and `results(message)` finds what its tools answered. */
+/** An answer. */
 export function answerView(message, actions) {
   const summary = el("summary", {});
   const thought = el("div", { className: "markdown" });
@@ -63,7 +68,7 @@ export function answerView(message, actions) {
   const facts = el("span", { className: "facts" });
   const copy = copyButton("Copy the answer", () => message.content);
   const retry = iconButton("retry", "Retry", () => actions.retry(message));
-  const footer = el("footer", {}, copy, retry, facts);
+  const footer = el("footer", {}, copy, retry, ...stepper(message, actions), facts);
   const waiting = el("p", { className: "waiting" }, el("span", { className: "unseen" }, "Waiting for the answer"));
   const element = el(
     "article",
@@ -101,6 +106,19 @@ export function answerView(message, actions) {
   });
   update();
   return { element, update };
+}
+
+// Steps through the versions of a message, where there are several.
+function stepper(message, actions) {
+  const all = actions.versions(message);
+  if (all.length < 2) return [];
+  const at = all.indexOf(message);
+  const step = (by, name, label) => iconButton(name, label, () => actions.choose(all[at + by]), { disabled: !all[at + by] });
+  return [
+    step(-1, "back", "Earlier version"),
+    el("span", { className: "version" }, `${at + 1} of ${all.length}`),
+    step(1, "forth", "Later version"),
+  ];
 }
 
 function thinking(message) {

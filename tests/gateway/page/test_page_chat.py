@@ -140,9 +140,8 @@ def test_the_settings_reach_the_model(page: Page) -> None:
     page.find("#open-settings").click()
     page.find("[name=max_tokens]").send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
     page.find("#settings .solid").click()
-    page.find("#new").click()
     page.ask("What is the secret code?")
-    assert page.answered() == "The secret code is 4711."
+    assert page.answered(2) == "The secret code is 4711."
 
 
 def test_a_tool_call_is_shown_and_its_answer_goes_back(page: Page) -> None:
@@ -174,17 +173,6 @@ def test_a_dropped_image_is_sent_and_what_comes_of_it_is_shown(page: Page) -> No
         assert page.text(".answer .body")
 
 
-def test_a_question_can_be_edited(page: Page) -> None:
-    page.ask("What is 3 + 4?")
-    page.answered()
-    page.run("document.querySelector('[aria-label=\"Edit and send again\"]').click()")
-    field = page.find(".question textarea")
-    field.clear()
-    field.send_keys("What is 2 + 2?", Keys.ENTER)
-    page.until(lambda: page.text(".question .said") == "What is 2 + 2?")
-    assert page.answered() == "2 + 2 = 4"
-
-
 def test_conversations_are_kept_and_deleted(page: Page) -> None:
     page.ask("My name is Ada.")
     page.answered()
@@ -213,22 +201,6 @@ def test_another_conversation_can_be_read_meanwhile(page: Page) -> None:
     assert page.text(".question .said") == "What is 2 + 2?"
     page.run(CLICK_ENTRY, 0)
     assert page.answered() == " ".join(map(str, range(1, 61)))
-
-
-def test_storage_is_bounded(page: Page) -> None:
-    page.run(
-        "for (let i = 0; i < 60; i += 1) localStorage.setItem(`chat:${i}`, JSON.stringify("
-        "{id: `${i}`, title: `number ${i}`, updated: i, messages: []}))"
-    )
-    page.reload()
-    page.ask("What is 2 + 2?")
-    page.answered()
-    kept = page.run(
-        "return Object.keys(localStorage).filter((key) => key.startsWith('chat:')).length"
-    )
-    assert kept == 50
-    assert page.all(".entry")[0].text == "What is 2 + 2?"
-    assert page.all(".entry")[1].text == "number 59"
 
 
 def test_the_status_shows_slots(page: Page) -> None:
