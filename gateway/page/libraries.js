@@ -21,6 +21,13 @@ function lazily(load) {
 /** highlight.js. */
 export const codeColours = lazily(async () => (await import("./vendor/highlight.min.js")).default);
 
+/** A promise of PDF.js, which reads in a worker of its own. */
+export async function pdf() {
+  const library = await import("./vendor/pdf.min.mjs");
+  library.GlobalWorkerOptions.workerSrc = new URL("page/vendor/pdf.worker.min.mjs", document.baseURI).href;
+  return library;
+}
+
 /** A function that typesets LaTeX: `typeset(element, tex, display)`. */
 export const formulas = lazily(async () => {
   const style = document.createElement("link");

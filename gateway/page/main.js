@@ -4,6 +4,7 @@ import { begun, Reader } from "./answer.js";
 import { ApiFailure, chat, read } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
+import * as modelList from "./models.js";
 import { requestOf } from "./request.js";
 import * as settings from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -23,7 +24,8 @@ const notice = element("notice");
 const conversations = new Conversations(tell);
 await conversations.read();
 let shown = begin();
-let defaults = {}; // of each model by its name
+let cards = {}; // of each model by its name, as /v1/models describes it
+let contextSize = null; // of the chosen model in tokens; null: not known
 let running = null; // {message, view, abort, conversation}
 let following = true;
 
@@ -49,6 +51,7 @@ function show(conversation) {
   for (const message of messages) append(message);
   element("welcome").hidden = messages.length > 0;
   chooseModel();
+  showContext();
   sidebar.update(shown);
   tell("");
   following = true;
@@ -84,12 +87,25 @@ element("to-end").addEventListener("click", () => {
   follow();
 });
 
+/** How much of the model's context the conversation takes, as of the last answer that tells. */
+function showContext() {
+  const used = threads.thread(shown).findLast(({ facts }) => facts?.context)?.facts.context ?? 0;
+  const number = (tokens) => tokens.toLocaleString("en");
+  const meter = element("context-meter");
+  element("context").hidden = !used;
+  meter.hidden = !contextSize;
+  meter.max = contextSize ?? 1;
+  meter.high = 0.9 * meter.max;
+  meter.value = used;
+  element("context-text").textContent = contextSize ? `${number(used)} of ${number(contextSize)} tokens` : `${number(used)} tokens`;
+}
+
 // ---- what is asked
 
-async function send(content, images) {
+async function send(content, images, files) {
   await stop();
   following = true;
-  add({ role: "user", content, images });
+  add({ role: "user", content, images, files });
   await answer();
 }
 
@@ -103,7 +119,7 @@ async function resend(message, content) {
   await stop();
   threads.cut(shown, message);
   show(shown);
-  await send(content, message.images);
+  await send(content, message.images, message.files);
 }
 
 /** Have another answer written; this one stays as an earlier version. */
@@ -160,6 +176,7 @@ async function answer() {
   // It may have been deleted meanwhile.
   if (conversations.all.includes(conversation)) conversations.keep(conversation);
   sidebar.update(shown);
+  showContext();
   composer.running(false);
   follow();
   status.look();
@@ -220,7 +237,7 @@ document.addEventListener("keydown", (event) => {
 window.addEventListener("pagehide", () => running && conversations.keep(running.conversation));
 
 for (const button of element("examples").querySelectorAll("button")) {
-  button.addEventListener("click", () => send(button.textContent, []));
+  button.addEventListener("click", () => send(button.textContent, [], []));
 }
 
 // ---- which models there are
@@ -228,7 +245,7 @@ for (const button of element("examples").querySelectorAll("button")) {
 async function readModels() {
   try {
     const { data } = await read("v1/models", settings.apiKey());
-    defaults = Object.fromEntries(data.map((model) => [model.id, model.meta.defaults]));
+    cards = Object.fromEntries(data.map((model) => [model.id, model]));
     const names = data.map((model) => model.id);
     models.replaceChildren(...names.map((name) => new Option(name)));
     chooseModel();
@@ -244,7 +261,7 @@ async function readModels() {
 function chooseModel() {
   const wanted = shown.settings.model;
   if ([...models.options].some(({ value }) => value === wanted)) models.value = wanted;
-  settings.showDefaults(defaults[models.value]);
+  settings.showDefaults(cards[models.value]?.meta.defaults);
   status.look();
 }
 
@@ -259,6 +276,16 @@ settings.wire({
   changed: () => conversations.change(shown),
   closed: (keyChanged) => keyChanged && readModels(),
 });
-status.watch({ model: () => models.value, key: settings.apiKey, running: () => running !== null });
+modelList.wire({ key: settings.apiKey, look: status.look });
+status.watch({
+  model: () => cards[models.value]?.meta.alias_of ?? models.value,
+  key: settings.apiKey,
+  running: () => running !== null,
+  seen: (all, chosen) => {
+    modelList.update(all);
+    contextSize = chosen?.context_size ?? null;
+    showContext();
+  },
+});
 show(shown);
 readModels();

@@ -64,8 +64,9 @@ function wireMessage(message) {
       })),
     };
   }
-  if (!message.images?.length) return { role: "user", content: message.content };
+  const files = (message.files ?? []).map(({ name, text }) => `File “${name}”:\n\n${text}\n\nEnd of file “${name}”.`);
+  const content = [...files, message.content].filter(Boolean).join("\n\n");
+  if (!message.images?.length) return { role: "user", content };
   const images = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  const text = message.content ? [{ type: "text", text: message.content }] : [];
-  return { role: "user", content: [...images, ...text] };
+  return { role: "user", content: [...images, ...(content ? [{ type: "text", text: content }] : [])] };
 }

@@ -13,9 +13,11 @@ export function questionView(message, actions) {
   const images = (message.images ?? []).map((url, index) =>
     el("img", { src: url, alt: `Attached image ${index + 1}`, className: "thumb" }),
   );
+  const files = (message.files ?? []).map(fileView);
   const show = () =>
     element.replaceChildren(
       ...(images.length ? [el("div", { className: "thumbs" }, ...images)] : []),
+      ...files,
       ...(message.content ? [el("p", { className: "said" }, message.content)] : []),
       el(
         "footer",
@@ -30,7 +32,7 @@ export function questionView(message, actions) {
     const field = el("textarea", { value: message.content, rows: 3, "aria-label": "Edit the message" });
     const done = (event) => {
       event.preventDefault();
-      if (field.value.trim() || images.length) actions.resend(message, field.value.trim());
+      if (field.value.trim() || images.length || files.length) actions.resend(message, field.value.trim());
     };
     const cancel = () => {
       show();
@@ -55,6 +57,15 @@ export function questionView(message, actions) {
 
   show();
   return { element, update: show };
+}
+
+// An attached file, with what was read in it for whoever unfolds it.
+function fileView({ name, text }) {
+  const content = el("pre", { tabIndex: 0 });
+  const size = `${text.length.toLocaleString("en")} characters`;
+  const view = el("details", { className: "file" }, el("summary", {}, icon("file"), el("span", {}, name), el("small", {}, size)), content);
+  view.addEventListener("toggle", () => (content.textContent = view.open ? text : ""));
+  return view;
 }
 
 /** An answer. */
