@@ -17,7 +17,7 @@ FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz soak doctor bench protogen package lock clean
+.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz soak doctor bench protogen package lock vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ package: install ## lay out a directory that LocalAI installs from (PACKAGE_DIR=
 
 lock: ## resolve requirements/*.in anew (needs uv)
 	@scripts/lock.sh
+
+vendor: ## fetch the chat page's libraries anew, as gateway/page/vendor/SOURCES.txt lists them
+	@scripts/vendor.sh
 
 clean: ## remove everything that was installed or generated here
 	rm -rf venv venv.lock wire .wire.* build .pytest_cache .hypothesis .ruff_cache .mypy_cache

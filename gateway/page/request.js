@@ -1,5 +1,7 @@
 // From a conversation and the settings to the body of a chat completion.
 
+/** The settings of a conversation that have a field, by name. */
+export const FIELDS = ["system", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "thinking", "tools"];
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /** The body for the next answer. A setting that is empty is not sent: the model's own counts. */
@@ -62,8 +64,9 @@ function wireMessage(message) {
       })),
     };
   }
-  if (!message.images?.length) return { role: "user", content: message.content };
+  const files = (message.files ?? []).map(({ name, text }) => `File “${name}”:\n\n${text}\n\nEnd of file “${name}”.`);
+  const content = [...files, message.content].filter(Boolean).join("\n\n");
+  if (!message.images?.length) return { role: "user", content };
   const images = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  const text = message.content ? [{ type: "text", text: message.content }] : [];
-  return { role: "user", content: [...images, ...text] };
+  return { role: "user", content: [...images, ...(content ? [{ type: "text", text: content }] : [])] };
 }
