@@ -18,4 +18,4 @@ esac
 root=$(CDPATH='' cd -P -- "${script%/*}/" && pwd)
 
 . "$root/scripts/environment.sh"
-exec "$python" -m backend "$@"
+exec "${launch[@]}" -m backend "$@"
