@@ -8,7 +8,7 @@ FUZZ ?=
 SERVE ?=
 MODELS ?=
 MINUTES ?= 30
-CHECKED := backend bench common demo gateway tests
+CHECKED := backend bench common demo gateway scripts/package.py tests
 PYTEST := OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/test_planner_*.py \
   tests/gateway/test_*_to_*.py tests/gateway/test_*_answer.py tests/gateway/test_*_fields.py \
@@ -71,7 +71,7 @@ protogen: install ## regenerate wire/ from backend.proto
 	@./install.sh --stubs
 
 package: install ## lay out a directory that LocalAI installs from (PACKAGE_DIR=…)
-	@scripts/package.sh "$(PACKAGE_DIR)"
+	@$(PYTHON_ENV) scripts/package.py "$(PACKAGE_DIR)"
 
 wheel: install ## build the wheel with the mlx-backend command, in build/
 	@$(PYTHON_ENV) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
