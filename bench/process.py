@@ -18,7 +18,7 @@ from typing import IO, Any
 import grpc
 from grpc.experimental import ChannelOptions
 
-from gateway.supervisor.environ import backend_environ
+from gateway.supervisor.warden import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from gateway.supervisor.child import Child
 from gateway.supervisor.failures import LoadFailed, end_of
-from gateway.supervisor.warden import Warden
+from gateway.supervisor.warden import Child, Warden
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
@@ -49,8 +48,8 @@ class BackendProcess:
     ) -> BackendProcess:
         """Start `run` on a free loopback port, with a token of its own in its environment.
 
-        Our own run.sh is given port 0 and tells its choice; another is given a port that is free
-        now, and ends with a sentence if somebody takes it first. Raises LoadFailed.
+        Our own run.sh gets port 0 and reports its choice; another gets a port that is free now, and
+        ends with an error if that is taken first. Raises LoadFailed.
         """
         token = secrets.token_urlsafe(32)
         secret = {TOKEN: token, _PARENT_WATCH: "on"}
@@ -86,7 +85,7 @@ class BackendProcess:
             if not self.exited.done():
                 self._child.signal(signal.SIGTERM)
                 await asyncio.wait((self.exited,), timeout=grace)
-        finally:  # also where whoever waits for this is cancelled
+        finally:  # also if the waiting task is cancelled
             self.kill()
         await asyncio.wait((self.exited,))
 

@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from gateway.supervisor.environ import backend_environ
+from gateway.supervisor.warden import backend_environ
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DRIVER = "chromedriver"

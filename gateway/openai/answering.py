@@ -1,19 +1,55 @@
-"""A translated request on its way through a backend: the events of its one answer."""
+"""Requests that were understood, on their way through a backend: the events of their answers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from functools import partial
 
+from gateway import exchange
+from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.errors import ApiError
-from gateway.generation import Done, Event
+from gateway.generation import Done, Event, generate_all
+from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
+from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
-from gateway.openai.running import events_of
-from gateway.translation import Translation
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.field_names import names_of
+from gateway.openai.translation import Translation
+from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
+
+
+async def events_of(
+    request: ChatCompletionRequest | CompletionRequest,
+    wanted: Sequence[pb.PredictOptions],
+    gateway: Gateway,
+) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of the answers, each with its choice. Raises ApiError in the client's words."""
+
+    def lend() -> AbstractAsyncContextManager[Lease]:
+        return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)
+
+    since = exchange.current().started
+
+    async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
+        for options in wanted:
+            options.ModelIdentity = lease.identity
+        times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
+        limit = gateway.settings.request_timeout
+        names = partial(names_of, request)
+        answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
+        async with aclosing(answers) as events:
+            async for index, event in events:
+                times[index].take(event)
+                yield index, event
+
+    async with aclosing(ask(lend, send, request)) as answers:
+        async for answer in answers:
+            yield answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +91,7 @@ async def question_of(
 
 
 async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
-    """The events; the model is held until the last of them. Raises ApiError in the client's terms.
-
-    A question whose backend was already gone is asked once more.
-    """
+    """The events of the answer (see `events_of`). Raises ApiError in the client's terms."""
     translation = question.translation
     try:
         stream = events_of(translation.chat, [question.options], gateway)
