@@ -113,21 +113,34 @@ def _features(
     )
 
 
+class _OfMlx(np.ndarray):
+    """An array that was MLX's."""
+
+
 def frozen(value: Any) -> Any:
-    """A processor's output without MLX: its arrays as NumPy's."""
+    """A processor's output without MLX: its arrays as NumPy's, which has no bfloat16."""
     if isinstance(value, mx.array):
-        return np.array(value)
+        held = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
+        return np.array(held).view(_OfMlx)
     if isinstance(value, list | tuple):
         return type(value)(map(frozen, value))
     return value
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the encoder: NumPy's arrays as MLX's, but for lists, which stay as they are."""
+    """The same for the encoder: all arrays as MLX's, but for NumPy's own in lists."""
     return {
-        name: mx.array(value) if isinstance(value, np.ndarray) else value
+        name: mx.array(value) if isinstance(value, np.ndarray) else _thawed(value)
         for name, value in arrays.items()
     }
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, _OfMlx):
+        return mx.array(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_thawed, value))
+    return value
 
 
 class FeatureCache:

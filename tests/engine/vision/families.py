@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
+from tests.engine.vision.ocr_families import write_deepseekocr, write_unlimited_ocr
 from tests.engine.vision.omni_families import write_qwen3_omni
 from tests.engine.vision.seeing import TINY_VISION
 
@@ -68,6 +69,8 @@ def write_family(path: Path, family: str) -> Path:
         "kimi_vl": _kimi_vl,
         "aya_vision": _aya_vision,
         "llava_next": _llava_next,
+        "deepseekocr": write_deepseekocr,
+        "unlimited_ocr": write_unlimited_ocr,
         "qwen3_omni_moe": write_qwen3_omni,
     }[family](path)
     _write_weights(path)
@@ -591,7 +594,7 @@ def _write_weights(path: Path) -> None:
 
     read_config: Any = utils.load_config
     config = read_config(path)
-    config.setdefault("text_config", {})
+    config.setdefault("text_config", config.get("language_config", {}))
     family, _ = utils.get_model_and_args(config)
     settings = family.ModelConfig.from_dict(config)
     parts = ["text", "vision", "perceiver", "projector", "audio"]
