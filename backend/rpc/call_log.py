@@ -1,7 +1,8 @@
 """One log line per finished call, with the fields that the servicer added.
 
 Of many calls that a full queue refuses, most are only counted, because writing their lines would
-take time from the calls that are served. Health and similar calls are logged at debug level only, because a host makes them all the time.
+take time from the calls that are served. Health and similar calls are logged at debug level only,
+because a host makes them all the time.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ def test_a_full_queue_comes_before_all_other_work(
     for each in QUEUED:
         monkeypatch.delattr(servicer.Servicer, each)
     with pytest.raises(grpc.RpcError) as caught:
-        answer = call(running.stub, method, empty_request(method))
-        list(answer)
+        list(call(running.stub, method, empty_request(method)))
     error: Any = caught.value
     assert (error.code(), error.details()) == REFUSED
     assert error.initial_metadata() == ()
