@@ -168,6 +168,15 @@ class Engine:
                 await asyncio.to_thread(served.disk.close, _SAVE_SECONDS_AT_FREE)
             return served is not None
 
+    def require_room(self) -> None:
+        """Raise Overloaded if the loaded model's queue is full; does nothing without a model."""
+        served = self._served
+        if served is not None and len(self._generations) >= served.capacity:
+            raise Overloaded(
+                f"the queue is full: {len(self._generations)} requests are running or waiting;"
+                " try again later, or load the model with a larger max_queue"
+            )
+
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
         self.require_text_model("Predict")
@@ -194,11 +203,7 @@ class Engine:
 
     def _queue(self, owner_of: Callable[[Callable[[], None]], Owner], work: Work) -> Owner:
         served = self._require()
-        if len(self._generations) >= served.capacity:
-            raise Overloaded(
-                f"the queue is full: {len(self._generations)} requests are running or waiting;"
-                " try again later, or load the model with a larger max_queue"
-            )
+        self.require_room()
         ticket = next(self._tickets)
         owner = owner_of(lambda: self._cancel(ticket))
         self._generations[ticket] = owner

@@ -33,7 +33,7 @@ class Server:
 
     def __init__(self, engine: Engine, token: str = "") -> None:
         identity = Identity()
-        self._calls = CallInterceptor(identity)
+        self._calls = CallInterceptor(identity, engine.require_room)
         guards = [TokenInterceptor(token)] if token else []
         self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=_OPTIONS)
         self._health = health.aio.HealthServicer()
