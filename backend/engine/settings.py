@@ -171,6 +171,19 @@ class Settings:
         " if that is more; the log then names what was correct and what was not tried. A fault"
         " that it finds is followed up, however long that takes.",
     )
+    parallelism: str = text(
+        "auto",
+        "How ranks divide a model: tensor, a part of every layer for each, or pipeline, some layers"
+        " for each; auto means tensor over jaccl and nccl, and pipeline over others, if mlx-lm"
+        " offers it for the model. Without ranks it has no effect.",
+        ("auto", "tensor", "pipeline"),
+    )
+    rank_timeout: int = number(
+        10,
+        2,
+        3600,
+        "Seconds of silence after which a rank counts as lost. Without ranks it has no effect.",
+    )
     trust_remote_code: bool = flag(False, "Whether Python files in the checkpoint may be run.")
     allow_media_paths: bool = flag(
         False,

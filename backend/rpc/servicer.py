@@ -73,6 +73,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         facts = await self._load(request.Model, wanted)
         note(type=facts.model_type, context=facts.context_size)
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
+        if facts.division:
+            words += f" on {facts.division}"
         return pb.Result(success=True, message=words)
 
     async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
@@ -152,8 +154,10 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             )
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 
-    async def Status(self, _: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
+    async def Status(self, _: pb.HealthMessage, context: Context) -> pb.StatusResponse:
         status = await self._engine.status()
+        if status.ranks:
+            context.set_trailing_metadata(trailers.of_ranks(status.ranks))
         memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
         return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 
