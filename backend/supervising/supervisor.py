@@ -23,10 +23,13 @@ from pathlib import Path
 
 from backend.engine.ranks.place import TOKEN, Place
 from backend.rpc import logs
+from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
 
+LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # as in backend.rpc.last_load, which imports gRPC
 _ROOT = Path(__file__).parents[2]
 _GRACE = 10.0  # seconds that rank 0 gets to end in order; it takes 7 at most
+_REPORTS = 4.0  # seconds that it gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # that the others get to notice that rank 0 has ended
 _SHORT_LIFE = 20.0  # seconds; ranks that end sooner, several times in a row, would always
 _MOST_SHORT_LIVES = 3
@@ -42,6 +45,7 @@ class Supervisor:
         self._plan = plan
         self._environ = dict(environ)
         self._asked: signal.Signals | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
 
@@ -50,11 +54,14 @@ class Supervisor:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in (*_SIGNALS, signal.SIGCHLD):
             signal.signal(number, self._note)
+        with self._folder:
+            return self._lives()
+
+    def _lives(self) -> int:
         short_lives = 0
         while True:
             began = time.monotonic()
-            with ExitStack() as stack:
-                code = self._life(self._start(stack))
+            code = self._life(self._start())
             if self._asked is not None or code == _MISUSED or not self._plan.restarts:
                 return code
             if code == 0 and self._plan.place is None:
@@ -74,14 +81,13 @@ class Supervisor:
         if number != signal.SIGCHLD and self._asked is None:
             self._asked = signal.Signals(number)
 
-    def _start(self, stack: ExitStack) -> list[subprocess.Popen[bytes]]:
+    def _start(self) -> list[subprocess.Popen[bytes]]:
         """The processes, the one that counts first."""
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
         count = self._plan.count
         ports = _free_ports(count + 1)
-        hostfile = Path(folder) / "hosts.json"
+        hostfile = Path(self._folder.name) / "hosts.json"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[:count]]))
         environ = {TOKEN: secrets.token_hex(16)} | self._environ
         names = ("127.0.0.1",) * count
@@ -97,6 +103,7 @@ class Supervisor:
     ) -> subprocess.Popen[bytes]:
         own = {**environ, "PYTHONPATH": str(_ROOT), "MLX_RANK": str(place.rank)}
         own["MLX_HOSTFILE"] = hostfile
+        own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
         return subprocess.Popen(
@@ -111,8 +118,10 @@ class Supervisor:
                 if self._asked is not None:
                     return self._stop(first)
                 if any(other.poll() is not None for other in others):
-                    # Rank 0 notices too, and reports it before it ends.
-                    return _ended(first, _GRACE) or _GIVEN_UP
+                    # Rank 0 notices too, and reports it before it ends; unless it is the one that
+                    # was silent.
+                    grace = 0.0 if is_stopped(first.pid) else _REPORTS
+                    return _ended(first, grace) or _GIVEN_UP
                 self._pause(None)
             return first.returncode
         finally:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backend.engine.errors import Cancelled, EngineError, EngineFailed, ModelRejected, ShuttingDown
+from backend.engine.errors import Cancelled, EngineError, ModelRejected, RankLost, ShuttingDown
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
@@ -146,7 +146,7 @@ class Leader:
         return Member(self.place, agree)
 
     def drop(self) -> None:
-        """Let the ranks drop the model. Raises EngineFailed."""
+        """Let the ranks drop the model. Raises RankLost."""
         self.shards = ()
         self._send(Drop())
 
@@ -211,7 +211,7 @@ class Leader:
     # Whatever executors do.
 
     def send(self, message: Message) -> None:
-        """Tell all ranks, in the order of the calls. Raises EngineFailed."""
+        """Tell all ranks, in the order of the calls. Raises RankLost."""
         began, counts = time.perf_counter(), isinstance(message, Step)
         size = self._send(message)
         if counts:
@@ -219,11 +219,11 @@ class Leader:
             self.step_seconds += time.perf_counter() - began
             self.step_bytes += size
 
-    def fault(self, fault: Exception) -> EngineFailed:
+    def fault(self, fault: Exception) -> RankLost:
         """What to raise for a fault of MLX: the loss of a rank, if it comes to light."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
-        return EngineFailed(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")
+        return RankLost(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")
 
     def _send(self, message: Message) -> int:
         frame = frame_of(message)
@@ -238,7 +238,7 @@ class Leader:
 
     def _require_whole(self) -> None:
         if self.broken:
-            raise EngineFailed(self.broken)
+            raise RankLost(self.broken)
 
     # Connections.
 

@@ -42,7 +42,8 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._sending = threading.Lock()
-        self._closed = threading.Event()
+        self._closed = False
+        self._beat_now = threading.Event()
         self.sent_bytes = 0
         self.timeout = timeout
         self._beats = threading.Thread(target=self._beat, name="rank-beat", daemon=True)
@@ -57,6 +58,7 @@ class Link:
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
         self._connection.settimeout(seconds)
+        self._beat_now.set()  # the next beat may be due sooner than it was
 
     def send(self, message: Message) -> None:
         """Raises LinkLost."""
@@ -87,7 +89,8 @@ class Link:
                 return message
 
     def close(self) -> None:
-        self._closed.set()
+        self._closed = True
+        self._beat_now.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -102,7 +105,9 @@ class Link:
 
     def _beat(self) -> None:
         beat = frame_of(Beat())
-        while not self._closed.wait(self._timeout / _BEATS):
+        while not self._closed:
+            self._beat_now.wait(self._timeout / _BEATS)
+            self._beat_now.clear()
             try:
                 self.send_frame(beat)
             except LinkLost:

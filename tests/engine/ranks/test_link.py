@@ -99,6 +99,19 @@ def test_heartbeats_are_enough() -> None:
     other.close()
 
 
+def test_a_shorter_time_out_is_kept_from_the_moment_it_is_set(pair: tuple[Link, Link]) -> None:
+    own, other = pair
+    for link in pair:
+        link.timeout = 1.0  # until now the next beat was due in 12 seconds
+    reader = threading.Thread(target=own.receive, daemon=True)
+    reader.start()
+    reader.join(2.5)
+    assert reader.is_alive()
+    other.send(Formed())
+    reader.join(WAIT)
+    assert not reader.is_alive()
+
+
 def test_another_token_is_refused_by_both_sides() -> None:
     listening = Listening(token="other")
     with pytest.raises(LinkLost, match="refused this rank"):
