@@ -73,6 +73,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
         return _MISUSED
 
     from backend.engine.engine import Engine
+    from backend.engine.errors import InvalidRequest
     from backend.rpc import parent_watch
     from backend.rpc.lifetime import EngineStopped, serve
 
@@ -92,6 +93,9 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     except UsageError as misuse:
         logs.error("exit", cause=misuse)
         return _MISUSED
+    except InvalidRequest as refusal:
+        logs.error("exit", cause=refusal)
+        return _MISUSED
     except (AddressInUse, EngineStopped) as failure:
         logs.error("exit", cause=failure)
         return _FAILED
@@ -100,7 +104,8 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
 def _supervise(arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
     """Start ranks and wait for their end; None where the command line asks for none."""
-    from backend.supervising.command_line import Misuse, plan_of
+    from backend.engine.ranks.hostfile import Misuse
+    from backend.supervising.command_line import plan_of
 
     try:
         plan = plan_of(arguments, environ)

@@ -96,6 +96,17 @@ class Engine:
         if self._leader is not None:
             self._leader.open(self._fatal_threadsafe, self.heartbeat)
 
+    def _lead(self, request: LoadRequest) -> None:
+        """Become rank 0 of the ranks that a load names. Raises InvalidRequest."""
+        hostfile = request.settings.get("hostfile", "")
+        if not hostfile or self._leader is not None:
+            return
+        from backend.engine.ranks.leader import leader_of
+
+        leader = leader_of(hostfile, request.settings.get("distributed_backend", ""))
+        leader.open(self._fatal_threadsafe, self.heartbeat)
+        self._leader = leader
+
     @property
     def heartbeat(self) -> Heartbeat:
         """Which step runs, for whoever watches that steps end."""
@@ -140,6 +151,7 @@ class Engine:
                     " look at the disk, and restart the backend"
                 )
             self._before_load()
+            self._lead(request)
             if self._leader is not None:
                 await self._drop_model()
             abandoned = self._abandoned = threading.Event()

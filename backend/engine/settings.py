@@ -178,6 +178,17 @@ class Settings:
         " offers it for the model. Without ranks it has no effect.",
         ("auto", "tensor", "pipeline"),
     )
+    hostfile: str = text(
+        "",
+        "Path of a JSON list with the address of every rank, for hosts that start only rank 0 and"
+        " cannot change its command line; the first load that sets it makes the process rank 0 for"
+        " the rest of its life. Empty means as the process was started.",
+    )
+    distributed_backend: str = text(
+        "",
+        "Transport of the ranks in hostfile; empty means `MLX_DISTRIBUTED_BACKEND`, or ring.",
+        ("", "ring", "jaccl", "nccl", "mpi"),
+    )
     rank_timeout: int = number(
         10,
         2,

@@ -31,6 +31,8 @@ _ROOT = Path(__file__).parents[2]
 _GRACE = 10.0  # seconds that rank 0 gets to end in order; it takes 7 at most
 _REPORTS = 4.0  # seconds that it gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # that the others get to notice that rank 0 has ended
+_LOOK_SECONDS = 2.0  # between two looks whether a rank was stopped by a signal
+_MOST_STOPPED = 8.0  # seconds; with the look before, a rank's time-out
 _SHORT_LIFE = 20.0  # seconds; ranks that end sooner, several times in a row, would always
 _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
@@ -113,6 +115,7 @@ class Supervisor:
     def _life(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
         """Wait for the end of the first, or of any other; returns the first one's exit code."""
         first, *others = processes
+        stopped: dict[int, float] = {}
         try:
             while first.poll() is None:
                 if self._asked is not None:
@@ -122,7 +125,8 @@ class Supervisor:
                     # was silent.
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
                     return _ended(first, grace) or _GIVEN_UP
-                self._pause(None)
+                self._pause(_LOOK_SECONDS)
+                _kill_stopped(processes, stopped)
             return first.returncode
         finally:
             until = time.monotonic() + _FOLLOWERS_GRACE
@@ -134,10 +138,23 @@ class Supervisor:
         first.send_signal(self._asked)
         return _ended(first, _GRACE)
 
-    def _pause(self, seconds: float | None) -> None:
-        """Until a signal arrives."""
+    def _pause(self, seconds: float) -> None:
+        """Until a signal arrives, but no longer."""
         if select.select([self._wake], [], [], seconds)[0]:
             os.read(self._wake, 4096)
+
+
+def _kill_stopped(processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]) -> None:
+    """Kill a rank that somebody has stopped for longer than a rank may be silent.
+
+    Ranks that have not met yet cannot notice. since: takes when a rank was first seen stopped.
+    """
+    now = time.monotonic()
+    for process in processes:
+        if process.poll() is not None or not is_stopped(process.pid):
+            since.pop(process.pid, None)
+        elif now - since.setdefault(process.pid, now) >= _MOST_STOPPED:
+            process.kill()
 
 
 def _ended(process: subprocess.Popen[bytes], grace: float) -> int:

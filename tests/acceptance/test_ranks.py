@@ -45,10 +45,15 @@ def others(backend: Backend) -> list[psutil.Process]:
 def test_two_ranks_answer_as_one_process_does(ranks: Backend, answers: list[str]) -> None:
     assert ranks.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
     result = ranks.load()
-    assert "2 ranks" in result.message
+    assert "2 ranks, tensor: rank 0 (127.0.0.1) has part 1 of 2 of every layer" in result.message
     assert [text_of(ranks.stub.PredictStream(each, timeout=WAIT)) for each in QUESTIONS] == answers
     together = [ranks.stub.Predict.future(each, timeout=WAIT) for each in QUESTIONS]
     assert [call.result().message.decode() for call in together] == answers
+    _, call = ranks.stub.Status.with_call(pb.HealthMessage(), timeout=WAIT)
+    lines = [value for key, value in call.trailing_metadata() if key == "mlx-rank"]
+    assert len(lines) == 2
+    assert "of control per step" in lines[0]
+    assert lines[1].startswith("rank 1 (127.0.0.1): part 2 of 2 of every layer, ")
     assert ranks.stub.Free(pb.HealthMessage(), timeout=WAIT).success
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from backend.engine.ranks.hostfile import Misuse, hosts_of
 from backend.engine.ranks.place import TOKEN, Place
-from backend.supervising.command_line import Misuse, hosts_of, plan_of
+from backend.supervising.command_line import plan_of
 
 SECRET = {TOKEN: "s3cret"}
 

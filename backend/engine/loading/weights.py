@@ -147,7 +147,11 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            shard = keep_layers(model, checkpoint.name, member.place)
+            yield "files"
+            said = member.agree({"memory": memory_limit(device, settings)})
+            yield "engine"
+            memories = [one["memory"] for one in said]
+            shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
         from backend.engine.loading.adapter_layers import apply_adapters
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import queue
 import socket
 import threading
@@ -16,13 +17,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backend.engine.errors import Cancelled, EngineError, ModelRejected, RankLost, ShuttingDown
+from backend.engine.errors import (
+    Cancelled,
+    EngineError,
+    InvalidRequest,
+    ModelRejected,
+    RankLost,
+    ShuttingDown,
+)
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
+from backend.engine.ranks.hostfile import Misuse, place_in
 from backend.engine.ranks.link import Link, LinkLost, accept, accepting, frame_of, listen
 from backend.engine.ranks.member import Member, Value
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.place import TOKEN, Place
 from backend.engine.ranks.wire import (
     Abandon,
     Agreed,
@@ -76,9 +85,18 @@ class Leader:
         self._forming = self._formed = self._closing = False
 
     def open(self, failed: Callable[[str], None], heartbeat: Heartbeat) -> None:
-        """Listen for the other ranks. Raises OSError. failed: takes the cause, from any thread."""
+        """Listen for the other ranks. Raises InvalidRequest.
+
+        failed: takes the cause of a failure, from any thread.
+        """
         self._failed, self._heartbeat = failed, heartbeat
-        self._listener = listen(self.place.control)
+        host, port = self.place.control
+        try:
+            self._listener = listen(self.place.control)
+        except OSError as fault:
+            raise InvalidRequest(
+                f"rank 0 cannot listen for the other ranks at {host}:{port}: {fault.strerror}"
+            ) from None
         accepting(self._listener, self._take)
 
     def close(self) -> None:
@@ -293,3 +311,17 @@ class Leader:
             self._changed.notify_all()
         if first:
             self._failed(sentence)
+
+
+def leader_of(hostfile: str, transport: str) -> Leader:
+    """Rank 0 of the ranks in a hostfile, in a process that was started alone.
+
+    MLX reads its place from the environment. Raises InvalidRequest.
+    """
+    chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
+    try:
+        place = place_in(hostfile, 0, chosen, "", os.environ)
+    except Misuse as misuse:
+        raise InvalidRequest(f"option hostfile: {misuse}") from None
+    os.environ |= {"MLX_HOSTFILE": hostfile, "MLX_RANK": "0"}
+    return Leader(place, os.environ.get(TOKEN, ""))

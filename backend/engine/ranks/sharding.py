@@ -7,8 +7,9 @@ computed once per pass; the last layers are on rank 0.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from backend.engine.errors import ModelRejected
 from backend.engine.ranks.place import Place
 
 Way = Literal["tensor", "pipeline"]
+_UNEVEN = 0.9
 _FAST = ("jaccl", "nccl")  # transports whose latency tensor parallelism can bear in every layer
 
 
@@ -32,7 +34,7 @@ class Shard:
 def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
     """How this model is divided. wished: `tensor`, `pipeline` or `auto`. Raises ModelRejected."""
     ways: list[Way] = ["tensor"] if hasattr(model, "shard") else []
-    if hasattr(getattr(model, "model", None), "pipeline"):
+    if _has_pipeline(model):
         ways.append("pipeline")
     if not ways:
         raise ModelRejected.because(
@@ -51,15 +53,37 @@ def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
     return ways[0] if place.transport in _FAST else ways[-1]
 
 
-def keep_layers(model: Any, name: str, place: Place) -> Shard:
-    """Keep this rank's layers of a model whose weights are still lazy. Raises ModelRejected."""
+def split_of(layers: int, memories: Sequence[int]) -> list[int]:
+    """How many layers each rank gets: at least one, and so many as its memory is a part of all.
+
+    Memories that differ by less than a tenth count as equal, since every figure is a snapshot.
+    """
+    if max(memories) * _UNEVEN <= min(memories):
+        memories = [1] * len(memories)
+    spare = layers - len(memories)
+    shares = [spare * memory / sum(memories) for memory in memories]
+    split = [1 + int(share) for share in shares]
+    by_rest = sorted(range(len(shares)), key=lambda rank: int(shares[rank]) - shares[rank])
+    for rank in by_rest[: layers - sum(split)]:
+        split[rank] += 1
+    return split
+
+
+def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) -> Shard:
+    """Keep this rank's layers of a model whose weights are still lazy. Raises ModelRejected.
+
+    memories: bytes that each rank may use.
+    """
     layers = len(model.layers)
     if layers < place.size:
         raise ModelRejected.because(
             name, f"it has {layers} layers, too few for a pipeline of {place.size} ranks"
         )
     inner = model.model
-    inner.pipeline(mx.distributed.init())
+    if "split" in inspect.signature(inner.pipeline).parameters:
+        inner.pipeline(mx.distributed.init(), split=split_of(layers, memories))
+    else:
+        inner.pipeline(mx.distributed.init())
     return Shard("pipeline", f"layers {inner.start_idx}-{inner.end_idx - 1} of {layers}")
 
 
@@ -70,10 +94,11 @@ def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -
     """
     for key, count in _must_divide(config):
         if count % place.size:
+            other = ", or set the option parallelism:pipeline" if _has_pipeline(model) else ""
             raise ModelRejected.because(
                 name,
                 f"its {key} ({count}) cannot be divided by {place.size} ranks: use another number"
-                " of ranks, or the option parallelism:pipeline if mlx-lm offers it for the model",
+                f" of ranks{other}",
             )
     try:
         model.shard(mx.distributed.init())
@@ -83,6 +108,10 @@ def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -
             name, f"it cannot be divided by {place.size} ranks: {reason}"
         ) from None
     return Shard("tensor", f"part {place.rank + 1} of {place.size} of every layer")
+
+
+def _has_pipeline(model: Any) -> bool:
+    return hasattr(getattr(model, "model", None), "pipeline")
 
 
 def _must_divide(config: Mapping[str, Any]) -> list[tuple[str, int]]:
