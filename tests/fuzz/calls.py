@@ -112,7 +112,7 @@ async def _call(number: int, given: bytes) -> None:
         return handler
 
     details: Any = _Details(f"/backend.Backend/{method}")
-    guarded: Any = await CallInterceptor(identity).intercept_service(found, details)
+    guarded: Any = await CallInterceptor(identity, lambda: None).intercept_service(found, details)
     message = handler.request_deserializer.__self__()
     fill(message, given)
     written = guarded.response_serializer
