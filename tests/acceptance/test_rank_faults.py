@@ -27,7 +27,7 @@ NOTHING = pb.HealthMessage()
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
 LONG = chat("word " * 6000, Tokens=1)
 SHORT = chat("What is the capital of France?", Tokens=8)
-OPTIONS = ["load_trial:false", "rank_timeout:4"]
+OPTIONS = ["load_trial:false", "rank_timeout:15"]
 STATES = ("starting", "loading", "prefill", "decode", "idle", "freeing")
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 Case = tuple[str, signal.Signals, int]
@@ -145,7 +145,7 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row]) -> None:
 
 def serves_again(backend: Backend) -> None:
     """The model is loaded again without being asked for."""
-    until = time.monotonic() + WAIT
+    until = time.monotonic() + 5 * WAIT
     while not any("event=loaded_again" in line for line in backend.log):
         assert time.monotonic() < until, backend.log
         time.sleep(0.05)
