@@ -38,7 +38,7 @@ _CHANGES = (
 )
 _SCALED = "mlx-vlm does not scale the embeddings of a prompt as it scales those of an answer"
 _DIFFUSION = (
-    "they fill in blocks of tokens in many passes (diffusion), and here one token follows the other;"
+    "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
     " serve a model that writes in that way, such as Gemma 3 or Ling"
 )
 _OTHER = "it does not generate text from a conversation"
