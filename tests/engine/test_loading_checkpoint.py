@@ -187,7 +187,12 @@ def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
 
 @pytest.mark.parametrize(
     ("model_type", "instead"),
-    [("phi4mm", "serve Phi-4-mini-instruct"), ("unlimited-ocr", "serve dots.ocr")],
+    [
+        ("phi4mm", "serve Phi-4-mini-instruct"),
+        ("unlimited-ocr", "serve dots.ocr"),
+        ("llada2_moe", "serve a model that writes in that way"),
+        ("diffusion_gemma", "serve a model that writes in that way"),
+    ],
 )
 def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(
     model: Path, model_type: str, instead: str
