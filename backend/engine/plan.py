@@ -202,6 +202,14 @@ class DecodeTimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Masked:
+    """The grammar of a sequence took so many seconds of processor time since the latest plan."""
+
+    sequence: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class OtherBytes:
     """Bytes beside the weights that neither sequences nor stored entries hold.
 
@@ -230,6 +238,7 @@ PlannerEvent = (
     | NotStored
     | PrefillTimed
     | DecodeTimed
+    | Masked
     | OtherBytes
     | MemoryShort
 )

@@ -17,6 +17,7 @@ from backend.engine.plan import (
     Generated,
     Limits,
     Lost,
+    Masked,
     MemoryShort,
     NotStored,
     OtherBytes,
@@ -376,6 +377,10 @@ class FakeExecutor:
             for one in members:
                 self._break(one, lost=lost)
             return
+        for one in members:
+            if one.number % 8 == 0:  # it has a grammar
+                seconds = self.dice.choice([0.1, 1, 8]) * DECODE_SECONDS
+                self._events.append(Masked(one.number, seconds))
         ahead = self.dice.choice([1, 2, 30])
         for one in members:
             assert one.kv is not None

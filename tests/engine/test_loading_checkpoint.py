@@ -291,6 +291,37 @@ def test_damaged_weight_files(model: Path, change: Callable[[bytes], bytes], sen
     assert sentence in refusal(model)
 
 
+DATA = "data_offsets"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({DATA: [-8, 8]}, "model.safetensors is not a safetensors file"),
+        ({DATA: [0.5, 8]}, "model.safetensors is not a safetensors file"),
+        ({"shape": [-1, 5]}, "model.safetensors is not a safetensors file"),
+        ({"shape": "ab"}, "model.safetensors is not a safetensors file"),
+        ({"dtype": ["F32"]}, "model.safetensors is not a safetensors file"),
+        ({DATA: [1000, 10]}, "model.safetensors is damaged, the tensor '"),
+        ({"shape": [2**40, 2**40]}, "of the shape '[1099511627776, 1099511627776]' takes"),
+        ({"shape": [0]}, "of the shape '[0]' takes"),
+        ({"shape": [1] * 10_000}, "bytes in it: download it again"),
+    ],
+)
+def test_weight_files_that_say_what_cannot_be(
+    model: Path, change: dict[str, Any], sentence: str
+) -> None:
+    file = model / "model.safetensors"
+    body = file.read_bytes()
+    end = 8 + int.from_bytes(body[:8], "little")
+    header = json.loads(body[8:end])
+    name = next(name for name in header if name != "__metadata__")
+    header[name] |= change
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + body[end:])
+    assert sentence in refusal(model)
+
+
 def test_a_missing_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     sentence = "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or"

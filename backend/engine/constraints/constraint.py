@@ -85,6 +85,7 @@ class Constraint:
     ends: np.ndarray
     scratch_words: int
     _scratch: np.ndarray = field(init=False)
+    _accepted: list[int] = field(init=False, default_factory=list)
     allowance: float = BURST_SECONDS
 
     def __post_init__(self) -> None:
@@ -98,9 +99,13 @@ class Constraint:
     def restart(self, tokens: Sequence[int]) -> None:
         """Reset, and accept the tokens of the answer that were delivered.
 
-        A failed step may have advanced the grammar by a token that was not delivered.
+        A failed step may have advanced the grammar by a token that was not delivered. Costs nothing
+        if these are the tokens that it has accepted.
         """
+        if self._accepted == list(tokens):
+            return
         self.matcher.reset()
+        self._accepted.clear()
         for token in tokens:
             self.accept(token)
 
@@ -136,6 +141,7 @@ class Constraint:
         if not taken:
             self._check()
             raise EngineFailed(f"the grammar does not allow the token {token}")
+        self._accepted.append(token)
 
     @contextmanager
     def _paid(self) -> Iterator[None]:
