@@ -19,6 +19,7 @@ from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_p
 from backend.engine.gather import BatchKV, gathered, gathers, keeps_state, taken
 from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedBatch, QuantizedRow
+from backend.engine.rectangle import Rectangle
 from backend.engine.row_shift import BatchShift, RowShift
 
 RowCache = list[Any]
@@ -168,6 +169,27 @@ class BatchCache:
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
+
+    def layers_for(self, tokens: int) -> list[Any]:
+        """`layers`, with room for a pass over so many tokens of each sequence."""
+        layers = self.layers
+        for leaf in leaves(layers):
+            if isinstance(leaf, Rectangle):
+                leaf.make_room(tokens)
+        return layers
+
+    def drop(self, tokens: Sequence[int]) -> None:
+        """Forget so many of each sequence's latest tokens; of caches for which `always_trims`.
+
+        Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
+        """
+        if not any(tokens):
+            return
+        for leaf in leaves(self.layers):
+            if isinstance(leaf, Rectangle):
+                leaf.drop(tokens)
+            elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
+                raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
 
     @property
     def settled(self) -> bool:

@@ -152,18 +152,24 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             )
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 
-    async def Status(self, _: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
+    async def Status(self, _: pb.HealthMessage, context: Context) -> pb.StatusResponse:
         status = await self._engine.status()
+        self._show_guessing(context)
         memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
         return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 
-    async def GetMetrics(self, _: pb.MetricsRequest, _context: Context) -> pb.MetricsResponse:
+    async def GetMetrics(self, _: pb.MetricsRequest, context: Context) -> pb.MetricsResponse:
         metrics = self._engine.metrics()
+        self._show_guessing(context)
         return pb.MetricsResponse(
             tokens_per_second=metrics.tokens_per_second,
             tokens_generated=min(metrics.tokens_generated, _INT32_MAX),
             prompt_tokens_processed=min(metrics.prompt_tokens_processed, _INT32_MAX),
         )
+
+    def _show_guessing(self, context: Context) -> None:
+        if shown := trailers.of_guessing(self._engine.metrics().guessing):
+            context.set_trailing_metadata(shown)
 
     async def ModelMetadata(
         self, _: pb.ModelOptions, _context: Context
