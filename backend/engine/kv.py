@@ -56,6 +56,22 @@ def always_trims(cache: RowCache) -> bool:
     return all(map(_keeps_all, cache))
 
 
+def takes_back(cache: RowCache) -> bool:
+    """Whether tokens of the latest pass can be cut off the row: no recurrent state."""
+    return all(_keeps_all(leaf) or type(leaf) is RotatingKVCache for leaf in leaves(cache))
+
+
+def _shorten(layer: RotatingKVCache, tokens: int) -> None:
+    """Cut off the end of a window that a pass has just put into the order of time.
+
+    mlx-lm refuses that for a full window. But what the pass's first token saw is still there.
+    """
+    end = layer.keys.shape[2] - tokens
+    layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
+    layer.offset -= tokens
+    layer._idx = end
+
+
 def snapshot(cache: RowCache) -> Snapshot:
     """Copies of the layers that cannot be cut back to any length."""
     return _snapshot(cache, 0)
@@ -179,7 +195,8 @@ class BatchCache:
         return layers
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Forget so many of each sequence's latest tokens; of caches for which `always_trims`.
+        """Forget so many of each sequence's latest tokens; of caches for which `always_trims`, or
+        directly after a pass that appended them, of those for which `takes_back`.
 
         Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
         """
@@ -188,6 +205,8 @@ class BatchCache:
         for leaf in leaves(self.layers):
             if isinstance(leaf, Rectangle):
                 leaf.drop(tokens)
+            elif isinstance(leaf, RotatingKVCache):
+                _shorten(leaf, tokens[0])
             elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
                 raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
 

@@ -705,6 +705,8 @@ class Planner:
         """How many guesses each batch may check, within the bytes that are left."""
         widths: dict[int, int] = {}
         for number, members in sorted(self._members().items()):
+            if len(members) > 1 and not self.limits.together:
+                continue  # several tokens of several sequences in a pass: the model cannot
             most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
             longest = max(one.total for one in members)
             while most and self.limits.passes.chosen(len(members) * most, longest) > left:

@@ -104,6 +104,7 @@ class Scheduler:
                 draft=model.drafting.cost if model.drafting is not None else None,
             )
         )
+        self._show_guessing()
 
     @property
     def busy(self) -> bool:
@@ -363,7 +364,7 @@ class Scheduler:
         gauges.prompt_tokens_processed += self.executor.prompt_tokens
         self.executor.prompt_tokens = 0
         gauges.preemptions = self.planner.preemptions
-        gauges.guessing = None if self._model.drafting is None else self.planner.widths.report
+        self._show_guessing()
         if self.planner.unstored > gauges.unstored:
             _log.warning(
                 "the KV of %d answers was larger than the whole prompt cache (%d MiB) and is not"
@@ -377,6 +378,10 @@ class Scheduler:
             self.executor.rest()
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
+
+    def _show_guessing(self) -> None:
+        drafts = self._model.drafting is not None
+        self._gauges.guessing = self.planner.widths.report if drafts else None
 
     def lend(self, nbytes: int) -> int:
         """Keep so many bytes free for others from the next step on; returns how many are."""

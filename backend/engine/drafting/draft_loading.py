@@ -62,10 +62,10 @@ def load_drafting(
     if checkpoint is None and not settings.prompt_lookup:
         return None
     wish = "DraftModel is set" if checkpoint else "option prompt_lookup is true"
-    if not kv.always_trims(kv.new_row(main.model)):
+    if not kv.takes_back(kv.new_row(main.model)):
         raise InvalidRequest(
             f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its cache has"
-            " a window or a recurrent state; load it without"
+            " a recurrent state; load it without"
         )
     if checkpoint is None:
         return Drafting(settings.n_draft, lambda: [LookupGuesser()])

@@ -14,6 +14,7 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.model_reference import HubModel, LocalModel
 from tests.engine.drafting.tiny import MODELS
 from tests.engine.loading_models import write_model
+from tests.engine.random_models import CONFIGS
 
 TEXT = str(MODELS / "tiny_text")
 DRAFT = str(MODELS / "tiny_draft")
@@ -115,6 +116,20 @@ WINDOW: dict[str, Any] = {
 }
 
 
+STATE = {name: value for name, value in CONFIGS["hybrid"].items() if name != "vocab_size"}
+
+
+async def test_a_model_with_a_window_takes_guesses_back(tmp_path: Path) -> None:
+    window = write_model(tmp_path / "window", **WINDOW)
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(_load(model_file=str(window), settings={"prompt_lookup": True}))
+        assert engine.metrics().guessing is not None
+    finally:
+        await engine.stop(10)
+
+
 async def test_a_draft_model_that_cannot_go_back(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain")
     window = write_model(tmp_path / "window", **WINDOW)
@@ -132,8 +147,8 @@ async def test_a_draft_model_that_cannot_go_back(tmp_path: Path) -> None:
 async def test_a_model_that_cannot_go_back(
     tmp_path: Path, wish: dict[str, Any], named: str
 ) -> None:
-    window = write_model(tmp_path / "window", **WINDOW)
-    message = await _refusal(_load(model_file=str(window), **wish))
+    state = write_model(tmp_path / "state", **STATE)
+    message = await _refusal(_load(model_file=str(state), **wish))
     assert message.startswith(f"{named}, but model 'tiny' cannot go back on a wrong guess")
 
 

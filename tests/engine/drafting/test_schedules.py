@@ -28,7 +28,7 @@ from tests.engine.test_parity import check_schedule
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
 SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "4"))
-KINDS = ("attention", "latent", "quantised")
+KINDS = ("attention", "window", "latent", "quantised")
 
 
 @pytest.fixture(autouse=True)
