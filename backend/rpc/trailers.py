@@ -2,11 +2,13 @@
 
 After Predict and PredictStream a host needs to know why an answer ended, how many prompt tokens
 came from the cache, and how many answer tokens were reasoning. Status and GetMetrics show what
-drafting does, where the model drafts. Only successful calls have these trailers, and hosts may
-ignore them.
+drafting does, where the model drafts, and Status the ranks, where there are several. Only
+successful calls have these trailers, and hosts may ignore them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from backend.engine.events import Finished
 from backend.engine.guess_width import GuessReport
@@ -20,6 +22,7 @@ DRAFT_WIDTH = "mlx-draft-width"
 DRAFTED = "mlx-draft-tokens"
 ACCEPTED = "mlx-draft-accepted-tokens"
 GAIN = "mlx-draft-gain"
+RANK = "mlx-rank"  # of Status: a line for each rank
 
 
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
@@ -46,3 +49,7 @@ def of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
         (ACCEPTED, str(report.accepted)),
         (GAIN, f"{report.gain:.2f}"),
     )
+
+
+def of_ranks(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((RANK, line.encode("ascii", "replace").decode()) for line in lines)

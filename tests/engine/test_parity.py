@@ -117,12 +117,13 @@ def test_every_row_says_what_it_says_alone(kind: str) -> None:
 def check_schedule(
     model: EngineModel,
     dice: random.Random,
-    plain: EngineModel | None = None,
+    reference: EngineModel | None = None,
     learn: Callable[[list[int]], None] = lambda _: None,
 ) -> Counter[str]:
     """Play one schedule; returns how often it came by what could spoil an answer.
 
-    plain: answers each request alone. learn: is told of each prompt with its answer beforehand.
+    reference: computes what every row says alone; by default the same model. learn: is told of
+    each prompt with its answer beforehand.
     """
     rounds = Rounds(model)
     requests: dict[int, Request] = {}
@@ -138,7 +139,7 @@ def check_schedule(
                 for _ in range(min(dice.choice([1, 1, 4]), MOST_ROWS - len(requests))):
                     ticket = len(requests) + 1
                     requests[ticket] = _request(dice, common, requests, rounds)
-                    lonely = Rounds(plain or model)
+                    lonely = Rounds(reference or model)
                     requests[ticket].play(lonely, 1)
                     lonely.drain()
                     answers[ticket] = lonely.heard[1]

@@ -148,7 +148,7 @@ async def test_an_end_in_the_middle_of_a_spawn_leaves_nothing(tmp_path: Path, tu
 
 
 async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
-    missing = {f"nowhere{number}": {"parameters": {"model": "nowhere"}} for number in range(8)}
+    missing = {f"nowhere{number}": {"parameters": {"model": "nowhere"}} for number in range(4)}
     before = children()
     async with supervising(tmp_path, {"tiny": tiny(), **missing}) as supervisor:
 
