@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from backend.engine.guess_width import GuessReport
 from backend.engine.heartbeat import Heartbeat
 
 
@@ -13,7 +14,8 @@ class Gauges:
 
     The totals count from the start of the thread. tokens_per_second is that of the latest step.
     preemptions: sequences that lost their KV to memory and were computed again. unstored: answers
-    whose KV was larger than the whole prompt cache.
+    whose KV was larger than the whole prompt cache. guessing: what drafting does, where the model
+    drafts.
     heartbeat: which step runs.
     """
 
@@ -23,4 +25,5 @@ class Gauges:
     running: int = 0
     preemptions: int = 0
     unstored: int = 0
+    guessing: GuessReport | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

@@ -258,7 +258,10 @@ def render() -> str:
 def _inside() -> Iterator[str]:
     actions = [*executor.ACTIONS, *executor.WITH_FILES, *executor.IN_GUESSING]
     for action in actions:
-        yield f"| {_place(action)} | {_WHO[action.most]} |"
+        who = _WHO[action.most]
+        if action in executor.IN_GUESSING and action.most == executor.NOBODY:
+            who = "none; they get no more guesses"
+        yield f"| {_place(action)} | {who} |"
     for name in executor.PASSES:
         yield f"| the model, {name} | {_WHO[executor.BATCH]} |"
 

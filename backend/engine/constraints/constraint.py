@@ -69,6 +69,14 @@ class AnswerRule(Protocol):
     def accept(self, token: int) -> None:
         """Advance by a sampled token."""
 
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """Write the mask after each guess: uint32, shape [guesses, words(vocabulary)].
+
+        Returns for how many guesses: it stops behind one that ends the text, and before one that
+        is not allowed. The state stays as it is, except after an exception: then only `restart`
+        restores it.
+        """
+
 
 @dataclass(eq=False, slots=True)
 class Constraint:
@@ -142,6 +150,21 @@ class Constraint:
             self._check()
             raise EngineFailed(f"the grammar does not allow the token {token}")
         self._accepted.append(token)
+
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
+        with self._paid():
+            possible: int = self.matcher.validate_tokens(list(guesses))
+        taken = 0
+        for guess, mask in zip(guesses[:possible], allowed, strict=False):
+            self.accept(guess)
+            taken += 1
+            if self.matcher.is_stopped():
+                break
+            self.fill(mask)
+        if not self.matcher.rollback(taken):
+            self._check()
+        return taken
 
     @contextmanager
     def _paid(self) -> Iterator[None]:
