@@ -1,7 +1,7 @@
-"""Which model types are served with what sees and hears, decided without importing mlx-vlm.
+"""Which model types are served with image or audio input, decided without importing mlx-vlm.
 
-What can be found out by trying is found out when the model is loaded (`vision_builder`).
-Listed here is what no trial shows: families that would answer, and wrongly.
+Most families are tested when a model is loaded (`vision_builder`). Listed here are the families for
+which that test would pass although their answers would be wrong.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 from backend.engine.loading.architectures import aliases, model_files
 from common.wording import shown
 
-_ALL_SEEN = "its prompt is read in both directions, which a batch of text rows is not"
-_CROSSES = "its layers look at the image beside the text, which a batch of text rows has not"
+_BIDIRECTIONAL = "its attention over the prompt is bidirectional, which batches do not support"
+_CROSSES = "its layers use cross-attention to the image, which batches do not support"
 _CANVAS = (
-    "its images take positions on a canvas of the whole prompt, and are prepared one by one here"
+    "it places all images of a prompt on one canvas, but here each image is prepared on its own"
 )
-_OWN_PLACES = "its images have positions of another kind than those that are passed on here"
+_OWN_POSITIONS = "its images need a kind of position ids that this backend does not compute"
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
-    "paligemma": _ALL_SEEN,
-    "moondream2": _ALL_SEEN,
-    "moondream3": _ALL_SEEN,
-    "falcon_ocr": _ALL_SEEN,
-    "falcon_perception": _ALL_SEEN,
+    "paligemma": _BIDIRECTIONAL,
+    "moondream2": _BIDIRECTIONAL,
+    "moondream3": _BIDIRECTIONAL,
+    "falcon_ocr": _BIDIRECTIONAL,
+    "falcon_perception": _BIDIRECTIONAL,
     "mllama": _CROSSES,
     "minicpmv4_7": _CANVAS,
-    "hunyuan_vl": _OWN_PLACES,
-    "ernie4_5_moe_vl": _OWN_PLACES,
+    "hunyuan_vl": _OWN_POSITIONS,
+    "ernie4_5_moe_vl": _OWN_POSITIONS,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
     "diffusion_gemma": _OTHER,
@@ -42,7 +42,7 @@ _NOT_SERVED: Mapping[str, str] = {
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:
-    """The end of a sentence about why a model's vision part is not served; '' where it is."""
+    """Why a model's vision part is not served, as the end of a sentence; '' if it is served."""
     model_type = str(config["model_type"]).lower()
     module = aliases("mlx_vlm").get(model_type, model_type)
     if module not in _modules():
@@ -54,7 +54,7 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 @cache
 def _modules() -> frozenset[str]:
-    """Those of mlx-vlm's packages that hold a model with a part that sees, be it another's."""
+    """The packages of mlx-vlm whose model has a vision part, its own or one of another package."""
     return frozenset(
         path.parent.name
         for path in model_files("mlx_vlm", "*/*.py")

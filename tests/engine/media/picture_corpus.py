@@ -182,11 +182,11 @@ def _refused() -> Iterator[Bad]:
     for name, content in other.items():
         yield Bad(name, content, rf"is in the format {name.strip()}, which is not decoded here")
     for name, content in {"text": b"hello", "one byte": b"\x00", "a riff": b"RIFF1234ABCD"}.items():
-        yield Bad(name, content, "is no image file that is known here")
+        yield Bad(name, content, "is not in a known image format")
 
 
 def _huge() -> Iterator[Bad]:
-    claims = "that an image may have|and an image may have|a side may have"
+    claims = "that an image may have|but an image may have|a side may have at most"
     yield Bad("PNG that claims 50000 x 50000", png(50_000, 50_000, b"\x00"), claims)
     yield Bad("PNG of zeros", png(6000, 6000, b"\x00" * (6000 * 18001)), claims)
     yield Bad("GIF that claims 65535", b"GIF89a" + b"\xff" * 4 + save(plain(), "GIF")[10:], claims)
