@@ -1,4 +1,4 @@
-"""What the engine reports of itself."""
+"""The engine's state and metrics, as reported by Status and GetMetrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class EngineState(Enum):
-    """What the one model slot of this process is doing."""
+    """The state of the process's model."""
 
     EMPTY = "empty"
     LOADING = "loading"

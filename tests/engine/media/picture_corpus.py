@@ -214,7 +214,7 @@ def _hostile() -> Iterator[Bad]:
     yield Bad("PNG with a bomb for a note", png(40, 24, rows, extra=chunk(b"zTXt", bomb)), "cannot")
     yield Bad("PNG with too few rows", png(40, 24, rows[:99]), "cannot be decoded")
     yield Bad("PNG of colour type 9", png(40, 24, rows, colour=9), "cannot be decoded")
-    yield Bad("JPEG of many scans", many_scans(), "scans, and at most 200")
+    yield Bad("JPEG of many scans", many_scans(), "scans, but at most 200")
     yield Bad("TIFF of floats", save(plain("F", 0.5), "TIFF"), "pixels of the kind F")
     yield Bad("TIFF of 32 bits", save(plain("I", 1 << 30), "TIFF"), "pixels of the kind I")
     yield Bad("TIFF without its strip", tiff(8, 8), "cannot be decoded")

@@ -113,7 +113,7 @@ def _refused() -> Iterator[BadSound]:
     for name, value in {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}.items():
         yield BadSound(name, wav(_floats(0.0, value)), "not finite numbers")
     yield BadSound("sums beyond floats", wav(_floats(3e38), channels=2), "not finite|too large")
-    yield BadSound("9 channels", save(tone(channels=9)), "has 9 channels, and at most 8")
+    yield BadSound("9 channels", save(tone(channels=9)), "has 9 channels, but at most 8")
     yield BadSound("60000 channels", wav(b"\x00" * 240_000, channels=60_000), "channels|cannot be")
     yield BadSound("slow", wav(_floats(0.0), rate=3999), "has 3999 samples per second")
     yield BadSound("fast", wav(_floats(0.0), rate=4_000_000), "has 4000000 samples per second")

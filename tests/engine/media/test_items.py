@@ -110,7 +110,7 @@ def test_a_bare_jpeg_is_no_path() -> None:
         ("data:image/png;base64,", "it has no data"),
         ("data:image/png", "without a comma"),
         ("data:,", "is not in a known image format"),
-        ("https://example.com/cat.png", "URL of the scheme 'https', and this backend fetches"),
+        ("https://example.com/cat.png", "URL of the scheme 'https', but this backend downloads"),
         ("FILE:///etc/passwd", "URL of the scheme 'file'"),
         ("s3://bucket/cat.png", "URL of the scheme 's3'"),
         ("/etc/passwd", "is a path or not base64"),
@@ -152,7 +152,7 @@ def test_only_regular_files_within_the_bound_are_read(tmp_path: Path) -> None:
         str(tmp_path): "no re",
         str(pipe): "not of a regular file",
         "/dev/zero": "not of a regular file",
-        str(large): f"has {len(PNG) + MIB} bytes, and at most {MIB}",
+        str(large): f"has {len(PNG) + MIB} bytes, but at most {MIB}",
         f"/{'a/' * 3000}": "no re",
         "/a\x00b": "not of a readable file",
     }
