@@ -1,7 +1,12 @@
 """Fill-in-the-middle prompts: the model writes the text between a prefix and a suffix.
 
-Models that were trained for it have special tokens that mark the parts. Their names and the order
-of the parts come from the model cards and from llama.cpp's `/infill`.
+Models that were trained for it have special tokens that mark the parts. Sources of the names:
+llama.cpp's list (`src/llama-vocab.cpp`), the added tokens in the published tokenizers of
+Qwen2.5-Coder, CodeGemma, Granite 4 and DeepSeek-Coder, transformers' tokenizer of CodeLlama,
+mistral-common for Codestral, and the Seed-Coder report. The order of the parts comes from the same
+places and from each model's card. Only the names are looked at, so two models whose cards order the
+same names differently get the order of the others: Mellum (names of StarCoder) and CodeGeeX4 (names
+of GLM) were trained with the suffix first.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ Encode = Callable[[str], list[int]]
 _REPOSITORY = "myproject\n"
 _FILE = "filename\n"
 _SNIPPET = "\n\n--- snippet ---\n\n"
+_LEAD = "☺"  # a character that no tokenizer joins to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,8 @@ FAMILIES = (
     Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     Family("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
     Family("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed-Coder
-    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5, CodeGeeX4
-    Family("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1
+    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
+    Family("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Tiny-Coder
 )
 
 
@@ -83,10 +89,20 @@ class Infill:
         """The prompt, without a BOS token. encode: tokenises text without control tokens."""
         family = self._family
         prefix = [self._vocabulary[family.prefix], *encode(prompt.prefix)]
-        suffix = [self._vocabulary[family.suffix], *encode(prompt.suffix)]
+        suffix = [self._vocabulary[family.suffix], *self._bare(prompt.suffix, encode)]
         parts = suffix + prefix if family.suffix_first else prefix + suffix
         middle = [self._vocabulary[family.middle]] if family.middle else []
         return [*self._files(prompt, encode), *parts, *middle]
+
+    def _bare(self, text: str, encode: Encode) -> list[int]:
+        """The text without the space that SentencePiece puts before every text.
+
+        CodeLlama and Codestral were trained so: the suffix goes on in the middle of a line.
+        """
+        lead = encode(_LEAD)
+        if not lead or lead[0] != self._vocabulary.get("▁"):
+            return encode(text)
+        return encode(_LEAD + text)[len(lead) :]
 
     def _files(self, prompt: InfillPrompt, encode: Encode) -> Iterator[int]:
         """Other files of the same repository, the way llama.cpp writes them."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from backend.engine.loading.adapters import Adapter, AdapterRequest
     from backend.engine.loading.checkpoint import Checkpoint
     from backend.engine.media.limits import MediaLimits
+    from backend.engine.ranks.rank_load import RankLoad
     from backend.engine.settings import Settings
 
 
@@ -52,6 +53,7 @@ class LoadOrder:
     """A load request after all checks that do not need the weights.
 
     epoch: the number of the load. started: time.perf_counter() when the checkpoint had been found.
+    ranks: the ranks that divide the model, if there are any.
     """
 
     request: LoadRequest
@@ -63,3 +65,4 @@ class LoadOrder:
     draft: Checkpoint | None
     media_limits: MediaLimits
     started: float = field(default_factory=time.perf_counter)
+    ranks: RankLoad | None = None

@@ -33,6 +33,7 @@ class LogitsHead:
 
         def run() -> mx.array:
             logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
+            mx.eval(logits)  # before the next pass: ranks need one order
             return logits
 
         whole = run()
@@ -87,12 +88,18 @@ def _at(states: mx.array, places: mx.array) -> mx.array:
 
 
 def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
-    """Layers as wide as the vocabulary, the last first: the projection follows all other layers."""
+    """Layers as wide as the vocabulary: linear layers first, then embeddings (tied weights).
+
+    Layers in lists (a model's blocks) are left out: ranks of a pipeline have different ones, and
+    each try is a pass of all ranks.
+    """
     kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
     wide = [
         layer
-        for layer in model.modules()
-        if isinstance(layer, kinds) and layer.weight.shape[0] >= vocabulary
+        for path, layer in model.named_modules()
+        if isinstance(layer, kinds)
+        and layer.weight.shape[0] >= vocabulary
+        and not any(map(str.isdigit, path.split(".")))
     ]
     yield from sorted(wide, key=lambda layer: hasattr(layer, "as_linear"))
 

@@ -13,8 +13,11 @@ from backend.engine.plan import CacheCost, PassCost
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.encode_queue import NewEncoder
+    from backend.engine.ranks.leader import Leader
     from backend.engine.served_model import ServedModel
     from backend.engine.vision.media_prefill import MediaReader
 
@@ -31,7 +34,8 @@ class EngineModel:
     speculative decoding for a single sequence. disk: the prompt cache on disk. media: encodes
     images and sounds. stream_interval_ms: how long text may be collected before it is sent. blas:
     the number of OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an
-    answer ends; 0 means never.
+    answer ends; 0 means never. leader: the other ranks, if ranks divide the model. spread: gives
+    all ranks the tokens of rank 0, inside the graph.
     """
 
     model: Any
@@ -57,6 +61,8 @@ class EngineModel:
     blas: BlasThreads | None = None
     repetition_guard: int = 0
     passes: PassCost = field(default_factory=PassCost)
+    leader: Leader | None = None
+    spread: Callable[[mx.array], mx.array] | None = None
 
 
 Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"

@@ -31,7 +31,7 @@ class ServedModel:
     running and waiting requests. default_max_tokens: for requests that set no limit; 0 means up to
     the end of the context. template_words: the `REASONING_WORDS` that the chat template uses.
     step_timeout: seconds. constraints: for models that generate text. reader: for requests other
-    than generation.
+    than generation. division: how ranks divide the model, in words; "" if they do not.
     """
 
     name: str
@@ -58,6 +58,7 @@ class ServedModel:
     constraints: ConstraintCompiler | None = None
     disk: DiskCache | None = None
     reader: Reader | None = None
+    division: str = ""
 
     def parser(
         self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False

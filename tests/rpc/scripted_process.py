@@ -46,5 +46,5 @@ class ScriptedEngine(FakeEngine):
 
 
 if __name__ == "__main__":
-    seam.Engine = ScriptedEngine  # type: ignore[misc]
+    seam.Engine = ScriptedEngine  # type: ignore[misc,assignment]
     os._exit(entry.main(sys.argv[1:], os.environ))
