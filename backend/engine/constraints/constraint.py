@@ -25,6 +25,7 @@ _AMBIGUOUS = (
     " alternatives and optional parts"
 )
 _LEXER = "its regular expressions are too complex: simplify them, or use fewer"
+_UNKNOWN = -1  # a token that no answer has: the state has to be computed again
 _DEAD_END = "no text can follow there: look for a rule or pattern that matches nothing"
 _CAUSES = {
     "items": _AMBIGUOUS,
@@ -153,7 +154,20 @@ class Constraint:
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
         """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
-        with self._paid():
+        before = len(self._accepted)
+        try:
+            taken = self._follow(guesses, allowed)
+            if not self.matcher.rollback(taken):
+                self._check()
+        except Exception:
+            self._accepted.append(_UNKNOWN)
+            raise
+        del self._accepted[before:]
+        return taken
+
+    def _follow(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """Accept the guesses that are allowed; returns how many. allowed: as for `look_ahead`."""
+        with self._timed():
             possible: int = self.matcher.validate_tokens(list(guesses))
         taken = 0
         for guess, mask in zip(guesses[:possible], allowed, strict=False):
@@ -162,8 +176,6 @@ class Constraint:
             if self.matcher.is_stopped():
                 break
             self.fill(mask)
-        if not self.matcher.rollback(taken):
-            self._check()
         return taken
 
     @contextmanager
