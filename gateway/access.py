@@ -1,6 +1,6 @@
-"""The outermost layer of a request: its id, its log line, its place in the metrics, its last net.
+"""The outermost layer of a request: its id, log line and metrics, and the last exception handler.
 
-A body or a key never reaches the log; the path and the model's name do, as the client wrote them.
+A body or a key is never logged; the path and the model's name are, as the client wrote them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gateway.metrics import Metrics
 from gateway.refusals import response_of
 from gateway.traffic import Traffic
 
-_BY_THE_CLOCK = frozenset({"/metrics", "/api/status"})
+_REGULAR = frozenset({"/metrics", "/api/status"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class AccessMiddleware:
-    """Counts and logs every request; turns what nobody caught into a 500 that says its id."""
+    """Counts and logs every request; turns an uncaught exception into a 500 with its id."""
 
     def __init__(self, app: ASGIApp, traffic: Traffic, metrics: Metrics, strict: bool) -> None:
         self._app = app
@@ -34,7 +34,6 @@ class AccessMiddleware:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -93,24 +92,14 @@ class AccessMiddleware:
             "status": status,
             "ms": seen.seconds * 1000,
         }
-        if seen.broken:
-            fields["error"] = seen.broken
-        if seen.key:
-            fields["key"] = seen.key
-        if seen.model:
-            fields["model"] = seen.model
-        if seen.ignored:
-            fields["ignored"] = ",".join(seen.ignored)
+        known = {"error": seen.broken, "key": seen.key, "model": seen.model}
+        known["ignored"] = ",".join(seen.ignored)
+        fields |= {name: text for name, text in known.items() if text}
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
-        # What is asked by the clock would drown the rest.
-        tell = logs.debug if _is_by_the_clock(seen.path) else logs.info
-        tell("request", **fields)
-
-
-def _is_by_the_clock(path: str) -> bool:
-    """What probes, Prometheus, browsers and the page ask for again and again."""
-    return is_open(path) or path.removeprefix("/v1") in _BY_THE_CLOCK
+        # What probes, Prometheus and the page ask for again and again would drown the rest.
+        regular = is_open(seen.path) or seen.path.removeprefix("/v1") in _REGULAR
+        (logs.debug if regular else logs.info)("request", **fields)
 
 
 def _request_id(headers: Headers) -> str:

@@ -1,7 +1,7 @@
 """The ASGI application: routes with and without `/v1`, inside the layers that every request passes.
 
-From the outside in: the log and the metrics, which pages may call, who may ask, what a body may
-be. Each layer is plain ASGI, so a stream passes through them untouched.
+From the outside in: log and metrics, origins, keys, limits of bodies. Each layer is plain ASGI, so
+streams pass through them unchanged.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ from gateway.routes import (
     health,
     infill,
     messages,
-    metrics,
     models,
     ollama,
     page,
     rerank,
     responses,
-    score,
     status,
     tokenize,
 )
@@ -49,11 +47,9 @@ ROUTERS = (
     health.router,
     infill.router,
     messages.router,
-    metrics.router,
     models.router,
     rerank.router,
     responses.router,
-    score.router,
     tokenize.router,
 )
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
-_KEY_FILE = "File of keys, `KEY` or `NAME KEY` per line; lines that begin with # are skipped."
+KEY_FILE = "File of keys, `KEY` or `NAME KEY` per line; lines that begin with # are skipped."
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_KEY = 8  # characters; a guard against typing errors, not a measure of strength
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
@@ -61,7 +62,7 @@ def _of_environment(environ: Mapping[str, str]) -> list[str]:
         else:
             parts = text.split(",") if kind == "texts" else [text]
             flags += [f"{flag_of(row)}={part.strip()}" for part in parts]
-    if file := environ.get("MLX_GATEWAY_API_KEY_FILE"):
+    if file := environ.get("MLX_GATEWAY_APIKEY_FILE"):
         flags.append(f"--api-key-file={file}")
     return flags
 
@@ -72,31 +73,6 @@ def flag_of(row: Field[Any]) -> str:
     return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
 
 
-def settings_table() -> str:
-    """The settings as the table of docs/gateway.md; `python -m gateway.arguments` prints it."""
-    rows = ["| flag | default | meaning |", "|---|---|---|"]
-    rows += [
-        f"| `{flag_of(row)}` | {_default(row)} | {row.metadata['rule'].meaning} |"
-        for row in fields(GatewaySettings)
-    ]
-    return "\n".join([*rows, f"| `--api-key-file` |  | {_KEY_FILE} |", ""])
-
-
-def _default(row: Field[Any]) -> str:
-    rule: Rule = row.metadata["rule"]
-    if row.default is MISSING:
-        return "required"
-    if rule.kind == "switch":
-        return "off"
-    if row.default is None:
-        return "by device"
-    if rule.kind == "bytes":
-        return f"{row.default >> 20} MiB" if row.default else "0"
-    if rule.kind == "seconds":
-        return f"{row.default:g} s" if row.default else "0"
-    return str(row.default or "") if rule.kind != "count" else str(row.default)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="gateway",
@@ -105,43 +81,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     for row in fields(GatewaySettings):
         rule: Rule = row.metadata["rule"]
-        meaning = rule.meaning.replace("%", "%%")
+        how: dict[str, Any]
         if rule.kind == "switch":
-            parser.add_argument(flag_of(row), dest=row.name, action="store_true", help=meaning)
+            how = {"action": "store_true"}
         elif rule.kind in ("texts", "keys"):
-            parser.add_argument(
-                flag_of(row), dest=row.name, action="append", default=[], help=meaning
-            )
+            how = {"action": "append", "default": []}
         else:
-            parser.add_argument(
-                flag_of(row),
-                dest=row.name,
-                type=_reader(flag_of(row), rule),
-                default=None if row.default is MISSING else row.default,
-                required=row.default is MISSING,
-                help=meaning,
-                metavar=rule.kind.upper(),
-            )
-    parser.add_argument("--api-key-file", type=Path, help=_KEY_FILE)
+            how = {
+                "type": partial(_value, flag_of(row), rule),
+                "default": None if row.default is MISSING else row.default,
+                "required": row.default is MISSING,
+                "metavar": rule.kind.upper(),
+            }
+        meaning = rule.meaning.replace("%", "%%")
+        parser.add_argument(flag_of(row), dest=row.name, help=meaning, **how)
+    parser.add_argument("--api-key-file", type=Path, help=KEY_FILE)
     parser.add_argument("--version", action="version", version=f"gateway {VERSION}")
     return parser
 
 
-def _reader(flag: str, rule: Rule) -> Any:
-    def read(text: str) -> str | Path | int | float:
-        if rule.kind == "path":
-            return _folder(flag, text)
-        if rule.kind == "text":
-            return text
-        value = _number(flag, rule, text)
-        if not rule.minimum <= value <= rule.maximum:
-            raise BadArgument(
-                f"{flag} is {text}: give at least {rule.minimum:g}"
-                + (f" and at most {rule.maximum:g}" if rule.maximum < 1e15 else "")
-            )
-        return value
-
-    return read
+def _value(flag: str, rule: Rule, text: str) -> str | Path | int | float:
+    if rule.kind == "text":
+        return text
+    if rule.kind == "path":
+        return _folder(flag, text)
+    value = _number(flag, rule, text)
+    if not rule.minimum <= value <= rule.maximum:
+        most = f" and at most {rule.maximum:g}" if rule.maximum < 1e15 else ""
+        raise BadArgument(f"{flag} is {text}: give at least {rule.minimum:g}{most}")
+    return value
 
 
 def _number(flag: str, rule: Rule, text: str) -> float:
@@ -226,7 +194,3 @@ def _check(settings: GatewaySettings) -> None:
                 "--cors-origin * lets every web page call this gateway, and there is no API key:"
                 f" set {KEYS_VARIABLE} or --api-key-file, or name the origins"
             )
-
-
-if __name__ == "__main__":
-    print(settings_table(), end="")

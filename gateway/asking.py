@@ -1,12 +1,12 @@
-"""A leased model asked, once more where its backend is lost before the request reached it.
+"""Sends a request to a leased model, and once more if its backend was lost before it arrived.
 
-Between the death of a process and the news of it lie milliseconds in which a request may still be
-sent there; and a backend at an address may have been restarted, or freed, by its owner. Then the
-request is sent again, and the supervisor looks at the backend before it lends it a second time.
+A request may be sent to a process in the milliseconds before its end is noticed, or to a backend at
+an address that has been restarted or freed meanwhile. Such a request is sent again, after the
+supervisor has checked the backend.
 
-A prompt may also be what kills a backend, and with it the answers of everybody else. So a request
-that a backend had begun to work on is not sent again from here; and whoever was there when two of
-them died is refused for a while.
+A prompt may also be what kills a backend, along with everybody else's answers. So a request that a
+backend had begun to work on is not sent again, and one that was running when two backends died is
+refused for a while.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ async def ask(
     send: Callable[[Lease], AsyncGenerator[Said, None]],
     request: BaseModel,
 ) -> AsyncGenerator[Said, None]:
-    """What `send` says to a lease of `lend`, which is held until the last of it.
+    """The events that `send` yields for a lease of `lend`, which is released after the last.
 
-    request: what it is asked for, to know that again. Raises ApiError.
+    request: identifies what is asked, for `Suspects`. Raises ApiError.
     """
     silent = True
     for again in (False, True):
@@ -62,7 +62,7 @@ async def ask_once(
     work: Callable[[Lease], Awaitable[Reply]],
     request: BaseModel,
 ) -> Reply:
-    """What `work` gets from a lease of `lend`, asked as by `ask`. Raises ApiError."""
+    """The result of `work` for a lease of `lend`, with the retry of `ask`. Raises ApiError."""
 
     async def send(lease: Lease) -> AsyncGenerator[Reply, None]:
         yield await work(lease)
@@ -72,14 +72,13 @@ async def ask_once(
 
 
 class Suspects:
-    """The requests that were running when a backend died: a digest, how often, until when."""
+    """Requests that were running when a backend died: by digest, how often, and until when."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[bytes, tuple[int, float]] = {}
 
     def note(self, request: BaseModel) -> None:
-        """A backend died with it."""
         now = self._clock()
         self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
         key = _digest(request)
@@ -87,7 +86,7 @@ class Suspects:
         self._seen[key] = (count + 1, now + _REMEMBERED)
 
     def check(self, request: BaseModel) -> None:
-        """Raise ApiError for one with which two died."""
+        """Raise ApiError for a request that was running at two deaths."""
         if not self._seen:
             return
         count, until = self._seen.get(_digest(request), (0, 0.0))
@@ -111,7 +110,7 @@ def _digest(request: BaseModel) -> bytes:
 
 @asynccontextmanager
 async def _lent(lend: Callable[[], AbstractAsyncContextManager[Lease]]) -> AsyncIterator[Lease]:
-    """A lease whose backend is doubted where it, or its model, is gone."""
+    """A lease; if the backend or its model turns out to be gone, it is checked before the next."""
     async with lend() as lease:
         try:
             yield lease

@@ -1,8 +1,8 @@
-"""Who may ask: a key in `Authorization: Bearer` or `x-api-key`, where the gateway has keys.
+"""Access control: a key in `Authorization: Bearer` or `x-api-key`, if the gateway has keys.
 
-Open without a key are the probes, which tell nothing but "alive", and what a browser must load
-before anybody can type a key into it: the page and the API's description. They hold no secrets
-and no names of models.
+Some paths need no key: the probes, which only report that the process is alive, and what a browser
+must load before a key can be typed into it, the page and the API's description. They contain no
+secrets and no names of models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPEN_FOLDERS = ("/page/", "/docs/")
 
 
 class KeyMiddleware:
-    """Answers 401 to a request without one of the keys; without keys it lets everybody in."""
+    """Answers 401 to a request without one of the keys; without keys it lets every request in."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         """keys: each may have a name before it, and a space."""
@@ -31,7 +31,6 @@ class KeyMiddleware:
         self._keys = [(key.encode(), name) for name, _, key in parts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] == "http" and self._keys and not is_open(scope["path"]):
             given = key_of(Headers(scope=scope))
             name = self._name_of(given)
@@ -39,13 +38,12 @@ class KeyMiddleware:
                 refusal = _refusal(given)
                 await response_of(refusal, scope["path"])(scope, receive, send)
                 return
-            if (running := exchange.current()) is not None:
-                running.key = name
+            exchange.current().key = name
         await self._app(scope, receive, send)
 
     def _name_of(self, given: str) -> str | None:
         """The name of a key, which may be empty; None for what is no key."""
-        # All keys are compared, each in constant time: how long it takes tells nothing.
+        # All keys are compared, each in constant time, so the time taken reveals nothing.
         raw = given.encode("utf-8", "replace")
         names = [name for key, name in self._keys if hmac.compare_digest(raw, key)]
         return names[0] if names else None

@@ -1,13 +1,16 @@
-"""Calls of a backend that answer once: with a time limit, and a failure as a refusal."""
+"""Calls of a backend: their failures as refusals, and those that answer once with a time limit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import grpc
+
+from gateway import errors
 from gateway.errors import AS_ON_THE_WIRE, Names
-from gateway.rpc_failures import as_refusals
 
 Reply = TypeVar("Reply")
 _AT_ONCE = 32  # of one request; the backend's queue is for everybody
@@ -21,7 +24,7 @@ async def ask(
 ) -> Reply:
     """The reply of one call (`seconds` 0: no limit); cancelled with its task.
 
-    names: what the client calls the fields of the wire. Raises ApiError in those words.
+    names: the client's names of the wire's fields, for errors. Raises ApiError.
     """
     with as_refusals(names):
         return await method(request, timeout=seconds or None)
@@ -33,10 +36,7 @@ async def ask_all(
     seconds: float,
     names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
 ) -> list[Reply]:
-    """The replies in the order of the requests. The first failure cancels the rest.
-
-    names: as for `ask`, for the request of each index.
-    """
+    """The replies in order, asked as by `ask`; `names` by index. The first failure ends all."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(index: int) -> Reply:
@@ -50,3 +50,28 @@ async def ask_all(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def as_refusals(names: Names) -> Iterator[None]:
+    """Raise ApiError, with the client's `names` of fields, if a call fails.
+
+    Closing a channel cancels its calls, and their readers get a CancelledError; only the
+    cancellation of the task itself is raised as one.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise errors.of_rpc(error, names) from None
+    except grpc.aio.UsageError:  # the channel was closed before the call began
+        raise errors.gone() from None
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise errors.gone() from None
+
+
+def is_cancelled() -> bool:
+    """Whether the running task has been cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

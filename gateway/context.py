@@ -16,8 +16,6 @@ from gateway.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One running gateway."""
-
     settings: GatewaySettings
     supervisor: Supervisor
     traffic: Traffic
@@ -25,7 +23,7 @@ class Gateway:
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
 
-def _gateway(request: Request) -> Gateway:
+async def _gateway(request: Request) -> Gateway:  # a plain function would get a thread
     found = request.app.state.gateway
     assert isinstance(found, Gateway)
     return found

@@ -1,7 +1,7 @@
 """Errors as a client sees them: one exception, one table, OpenAI's error object.
 
 Every refusal of the gateway is an ApiError. A gRPC status of a backend becomes one by the table
-below, with the backend's own sentence: backends write theirs for the person who reads them.
+below, with the backend's own sentence, which is written for users.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class ApiError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def sentence(self) -> str:
+        """The message with the name of the field at fault, for APIs that have no `param`."""
+        named = self.param is None or self.param in self.message
+        return self.message if named else f"{self.param}: {self.message}"
+
     def body(self) -> dict[str, Any]:
         """OpenAI's error object (API reference, "Error codes")."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        names = ("message", "type", "param", "code")
+        return {"error": {name: getattr(self, name) for name in names}}
 
     def headers(self) -> dict[str, str]:
         """`x-should-retry` is what OpenAI's SDKs read before they look at the status."""
@@ -91,15 +91,13 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.ABORTED: Row(503, SERVER, BACKEND_GONE, True, _GONE),
     grpc.StatusCode.INTERNAL: Row(500, SERVER, "backend_failed"),
     grpc.StatusCode.DATA_LOSS: Row(500, SERVER, "backend_failed"),
-    # gRPC's word for an exception that nobody caught: its text is about a program.
+    # gRPC's status of an uncaught exception, whose text is about a program.
     grpc.StatusCode.UNKNOWN: Row(
         500, SERVER, "backend_failed", says="the backend failed without saying why"
     ),
 }
 # By the code that a backend sends beside its status.
-CODES: Mapping[str, Row] = {
-    "context_length_exceeded": Row(400, code="context_length_exceeded"),
-}
+CODES: Mapping[str, Row] = {"context_length_exceeded": Row(400, code="context_length_exceeded")}
 _CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
 _REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
 _STEP = re.compile(r"[.\[]|$")
@@ -108,8 +106,13 @@ AS_ON_THE_WIRE: Names = {}
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 
+def bad_field(param: str | None, sentence: str, code: str | None = None) -> ApiError:
+    """A 400 about a field of the request, by the path that the client wrote it at."""
+    return ApiError(400, sentence, code=code, param=param)
+
+
 def too_slow(seconds: float) -> ApiError:
-    """To those whose request took the `seconds` that any may take."""
+    """For a request that took as many `seconds` as one may."""
     return ApiError(
         504,
         f"the request took longer than {seconds:g} s, which is all that this gateway gives one",
@@ -124,7 +127,7 @@ def without_folders(sentence: str) -> str:
 
 
 def gone() -> ApiError:
-    """To those whose backend went away with its connection."""
+    """For a request whose backend went away with its connection."""
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER)
 
 
@@ -163,5 +166,11 @@ def found_in(names: Names, place: str) -> tuple[str, str]:
 
 def renamed(error: ApiError, old: str, new: str) -> ApiError:
     """The error about a field by another name, in `param` and in the sentence."""
-    sentence = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, error.message)
+    sentence = error.message
+    if new != old:
+        # Backends write the YAML key before the field: `max_tokens (Tokens)`.
+        field = re.escape(old)
+        sentence = re.sub(
+            rf"(?<![\w.])([a-z_.]+ \({field}\)|{field}(?!\w))", lambda _: new, sentence
+        )
     return replace(error, param=new, message=sentence)

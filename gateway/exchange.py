@@ -1,7 +1,7 @@
 """One request and its answer, as the log and the metrics see them.
 
-The outermost middleware makes it; whoever learns something notes it here, by `current()`, because
-tokens are counted far below the layer that writes the log line.
+The outermost middleware makes it, and every layer below notes what it learns in `current()`: tokens
+are counted far from the layer that writes the log line.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from dataclasses import dataclass, field
 MOST_IGNORED = 24  # names that the header and the log line list
 LONGEST_NAME = 80  # characters: with MOST_IGNORED, at most 2 KiB of a header
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
-CLIENT_LEFT = 499  # nginx's number, for the log and the metrics alone: nobody is there to read it
+CLIENT_LEFT = 499  # nginx's number, only for the log and the metrics
 
 
 @dataclass(slots=True)
 class Exchange:
-    """What is known of a request so far."""
-
     request_id: str
     method: str
     path: str  # as it was asked for
     started: float = field(default_factory=time.monotonic)
     route: str = ""  # as it is declared; "" until a route was found
-    model: str = ""  # as it was asked for; a client's text
+    model: str = ""  # as it was asked for, cut short; a client's text
     key: str = ""  # the name of the API key, where that has one
     status: int = 0  # 0 until the answer has begun
     streams: bool = False
@@ -40,11 +38,20 @@ class Exchange:
 
     @property
     def seconds(self) -> float:
-        """Since the request began."""
         return time.monotonic() - self.started
 
+    def ignore(self, name: str) -> None:
+        """Note a field that was left out; a client's text, so it is made plain."""
+        if len(self.ignored) < MOST_IGNORED:
+            self.ignored[_NOT_PLAIN.sub("?", name)[:LONGEST_NAME]] = None
 
-_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+    def count_tokens(self, prompt: int, completion: int) -> None:
+        """Add the tokens of one of the answers."""
+        self.prompt_tokens += prompt
+        self.completion_tokens += completion
+
+
+_current: ContextVar[Exchange] = ContextVar("exchange")
 
 
 def begin(exchange: Exchange) -> None:
@@ -52,34 +59,6 @@ def begin(exchange: Exchange) -> None:
     _current.set(exchange)
 
 
-def current() -> Exchange | None:
-    """The request that this task works for, if any."""
-    return _current.get()
-
-
-def note_model(name: str) -> None:
-    """The model that the running request asks for; a client's text, so it is cut short."""
-    running = current()
-    if running is not None:
-        running.model = name[:200]
-
-
-def is_strict() -> bool:
-    """Whether the running request must hold nothing that its schema does not know."""
-    running = current()
-    return running is not None and running.strict
-
-
-def note_ignored(name: str) -> None:
-    """A field of the running request that was left out; a client's text, so it is made plain."""
-    running = current()
-    if running is not None and len(running.ignored) < MOST_IGNORED:
-        running.ignored[_NOT_PLAIN.sub("?", name)[:LONGEST_NAME]] = None
-
-
-def count_tokens(prompt: int, completion: int) -> None:
-    """Add the tokens of an answer to the running request, which may have several."""
-    running = current()
-    if running is not None:
-        running.prompt_tokens += prompt
-        running.completion_tokens += completion
+def current() -> Exchange:
+    """The request that this task works for, or a fresh one that is not read."""
+    return _current.get(None) or Exchange("", "", "")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway import exchange
+from gateway.calls import as_refusals
 from gateway.errors import AS_ON_THE_WIRE, Names
-from gateway.rpc_failures import as_refusals
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -53,7 +53,7 @@ class Piece:
 class Usage:
     """Tokens and milliseconds of one answer; `cached_tokens` of the prompt were not computed.
 
-    `reasoning_tokens`: of the completion; from a backend that does not tell, those until the last
+    `reasoning_tokens`: of the completion; if the backend does not report them, those until the last
     piece of reasoning.
     """
 
@@ -93,8 +93,46 @@ class Progress:
 Event = Progress | Piece | Done
 
 
+class WholeAnswer:
+    """An answer put together; `take` every event of its generation."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.done: Done | None = None
+        self._calls: dict[int, list[ToolCallPiece]] = {}
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Done):
+            self.done = event
+        elif isinstance(event, Piece):
+            self._content.append(event.content)
+            self._reasoning.append(event.reasoning)
+            self.logprobs += event.logprobs
+            for part in event.tool_calls:
+                self._calls.setdefault(part.index, []).append(part)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    def calls(self) -> list[ToolCallPiece]:
+        """The complete calls, in order."""
+        found = []
+        for _, parts in sorted(self._calls.items()):
+            arguments = "".join(part.arguments for part in parts)
+            if is_whole(arguments):
+                found.append(replace(parts[0], arguments=arguments))
+        return found
+
+
 def is_whole(arguments: str) -> bool:
-    """Whether the arguments of a call are all there: what was cut, or broken off, is no JSON."""
+    """Whether the arguments of a call are complete; truncated ones are not valid JSON."""
     try:
         json.loads(arguments)
     except ValueError:
@@ -115,10 +153,9 @@ async def generate(
     Where parallel calls are off the answer ends where a second call begins: backends promise one
     call only where calls are enforced.
     """
-    if (running := exchange.current()) is not None:
-        options.CorrelationId = running.request_id
+    options.CorrelationId = exchange.current().request_id
     options.Metadata["mlx.stream_progress"] = "true"
-    single = _has(options, "mlx.parallel_tool_calls", "false")
+    single = options.Metadata.get("mlx.parallel_tool_calls") == "false"
     last = pb.Reply()
     thought = 0
     prompt_logprobs: tuple[dict[str, Any], ...] | None = None
@@ -149,7 +186,7 @@ async def generate(
         finally:
             call.cancel()
     done = _done(options, last, thought, dict(trailing), prompt_logprobs)
-    exchange.count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
+    exchange.current().count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
     yield done
 
 
@@ -233,7 +270,7 @@ def _done(
     trailing: Mapping[str, Any],
     prompt_logprobs: tuple[dict[str, Any], ...] | None,
 ) -> Done:
-    """The end, as the last Reply and the backend's trailing metadata tell it."""
+    """The end, from the last Reply and the backend's trailing metadata."""
     usage = Usage(
         last.prompt_tokens,
         last.tokens,
@@ -247,8 +284,3 @@ def _done(
     reason = trailing.get("mlx-finish-reason", "length" if cut else "stop")
     stop = trailing.get("mlx-stop-sequence-bin")
     return Done(reason, usage, None if stop is None else stop.decode(), prompt_logprobs)
-
-
-def _has(options: pb.PredictOptions, key: str, value: str) -> bool:
-    # Looking up a missing key would add it, because protobuf maps work that way.
-    return key in options.Metadata and options.Metadata[key] == value

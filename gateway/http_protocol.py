@@ -49,15 +49,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def _begin_head(self) -> None:
         if not self._reading_head or self._timer is None:
             self._reading_head, self._head = True, 0
-            self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+            sentence = f"the headers took longer than {HEAD_SECONDS:g} s"
+            self._timer = self.loop.call_later(
+                HEAD_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT, sentence
+            )
 
     def _end_head(self) -> None:
         self._reading_head = False
         if self._timer is not None:
             self._timer.cancel()
-
-    def _too_slow(self) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the headers took longer than {HEAD_SECONDS:g} s")
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
         self._end_head()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
 
 from gateway.errors import ApiError
 from gateway.remote_images import PUBLIC, Fetched, Fetcher
@@ -30,7 +29,10 @@ _VIDEOS: Sequence[Signature] = (
     ("video/webm", lambda head: head.startswith(b"\x1a\x45\xdf\xa3")),  # and Matroska
     ("video/x-msvideo", lambda head: head[:4] == b"RIFF" and head[8:12] == b"AVI "),
 )
-_GIF = _IMAGES[2:3]
+_KNOWN: Mapping[Fetched, tuple[Sequence[Signature], str]] = {
+    "image": (_IMAGES, "PNG, JPEG, GIF, WebP or BMP"),
+    "video": ((*_VIDEOS, _IMAGES[2]), "MP4, WebM, Matroska, AVI or GIF"),
+}
 _SOUNDS: Sequence[Signature] = (
     ("audio/wav", lambda head: head[:4] == b"RIFF" and head[8:12] == b"WAVE"),
     ("audio/mpeg", lambda head: head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1] >= 0xE0)),
@@ -55,49 +57,39 @@ def is_video(data: str) -> bool:
         return False
 
 
-async def media(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) -> str:
-    """The image of an image_url part (data URI, bare base64 or http URL) as a data URI.
+async def media(
+    url: str, settings: GatewaySettings, what: Fetched = "image", fetcher: Fetcher = PUBLIC
+) -> str:
+    """The image or video of a part (data URI, bare base64 or http URL) as a data URI.
 
     Raises ApiError 400 or 413 without `param`: only the caller knows where the part is.
     """
-    content = await _content(url, "image", settings, fetcher)
-    kind = _kind(content, _IMAGES)
-    if kind is None:
-        _refuse("this is no image that is known: send PNG, JPEG, GIF, WebP or BMP")
-    return _data_uri(kind, content)
-
-
-async def video(url: str, settings: GatewaySettings, fetcher: Fetcher = PUBLIC) -> str:
-    """The same of a video_url part, which is MP4, WebM, Matroska, AVI or GIF."""
-    content = await _content(url, "video", settings, fetcher)
-    kind = _kind(content, (*_VIDEOS, *_GIF))
-    if kind is None:
-        sentence = "this is no video that is known: send MP4, WebM, Matroska, AVI or GIF"
-        raise ApiError(400, sentence, code="invalid_video")
-    return _data_uri(kind, content)
-
-
-async def _content(url: str, what: Fetched, settings: GatewaySettings, fetcher: Fetcher) -> bytes:
     if not is_remote(url):
-        return _decoded(url, settings.max_image_bytes, f"the {what}")
-    if not settings.allow_remote_images:
-        _refuse(
+        content = _decoded(url, settings.max_image_bytes, f"the {what}")
+    elif settings.allow_remote_images:
+        content = await fetcher.fetch(url, settings.max_image_bytes, what)
+    else:
+        raise _invalid(
+            "image",
             f"{what}s are not fetched from URLs here: send a data URI, or start the gateway with"
-            " --allow-remote-images"
+            " --allow-remote-images",
         )
-    return await fetcher.fetch(url, settings.max_image_bytes, what)
+    known, names = _KNOWN[what]
+    kind = _kind(content, known)
+    if kind is None:
+        raise _invalid(what, f"this is no {what} that is known: send {names}")
+    return _data_uri(kind, content)
 
 
 def audio(data: str, form: str, settings: GatewaySettings) -> str:
-    """The sound of an input_audio part (base64; `form` is wav or mp3) as a data URI.
-
-    Raises ApiError 400 or 413 without `param`.
-    """
+    """The sound of an input_audio part (base64; `form` is wav or mp3), as `media` gives it."""
     content = _decoded(data, settings.max_image_bytes, "the sound")
     kind = _kind(content, _SOUNDS)
     if kind is None or kind != _FORMATS.get(form, kind):
-        sentence = f"this is no {form[:10]} sound: send base64 of a WAV or MP3 file, and its format"
-        raise ApiError(400, sentence, code="invalid_audio")
+        raise _invalid(
+            "audio",
+            f"this is no {form[:10]} sound: send base64 of a WAV or MP3 file, and its format",
+        )
     return _data_uri(kind, content)
 
 
@@ -106,19 +98,19 @@ def _decoded(text: str, largest: int, what: str) -> bytes:
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            _refuse(f"{what} is no base64 data URI: send data:…;base64,…")
+            raise _invalid("image", f"{what} is no base64 data URI: send data:…;base64,…")
     # Line breaks are common in base64 that a mail program or a shell wrote.
     compact = "".join(text.split())
     if len(compact) // 4 * 3 > largest + 2:
-        _too_large(largest, what)
+        raise _too_large(largest, what)
     try:
         content = base64.b64decode(compact, validate=True)
     except (binascii.Error, ValueError):
-        _refuse(f"{what} is not valid base64: send a data URI")
+        raise _invalid("image", f"{what} is not valid base64: send a data URI") from None
     if not content:
-        _refuse(f"{what} is empty")
+        raise _invalid("image", f"{what} is empty")
     if len(content) > largest:
-        _too_large(largest, what)
+        raise _too_large(largest, what)
     return content
 
 
@@ -131,11 +123,11 @@ def _data_uri(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _refuse(sentence: str) -> NoReturn:
-    raise ApiError(400, sentence, code="invalid_image")
+def _invalid(what: str, sentence: str) -> ApiError:
+    return ApiError(400, sentence, code=f"invalid_{what}")
 
 
-def _too_large(largest: int, what: str) -> NoReturn:
-    raise ApiError(
+def _too_large(largest: int, what: str) -> ApiError:
+    return ApiError(
         413, f"{what} is larger than {largest} bytes: send a smaller one", code="request_too_large"
     )

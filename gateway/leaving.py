@@ -1,8 +1,8 @@
-"""A request runs as long as its client waits for it: who leaves takes its work along.
+"""Cancels a request whose client has disconnected.
 
-ASGI tells of a client's end only to whoever calls `receive`, and the handlers are busy with the
-answer. So one task listens while another works, and the first to end ends the other: the gRPC
-call is cancelled with it, and the slot in the backend is free within a step.
+ASGI reports a disconnect only from `receive`, which handlers do not call while they answer. So one
+task listens while another works, and the first to end cancels the other. That cancels the gRPC
+call, and the backend frees the slot within a step.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ async def run_until_left(
         if work.done():
             work.result()
         elif left.is_set():
-            _note_leaving()
-        elif not _has_begun():
+            exchange.current().left = True
+        elif not exchange.current().status:
             await _end(work)
             await response_of(too_slow(seconds), scope["path"])(scope, replay, send)
     finally:
@@ -65,13 +65,3 @@ async def _end(work: asyncio.Future[None]) -> None:
     if not work.done():
         work.cancel()
         await asyncio.wait({work})
-
-
-def _note_leaving() -> None:
-    if (running := exchange.current()) is not None:
-        running.left = True
-
-
-def _has_begun() -> bool:
-    running = exchange.current()
-    return running is not None and running.status != 0

@@ -1,4 +1,4 @@
-"""A request's body before anybody works with it: its size while it arrives, and that it is JSON.
+"""Checks a request's body before it is used: its size as it arrives, and that it is JSON.
 
 FastAPI would read it all, take NaN for a number and any nesting for an answerable question. What
 passes here is a JSON object of finite numbers and valid text, which every layer below can encode.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
+from types import NoneType
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -32,6 +33,7 @@ _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # silence in the middle of a body
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 _UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is what curl says by itself
+_KINDS = {list: "a list", str: "a text", NoneType: "null"}
 PARSED = "gateway.json"  # the key of a scope that holds the body
 
 
@@ -44,7 +46,6 @@ class BodyMiddleware:
         self._paths = paths  # those that take a JSON object; others are refused by the router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -53,7 +54,7 @@ class BodyMiddleware:
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
                 parsed = parse(Headers(scope=scope), body)
-                exchange.note_model(str(parsed.get("model") or ""))
+                exchange.current().model = str(parsed.get("model") or "")[:200]
                 scope[PARSED] = parsed
                 MutableHeaders(scope=scope)["content-type"] = "application/json"  # for FastAPI
         except ApiError as refusal:
@@ -136,7 +137,8 @@ def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
             raise ApiError(400, message) from None
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(parsed, dict):
-        raise ApiError(400, f"the body is {_kind_of(parsed)}: send a JSON object")
+        kind = _KINDS.get(type(parsed), "a number, true or false")
+        raise ApiError(400, f"the body is {kind}: send a JSON object")
     _require_finite(parsed)
     return parsed
 
@@ -167,14 +169,6 @@ def _require_finite(parsed: dict[str, Any]) -> None:
             )
         if dict in kinds or list in kinds:
             inner += [value for value in values if isinstance(value, dict | list)]
-
-
-def _kind_of(value: object) -> str:
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, str):
-        return "a text"
-    return "null" if value is None else "a number, true or false"
 
 
 def _too_large(largest: int) -> NoReturn:

@@ -1,6 +1,6 @@
 """The gateway's own lines on stderr: `level=… event=… key=value …`, as its backends write them.
 
-Never a body, a prompt, an answer or a key: a line says who asked for what, and how it ended.
+They never contain a body, a prompt, an answer or a key: only what was requested, and how it ended.
 """
 
 from __future__ import annotations

@@ -29,61 +29,45 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "gateway_requests",
+        self.requests = self._counter(
+            "requests",
             "Requests that ended, by route and HTTP status (499: the client left).",
             ("method", "path", "status"),
-            registry=self.registry,
         )
-        self.first_byte = Histogram(
-            "gateway_first_byte_seconds",
-            "From the request to the first byte of its answer's body.",
-            ("path",),
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.first_byte = self._seconds(
+            "first_byte", "From the request to the first byte of its answer's body."
         )
-        self.duration = Histogram(
-            "gateway_request_seconds",
-            "From the request to the end of its answer.",
-            ("path",),
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.duration = self._seconds("request", "From the request to the end of its answer.")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Tokens of the prompts of answers that ended."
         )
-        self.prompt_tokens = Counter(
-            "gateway_prompt_tokens",
-            "Tokens of the prompts of answers that ended.",
-            ("path",),
-            registry=self.registry,
-        )
-        self.completion_tokens = Counter(
-            "gateway_completion_tokens",
-            "Tokens of answers that ended.",
-            ("path",),
-            registry=self.registry,
-        )
+        self.completion_tokens = self._counter("completion_tokens", "Tokens of answers that ended.")
         self.running_streams = Gauge(
             "gateway_running_streams", "Streams that are open now.", registry=self.registry
         )
-
-        self.first_token = self._of_models(
-            "first_token", "From the request to the first part of an answer."
+        self.first_token = self._seconds(
+            "model_first_token", "From the request to the first part of an answer.", "model"
         )
-        self.inter_token = self._of_models(
-            "inter_token",
+        self.inter_token = self._seconds(
+            "model_inter_token",
             "Between two parts of an answer: single tokens, unless they come very fast.",
+            "model",
             (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
         )
-        self.queue = self._of_models(
-            "queue", "Until the first part, less what the backend took to read the prompt."
+        self.queue = self._seconds(
+            "model_queue",
+            "Until the first part, less what the backend took to read the prompt.",
+            "model",
         )
 
-    def _of_models(self, name: str, meaning: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+    def _counter(self, name: str, meaning: str, labels: Sequence[str] = ("path",)) -> Counter:
+        return Counter(f"gateway_{name}", meaning, labels, registry=self.registry)
+
+    def _seconds(
+        self, name: str, meaning: str, label: str = "path", buckets: Sequence[float] = _SECONDS
+    ) -> Histogram:
         return Histogram(
-            f"gateway_model_{name}_seconds",
-            meaning,
-            ("model",),
-            buckets=buckets,
-            registry=self.registry,
+            f"gateway_{name}_seconds", meaning, (label,), buckets=buckets, registry=self.registry
         )
 
     def observe(self, seen: Exchange, status: int) -> None:
@@ -99,7 +83,6 @@ class Metrics:
             self.completion_tokens.labels(path).inc(seen.completion_tokens)
 
     def text(self) -> bytes:
-        """The text format of Prometheus."""
         return generate_latest(self.registry)
 
 
@@ -118,7 +101,6 @@ class AnswerTimes:
         self._latest = since
 
     def take(self, event: Event) -> None:
-        """The next event, at this moment."""
         if isinstance(event, Piece):
             now = time.monotonic()
             if self._waited is None:

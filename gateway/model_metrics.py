@@ -40,7 +40,6 @@ async def _counts(stub: Stub | None) -> pb.MetricsResponse | None:
 
 
 def text(models: Sequence[ModelNow]) -> bytes:
-    """The text format of Prometheus."""
     registry = CollectorRegistry()
     registry.register(_Models(models))
     return generate_latest(registry)

@@ -14,32 +14,10 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
-from gateway.ollama import answer as ollama
+from gateway.refusals import FORMS, OPENAI, form_of
 
-_ERROR: dict[str, Any] = {
-    "title": "Error",
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_OLLAMA_ERROR: dict[str, Any] = {
-    "title": "OllamaError",
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string"}},
-}
 # What one event of a stream looks like to a client: OpenAPI 3.1 has no word for streams.
 EVENT: dict[str, Any] = {
     "type": "object",
@@ -60,8 +38,16 @@ EVERYWHERE = {
     "503": "Loading, restarting or stopping: retry after the given seconds.",
     "504": "It took longer than a request may.",
 }
-# Endpoints of another API document their own errors, by path.
-OWN_ERRORS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+Responses = dict[int | str, dict[str, Any]]
+
+
+def documented(model: type[BaseModel], stream: str = "") -> Responses:
+    """FastAPI's `responses` of a route that answers with this object, or with such a `stream`."""
+    if not stream:
+        return {200: {"model": model}}
+    content = {"text/event-stream": {"schema": {**EVENT, "description": stream}}}
+    meaning = "The answer, or with `stream` the events of one."
+    return {200: {"model": model, "description": meaning, "content": content}}
 
 
 def operation_id(route: APIRoute) -> str:
@@ -90,7 +76,7 @@ def install(app: FastAPI) -> None:
             making = asyncio.ensure_future(
                 asyncio.to_thread(lambda: json.dumps(document()).encode())
             )
-        # Who leaves before it is made takes nothing from those who wait for it.
+        # A client that leaves must not cancel it for the others that wait.
         return Response(await asyncio.shield(making), media_type="application/json")
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it
@@ -100,9 +86,9 @@ def install(app: FastAPI) -> None:
 
 
 def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the errors of EVERYWHERE on every operation that has none of its own."""
+    """The document with the errors of EVERYWHERE on every operation, in the form of its API."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Error"], schemas["OllamaError"] = _ERROR, _OLLAMA_ERROR
+    schemas |= {form.name: form.schema for form in (OPENAI, *FORMS.values())}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -111,11 +97,8 @@ def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
         for operation in operations.values():
             responses = operation["responses"]
             responses.pop("422", None)
-            if path in OWN_ERRORS:
-                continue
-            error = "OllamaError" if path in ollama.PATHS else "Error"
             for status, meaning in EVERYWHERE.items():
-                responses.setdefault(status, _response(meaning, error))
+                responses.setdefault(status, _response(meaning, form_of(path).name))
     return document
 
 

@@ -1,8 +1,8 @@
-"""Which web pages may call: none but our own and the listed ones.
+"""Which web pages may call: only the gateway's own and the listed ones.
 
-Any page that a user opens can send requests to this machine. Its browser tells where it comes
-from in `Origin`, and a page that hides behind a name of its own pointed at 127.0.0.1 (DNS
-rebinding) gives itself away in `Host`. Programs send no Origin and are not concerned.
+Any page that a user opens can send requests to this machine. Its browser names the page's origin in
+`Origin`, and a page with a host name of its own for 127.0.0.1 (DNS rebinding) shows it in `Host`.
+Programs send no Origin and are not affected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class OriginMiddleware:
         self._hosts = None if settings.api_keys else frozenset(name.lower() for name in named)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,7 +51,8 @@ class OriginMiddleware:
 
     def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
         host = headers.get("host", "")
-        if not self._is_ours(host_name(host)):
+        name = host_name(host)
+        if self._hosts is not None and name not in self._hosts and not is_loopback(name):
             return ApiError(
                 403,
                 f"this gateway is not called {host[:100]!r}: use localhost, or start it with"
@@ -66,9 +66,6 @@ class OriginMiddleware:
             f"pages of {origin[:100]!r} may not call this gateway: --cors-origin lets them",
             code="origin_not_allowed",
         )
-
-    def _is_ours(self, name: str) -> bool:
-        return self._hosts is None or name in self._hosts or is_loopback(name)
 
     def _is_listed(self, origin: str) -> bool:
         return "*" in self._origins or origin.lower() in self._origins

@@ -1,4 +1,4 @@
-"""Which of the problems that pydantic found is the one to tell, and where it is.
+"""Which of the problems that pydantic found to report, and where it is.
 
 For a union pydantic reports what is wrong with every alternative, and writes the alternative's
 name into the path. A client does not know these names: it gets the error of the alternative that
@@ -34,7 +34,7 @@ _WORDS = {
 
 
 def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
-    """The problem to tell, its `loc` without names of alternatives.
+    """The problem to report, its `loc` without names of alternatives.
 
     The types accepted at one place are listed in one sentence.
     """

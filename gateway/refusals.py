@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,35 +12,40 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Mount
 
-from gateway import exchange
-from gateway.anthropic import errors as anthropic_errors
-from gateway.errors import ApiError
-from gateway.ollama import answer as ollama_answer
+from gateway.errors import ApiError, bad_field
 from gateway.problems import likeliest
 
-Form = Callable[[ApiError, str], dict[str, Any]]
 _NO_PLACE = ("body", "query", "path", "header", "cookie")
 
 
-def openai_form(error: ApiError, _request_id: str) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`, what every endpoint answers unless it says so."""
-    return error.body()
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How an API writes errors: the name and schema of the object, and what makes one."""
+
+    name: str
+    schema: Mapping[str, Any]
+    body: Callable[[ApiError], dict[str, Any]]
 
 
-# By path without /v1. An endpoint of another API has its own form here.
-FORMS: dict[str, Form] = {
-    "/messages": anthropic_errors.body,
-    "/messages/count_tokens": anthropic_errors.body,
-    **dict.fromkeys(ollama_answer.PATHS, ollama_answer.error_body),
-}
+def schema_of(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object with these properties, all of them required."""
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_ERROR = schema_of(message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
+OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
+FORMS: dict[str, ErrorForm] = {}  # by path without /v1; the routes of other APIs add theirs
+
+
+def form_of(path: str) -> ErrorForm:
+    """The form of the errors of an endpoint."""
+    return FORMS.get(path.removeprefix("/v1"), OPENAI)
 
 
 def response_of(error: ApiError, path: str) -> JSONResponse:
-    """The response to a request of this path."""
-    running = exchange.current()
-    form = FORMS.get(path.removeprefix("/v1"), openai_form)
-    body = form(error, running.request_id if running else "")
-    return JSONResponse(body, error.status, error.headers())
+    return JSONResponse(form_of(path).body(error), error.status, error.headers())
 
 
 def install(app: FastAPI) -> None:
@@ -98,22 +104,17 @@ def invalid(problem: Mapping[str, Any]) -> ApiError:
     """The refusal of one problem that pydantic found, with the field's path as OpenAI writes it."""
     param = param_of(problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return ApiError(
-            400,
-            f"Unrecognized request argument supplied: {param}",
-            code="unknown_parameter",
-            param=param,
+        return bad_field(
+            param, f"Unrecognized request argument supplied: {param}", "unknown_parameter"
         )
     if problem["type"] == "missing":
         if param is None:
             return ApiError(400, "the request has no body: send a JSON object")
-        return ApiError(
-            400, f"{param} is missing: send it", code="missing_required_parameter", param=param
-        )
+        return bad_field(param, f"{param} is missing: send it", "missing_required_parameter")
     words = str(problem["msg"]).removeprefix("Value error, ")
     if words.startswith("Input "):  # pydantic's own sentences, about a field that they do not name
-        return ApiError(400, f"{param or 'the body'}{words.removeprefix('Input')}", param=param)
-    return ApiError(400, f"{param}: {words}" if param else words, param=param)
+        return bad_field(param, f"{param or 'the body'}{words.removeprefix('Input')}")
+    return bad_field(param, f"{param}: {words}" if param else words)
 
 
 def param_of(place: tuple[str | int, ...]) -> str | None:

@@ -1,9 +1,9 @@
-"""Fetching an image or a video by URL for a stranger, who must not reach the own network by it.
+"""Fetches an image or a video by URL, without giving clients access to the gateway's own network.
 
-The name is resolved once and the connection made to that very address, so that a name cannot
-change its mind in between; every address of it must be public, after each redirect again. Sizes
-and times are limited while the bytes arrive. Every failure has the same sentence for all
-cases: a caller must not learn what answers behind this machine.
+The name is resolved once and the connection made to that address, so that the name cannot resolve
+to another one in between; all of its addresses must be public, again after each redirect. Size and
+time are limited while the bytes arrive. All failures have the same sentence, so that a client does
+not learn what answers behind this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TUNNELS = tuple(
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet and to nobody's own network."""
+    """Whether an address belongs to the public internet, and not to a private network."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -58,7 +58,9 @@ class Fetcher:
         Raises ApiError 400, or 413 for more than `largest` bytes.
         """
         try:
-            async with asyncio.timeout(SECONDS), _client() as client:
+            # No proxy of the environment: it would resolve names by itself.
+            client = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS)
+            async with asyncio.timeout(SECONDS), client:
                 return await self._follow(client, url, largest, what)
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
             raise _failed(what) from None
@@ -106,18 +108,13 @@ class Fetcher:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [ipaddress.ip_address(str(entry[4][0])) for entry in found]
-        # One inner address among outer ones is an attack, or a set-up nobody should rely on.
+        # One private address among public ones is an attack, or a configuration not to rely on.
         if not addresses or not all(self.may_connect(address) for address in addresses):
             raise _refused(what, "leads to an address that is not public")
         return addresses[0]
 
 
 PUBLIC = Fetcher()
-
-
-def _client() -> httpx.AsyncClient:
-    # No proxy of the environment: it would resolve names by itself.
-    return httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS)
 
 
 async def _body(response: httpx.Response, largest: int, what: Fetched) -> bytes:

@@ -1,7 +1,7 @@
-"""One uvicorn server with our own end: SIGTERM drains and exits with 0, a second one exits at once.
+"""The uvicorn server: SIGTERM drains and exits with 0, a second SIGTERM exits at once.
 
-While it drains, the gateway still listens, so that /ready can report it and new requests get the
-answer to come back later, instead of a closed port.
+While it drains, the gateway still listens, so that /ready can report it and new requests are asked
+to come back later instead of finding a closed port.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _MOST_FILES = 65_536
 
 
 class Server(uvicorn.Server):
-    """The HTTP server of one gateway."""
-
     def __init__(
         self, app: FastAPI, settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic
     ) -> None:
@@ -60,7 +58,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Called inside a signal handler: begin to drain, or leave at once.
 
-        `make` and the like pass a signal on that the whole group gets: an echo is no second one.
+        `make` and the like forward a signal that the whole group receives; such an echo is ignored.
         """
         if not self._traffic.draining:
             self._traffic.draining = True
@@ -83,9 +81,9 @@ class Server(uvicorn.Server):
 
 
 def _leave_at_once() -> None:
-    """Whoever sends a second signal does not want to wait, nor to find backends afterwards.
+    """A second signal means: do not wait, and leave no backend behind.
 
-    The warden stays to end what is being started at this moment, and ends by itself.
+    The warden stays to end what is being started at this moment, and then ends itself.
     """
     me = psutil.Process()
     wardens = me.children()
@@ -121,7 +119,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)  # whoever reads the address may connect at once
+        listener.listen(_BACKLOG)  # clients may connect as soon as the address is printed
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

@@ -1,7 +1,6 @@
-"""The settings of the gateway as a whole: where to listen, who has access, which limits hold.
+"""The settings of the gateway as a whole: address, access and limits.
 
-One table: the command line (gateway/arguments.py) and the table in docs/gateway.md are made from
-it. A field's flag is its name with dashes.
+The command line (gateway/arguments.py) and the table in docs/gateway.md are generated from it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ class Rule:
 def setting(
     default: Any, kind: Kind, meaning: str, minimum: float = 0, maximum: float = 1e15
 ) -> Any:
-    """A field of GatewaySettings with its Rule."""
     return field(default=default, metadata={"rule": Rule(kind, meaning, minimum, maximum)})
 
 

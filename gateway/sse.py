@@ -16,7 +16,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,6 +26,7 @@ from gateway import exchange, logs
 from gateway.errors import SERVER, ApiError, too_slow
 from gateway.settings import GatewaySettings
 
+T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
 _HEADERS = {
     "cache-control": "no-cache",
@@ -40,41 +41,34 @@ def openai_error(error: ApiError) -> str:
 
 
 def written(events: Iterable[dict[str, Any]]) -> str:
-    """Events that have their names in their `type`, as Anthropic's and those of Responses."""
+    """Events whose names are in their `type`, as in Anthropic's API and in Responses."""
     return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
 
 
-def event_stream(
-    events: AsyncGenerator[str, None],
-    settings: GatewaySettings,
-    beat: Callable[[], str],
-    on_error: Callable[[ApiError], str] = openai_error,
-    media_type: str = "text/event-stream",
-) -> Response:
-    """The response that sends these events, each with the blank line at its end.
+class EventStream(Response, Generic[T]):
+    """The response that streams events; `write` gives the text of each, "" for none.
 
-    beat: what is sent by the clock while nothing comes; it may be the first to be sent.
+    beat: the text of an event to send during silence; it may be the first to be sent.
     on_error: the event for a failure after the stream has begun; one before is raised as it is.
     """
-    return _EventStream(events, settings, beat, on_error, media_type)
 
-
-class _EventStream(Response):
     def __init__(
         self,
-        events: AsyncGenerator[str, None],
+        events: AsyncGenerator[T, None],
+        write: Callable[[T], str],
         settings: GatewaySettings,
         beat: Callable[[], str],
-        on_error: Callable[[ApiError], str],
-        media_type: str,
+        on_error: Callable[[ApiError], str] = openai_error,
+        media_type: str = "text/event-stream",
     ) -> None:
         super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
+        self._write = write
         self._interval = settings.keepalive_interval
         self._limit = settings.request_timeout
-        self._on_error = on_error
         self._beat = beat
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """ASGI. Raises the failure of the events if nothing has been sent."""
@@ -85,35 +79,30 @@ class _EventStream(Response):
         except ApiError as error:
             if not writer.begun:
                 raise
-            _note(error)
-            await writer.write(self._on_error(error).encode())
+            await self._break(writer, error)
         except Exception as fault:
             if not writer.begun:
                 raise
             logs.error("stream failed", traceback=traceback_of(fault))
-            _note(_FAULT)
-            await writer.write(self._on_error(_FAULT).encode())
+            await self._break(writer, _FAULT)
         finally:
             keeper.cancel()
         await writer.end()
 
     async def _tell(self, writer: _Writer) -> None:
         """Send the events, for as long as the request may take; waiting for a model counts too."""
+        left = self._limit - exchange.current().seconds if self._limit else None
         try:
-            async with aclosing(self._events) as events, asyncio.timeout(self._seconds_left()):
+            async with aclosing(self._events) as events, asyncio.timeout(left):
                 async for event in events:
-                    await writer.write(event.encode())
+                    if text := self._write(event):
+                        await writer.write(text.encode())
         except TimeoutError:
             raise too_slow(self._limit) from None
 
-    def _seconds_left(self) -> float | None:
-        running = exchange.current()
-        return self._limit - (running.seconds if running else 0.0) if self._limit else None
-
-
-def _note(error: ApiError) -> None:
-    if (running := exchange.current()) is not None:
-        running.broken = error.code or error.type
+    async def _break(self, writer: _Writer, error: ApiError) -> None:
+        exchange.current().broken = error.code or error.type
+        await writer.write(self._on_error(error).encode())
 
 
 class _Writer:

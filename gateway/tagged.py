@@ -1,100 +1,133 @@
-"""Objects that say by one of their own fields what they are: checked as exactly that kind.
+"""Objects that name their own kind in `type`, checked as exactly that kind.
 
-pydantic's unions put the names of their members into the place of an error, and complain of every
-member in turn. Here the kind is looked up first, so that an error's place is a path of the body
-(messages[0].content[1].text), and its sentence is about the kind that was sent.
+For a union, pydantic reports what is wrong with every member and puts the names of the members into
+the path of an error. Here the kind is looked up first, so that the path of an error exists in the
+body (messages[0].content[1].text) and its sentence is about the kind that was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from functools import reduce
-from operator import or_
-from types import MappingProxyType
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    GetCoreSchemaHandler,
     PlainValidator,
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from gateway.tolerance import DROPPED, tolerable
 
 
-def one_of(
-    kinds: Mapping[str, type[BaseModel]],
-    what: str,
-    *,
-    tag: str = "type",
-    default: str | None = None,
-    words: Collection[str] = (),
-    instead: Mapping[str, str] = MappingProxyType({}),
-    otherwise: Callable[[Any], Any] | None = None,
-    lossless: bool = False,
-) -> PlainValidator:
-    """Checks an object as the kind that its `tag` names; `what` it is, as "a part".
+@dataclass(frozen=True, slots=True, eq=False)
+class OneOf:
+    """Annotates a union of models, or a single one, each with a literal `type`.
 
-    `default` is the kind where none, or null, is named, `words` are texts that may stand instead
-    of an object, `instead` says what to send for a kind that is often tried. `otherwise` gives what
-    takes the place of any other kind without `--strict`: DROPPED, or None where it must be refused.
-    `lossless`: it says the same.
+    what: a member, as "a part". default: the kind of an object that names none, or null.
+    instead: what to send for a kind that clients often try.
+    otherwise: what replaces any other kind without `--strict`: DROPPED, or None to refuse it.
+    lossless: the replacement means the same.
+    A literal in the union lists words that may be sent instead of an object.
     """
-    *most, last = (*words, *kinds)
-    known = f"{', '.join(most)} or {last}" if most else last
 
-    def unknown(kind: str) -> str:
-        return f"{what} of type {kind} is not served: {instead.get(kind, f'send {known}')}"
+    what: str
+    default: str | None = None
+    instead: Mapping[str, str] = field(default_factory=dict)
+    otherwise: Callable[[Any], Any] = lambda _: None
+    lossless: bool = False
 
-    def refusal(sentence: str, value: Any, up: int) -> PydanticCustomError:
-        instead = otherwise(value) if otherwise is not None else None
-        if instead is None:
-            return _sentence(sentence)
-        return tolerable(sentence, instead, up=up, lossless=lossless)
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """pydantic's hook for annotations; `source` is the annotated type."""
+        members = () if isinstance(source, type) else get_args(source)
+        kinds = {
+            kind: member
+            for member in members or (source,)
+            if isinstance(member, type) and issubclass(member, BaseModel)
+            for kind in _literals(member.model_fields["type"].annotation)
+        }
+        words = [word for member in members for word in _literals(member)]
+        check = PlainValidator(
+            lambda value: self._checked(value, kinds, words), json_schema_input_type=source
+        )
+        return check.__get_pydantic_core_schema__(source, handler)
 
-    def check(value: Any) -> Any:
+    def _checked(
+        self, value: Any, kinds: Mapping[str, type[BaseModel]], words: list[str]
+    ) -> BaseModel | str:
+        *most, last = (*words, *kinds)
+        known = f"{', '.join(most)} or {last}" if most else last
+
+        def refusal(kind: str, up: int) -> PydanticCustomError:
+            advice = self.instead.get(kind, f"send {known}")
+            sentence = f"{self.what} of type {kind} is not served: {advice}"
+            replacement = self.otherwise(value)
+            if replacement is None:
+                return _error(sentence)
+            return tolerable(sentence, replacement, up=up, lossless=self.lossless)
+
         if isinstance(value, str) and words:
-            if value in words:
-                return value
-            raise refusal(unknown(value[:64]), value, 0)
+            if value not in words:
+                raise refusal(value[:64], 0)
+            return value
         if not isinstance(value, dict):
-            raise _sentence("send an object")
-        named = value.get(tag)
-        if named is None and default is not None:
-            named = default
-            value = {**value, tag: default}
-        if named is None:
-            missing = InitErrorDetails(type="missing", loc=(tag,), input=value)
-            raise ValidationError.from_exception_data(tag, [missing])
-        if not isinstance(named, str) or named not in kinds:
-            details = InitErrorDetails(
-                type=refusal(unknown(str(named)[:64]), value, 1), loc=(tag,), input=named
-            )
-            raise ValidationError.from_exception_data(tag, [details])
-        return kinds[named].model_validate(value)
-
-    schema = reduce(or_, dict.fromkeys(kinds.values()))
-    return PlainValidator(
-        check, json_schema_input_type=schema | Literal[*words] if words else schema
-    )
+            raise _error("send an object")
+        if value.get("type") is None and self.default is not None:
+            value = {**value, "type": self.default}
+        named = value.get("type")
+        if isinstance(named, str) and named in kinds:
+            return kinds[named].model_validate(value)
+        details = InitErrorDetails(type="missing", loc=("type",), input=value)
+        if named is not None:
+            details["type"], details["input"] = refusal(str(named)[:64], 1), named
+        raise ValidationError.from_exception_data("type", [details])
 
 
-def text_as(block: Callable[[str], dict[str, Any]], schema: Any) -> BeforeValidator:
-    """Lets a plain text stand for a list of one block."""
+def _literals(annotation: Any) -> Iterator[str]:
+    """The values of a literal, or of those in an optional or a union."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif not isinstance(annotation, type):
+        for member in get_args(annotation):
+            if member is not NoneType:
+                yield from _literals(member)
 
-    def expand(value: Any) -> Any:
-        return [block(value)] if isinstance(value, str) else value
 
-    return BeforeValidator(expand, json_schema_input_type=schema)
+def drop(_: Any) -> Any:
+    """For `otherwise`: the object is left out."""
+    return DROPPED
+
+
+@dataclass(frozen=True, slots=True)
+class TextAs:
+    """Annotates a list of blocks, which may also be sent as one text: `block` makes it a block."""
+
+    block: Callable[[str], dict[str, Any]]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """pydantic's hook for annotations; `source` is the annotated list."""
+
+        def expand(value: Any) -> Any:
+            return [self.block(value)] if isinstance(value, str) else value
+
+        check = BeforeValidator(expand, json_schema_input_type=str | source)
+        return check.__get_pydantic_core_schema__(source, handler)
 
 
 def rather(form: Callable[[dict[str, Any]], dict[str, Any] | None], sentence: str) -> Any:
-    """A model's validator that takes an object in another's form for what it says.
+    """A model's validator that also accepts an object in another API's form.
 
-    `form` gives the object as the model writes it, or None for one that is no such form.
+    `form` gives the object as the model expects it, or None for anything else; `sentence` is the
+    refusal with `--strict`.
     """
 
     def check(value: Any) -> Any:
@@ -107,7 +140,7 @@ def rather(form: Callable[[dict[str, Any]], dict[str, Any] | None], sentence: st
 
 
 def text_of(value: Any) -> str:
-    """What can be read in a part of a kind that is not known."""
+    """The readable text in a part of an unknown kind."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -116,15 +149,15 @@ def text_of(value: Any) -> str:
         return ""
     source = value.get("source")
     if isinstance(source, dict):  # a document of Anthropic's
-        field = "data" if source.get("type") == "text" else "content"
-        return "\n".join(filter(None, [text_of(value.get("title")), text_of(source.get(field))]))
+        name = "data" if source.get("type") == "text" else "content"
+        return "\n".join(filter(None, [text_of(value.get("title")), text_of(source.get(name))]))
     return text_of(value.get("text") or value.get("content"))
 
 
 def as_text(kind: str) -> Callable[[Any], Any]:
-    """For `otherwise`: a part as text of this kind; without any, it goes.
+    """For `otherwise`: the text of a part as a part of this kind; a part without text is dropped.
 
-    None, a refusal, for what a user attached and nobody could read: it would be missed.
+    An attachment without readable text is refused, because its user would miss it.
     """
 
     def convert(value: dict[str, Any]) -> Any:
@@ -141,5 +174,5 @@ _ATTACHED = frozenset(
 )
 
 
-def _sentence(words: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported", "{sentence}", {"sentence": words})
+def _error(sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "{sentence}", {"sentence": sentence})

@@ -55,7 +55,7 @@ def tolerable(
 ) -> PydanticCustomError:
     """A refusal, for `--strict` alone: otherwise `instead` takes its place.
 
-    `lossless`: it says the same in other words, so nobody needs to hear of it.
+    `lossless`: the replacement means the same, so it is not listed.
     """
     repair = Repair(instead, up, lossless)
     return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence, "repair": repair})
@@ -64,9 +64,9 @@ def tolerable(
 def checked(body: Any, check: Callable[[Any], Any]) -> Any:
     """The request that `check` makes of a body, repaired where that is needed.
 
-    Raises ValidationError for what is not repaired, ApiError for more than anybody sends.
+    Raises ValidationError for what is not repaired, ApiError for too many repairs.
     """
-    strict = exchange.is_strict()
+    strict = exchange.current().strict
     for _ in range(_ROUNDS):
         try:
             return check(body)
@@ -92,7 +92,7 @@ def asks_for_nothing(value: Any) -> bool:
 
 
 def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool) -> None:
-    """Add the repair of a problem to those of the body, a tree by place, if there is one."""
+    """Add the repair of a problem, if there is one, to the edits of the body, a tree by place."""
     place: Place = place_of(problem["loc"])
     kind, value = problem["type"], problem["input"]
     if kind == "extra_forbidden":
@@ -103,7 +103,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
             return
         _edit(edits, place, DROPPED)
         if value is not None:
-            exchange.note_ignored(_name(place))
+            exchange.current().ignore(_name(place))
     elif strict:
         return
     elif kind == "tolerable":
@@ -112,12 +112,12 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         _edit(edits, target, repair.instead)
         if not repair.lossless:
             tag = value if repair.up and isinstance(value, str) else ""
-            exchange.note_ignored(_name(target) + (f"[{tag}]" if tag else ""))
+            exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
     elif kind == "int_type" and isinstance(value, float) and value.is_integer():
         _edit(edits, place, int(value))
     elif kind == "less_than_equal" and place[-1] in _ALTERNATIVES:
         _edit(edits, place, int(problem["ctx"]["le"]))
-        exchange.note_ignored(_name(place))
+        exchange.current().ignore(_name(place))
 
 
 def _forms_the_answer(place: Place) -> bool:

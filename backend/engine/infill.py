@@ -1,7 +1,12 @@
-"""Filling in the middle: a prompt of what comes before and after the text that is wanted.
+"""Fill-in-the-middle prompts: the model writes the text between a prefix and a suffix.
 
-Models that were trained for it have special tokens that mark the parts. Their names and the order
-of the parts come from the model cards and from llama.cpp's `/infill`.
+Models that were trained for it have special tokens that mark the parts. Sources of the names:
+llama.cpp's list (`src/llama-vocab.cpp`), the added tokens in the published tokenizers of
+Qwen2.5-Coder, CodeGemma, Granite 4 and DeepSeek-Coder, transformers' tokenizer of CodeLlama,
+mistral-common for Codestral, and the Seed-Coder report. The order of the parts comes from the same
+places and from each model's card. Only the names are looked at, so two models whose cards order the
+same names differently get the order of the others: Mellum (names of StarCoder) and CodeGeeX4 (names
+of GLM) were trained with the suffix first.
 """
 
 from __future__ import annotations
@@ -15,15 +20,16 @@ Encode = Callable[[str], list[int]]
 _REPOSITORY = "myproject\n"
 _FILE = "filename\n"
 _SNIPPET = "\n\n--- snippet ---\n\n"
+_LEAD = "☺"  # a character that no tokenizer joins to the next
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The names of the tokens: before the prefix, the suffix, and what is to be written.
+    """The special tokens before the prefix, the suffix and the middle (the text to write).
 
-    suffix_first: the suffix stands before the prefix. middle is "" for models that continue the
-    prefix without such a token. repository, file: before a repository's name and before that of
-    each of its files. ends: further tokens that end an answer.
+    suffix_first: whether the suffix comes before the prefix. middle: "" for models that continue
+    the prefix without such a token. repository, file: tokens before the name of a repository and of
+    each of its files; the first that the model has is used. ends: more tokens that end an answer.
     """
 
     prefix: str
@@ -59,15 +65,15 @@ FAMILIES = (
     Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     Family("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
     Family("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed-Coder
-    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5, CodeGeeX4
-    Family("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1
+    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
+    Family("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Tiny-Coder
 )
 
 
 class Infill:
-    """The tokens of one model. ends: tokens that end an answer here, and never occur in a chat.
+    """Builds fill-in-the-middle prompts for one model.
 
-    encode: tokens of a text in which control tokens are only text.
+    ends: tokens that end such an answer in addition to the model's end tokens.
     """
 
     def __init__(self, family: Family, vocabulary: Mapping[str, int]) -> None:
@@ -80,13 +86,23 @@ class Infill:
         self.ends = frozenset(token for token in found if token is not None)
 
     def tokens(self, prompt: InfillPrompt, encode: Encode) -> list[int]:
-        """The prompt without a beginning-of-sequence token."""
+        """The prompt, without a BOS token. encode: tokenises text without control tokens."""
         family = self._family
         prefix = [self._vocabulary[family.prefix], *encode(prompt.prefix)]
-        suffix = [self._vocabulary[family.suffix], *encode(prompt.suffix)]
+        suffix = [self._vocabulary[family.suffix], *self._bare(prompt.suffix, encode)]
         parts = suffix + prefix if family.suffix_first else prefix + suffix
         middle = [self._vocabulary[family.middle]] if family.middle else []
         return [*self._files(prompt, encode), *parts, *middle]
+
+    def _bare(self, text: str, encode: Encode) -> list[int]:
+        """The text without the space that SentencePiece puts before every text.
+
+        CodeLlama and Codestral were trained so: the suffix goes on in the middle of a line.
+        """
+        lead = encode(_LEAD)
+        if not lead or lead[0] != self._vocabulary.get("▁"):
+            return encode(text)
+        return encode(_LEAD + text)[len(lead) :]
 
     def _files(self, prompt: InfillPrompt, encode: Encode) -> Iterator[int]:
         """Other files of the same repository, the way llama.cpp writes them."""
@@ -111,7 +127,7 @@ class Infill:
 
 
 def infill_of(vocabulary: Mapping[str, int]) -> Infill | None:
-    """What a model's vocabulary has for it, if it has all of a family's tokens."""
+    """The prompt builder for a model whose vocabulary has all tokens of a family; else None."""
     for family in FAMILIES:
         needed = (family.prefix, family.suffix, *([family.middle] if family.middle else []))
         if all(name in vocabulary for name in needed):

@@ -294,7 +294,6 @@ ASKED = (
         {"model": "text", "messages": _user("Count to 7."), "stream": False, **_PLAIN},
     ),
     Request("/v1/tokenize", {"model": "text", "content": "one two three"}),
-    Request("/v1/score", {"model": "text", "prompt": "one", "candidates": [" two", " three"]}),
     *(_chat("senses", [_image(colour), _COLOUR]) for colour in ("blue", "red", "green")),
     _chat("senses", [_image("yellow"), _COLOUR], stream=True),
     _chat("senses", [sound("low"), {"type": "text", "text": "What is the sound like?"}]),

@@ -2,7 +2,7 @@
 
 Content blocks follow each other: thinking, text, and one block for each call. How much of a prompt
 was remembered is known at the end only, so `message_start` counts the whole prompt as read, and
-`message_delta` tells the two apart.
+`message_delta` separates the two.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Answer:
         }
 
     def beat(self, prompt_tokens: int = 0) -> list[Json]:
-        """What says that there is no more to say yet; the message's start where that is due."""
+        """A ping, after the start of the message if that has not been sent."""
         if self._started:
             return [{"type": "ping"}]
         self._started = True
@@ -179,7 +179,7 @@ def _usage(used: Usage) -> Json:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as JSON; those of a call that was not written to its end stay text."""
+    """Arguments as JSON; those of an incomplete call stay text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -7,50 +7,33 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.openai.base import Strict
-from gateway.tagged import as_text, one_of, text_as
+from gateway.tagged import OneOf, TextAs, as_text
 
 
 class TextBlock(Strict):
-    """Text."""
-
     type: Literal["text"]
     text: str
 
 
 class Base64Source(Strict):
-    """An image in the request itself."""
-
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
 
 
 class UrlSource(Strict):
-    """An image to fetch, where the gateway allows that."""
+    """An image or a video to fetch, where the gateway allows that."""
 
     type: Literal["url"]
     url: str
 
 
-ImageSource = Annotated[
-    Base64Source | UrlSource,
-    one_of(
-        {"base64": Base64Source, "url": UrlSource},
-        what="an image source",
-    ),
-]
-
-
 class ImageBlock(Strict):
-    """An image."""
-
     type: Literal["image"]
-    source: ImageSource
+    source: Annotated[Base64Source | UrlSource, OneOf("an image source")]
 
 
 class Base64VideoSource(Strict):
-    """A video in the request itself."""
-
     type: Literal["base64"]
     media_type: Literal[
         "video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo"
@@ -62,17 +45,11 @@ class VideoBlock(Strict):
     """A video, as other hosts of this API take it; Anthropic's own models see none."""
 
     type: Literal["video"]
-    source: Annotated[
-        Base64VideoSource | UrlSource,
-        one_of(
-            {"base64": Base64VideoSource, "url": UrlSource},
-            what="a video source",
-        ),
-    ]
+    source: Annotated[Base64VideoSource | UrlSource, OneOf("a video source")]
 
 
 class ToolUseBlock(Strict):
-    """A call that the model made in an earlier turn; `caller`, who ran it, is not looked at."""
+    """A call that the model made in an earlier turn; `caller`, who ran it, is ignored."""
 
     type: Literal["tool_use"]
     id: str
@@ -82,7 +59,7 @@ class ToolUseBlock(Strict):
 
 
 class ThinkingBlock(Strict):
-    """What the model thought in an earlier turn; the signature is not looked at."""
+    """The model's thinking in an earlier turn; the signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -101,72 +78,31 @@ def _text_block(text: str) -> dict[str, Any]:
 
 
 _ResultContent = Annotated[
-    TextBlock | ImageBlock,
-    one_of(
-        {"text": TextBlock, "image": ImageBlock},
-        what="a tool result",
-        otherwise=as_text("text"),
-    ),
+    TextBlock | ImageBlock, OneOf("a tool result", otherwise=as_text("text"))
 ]
 
 
 class ToolResultBlock(Strict):
-    """What a call came to."""
-
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[
-        list[_ResultContent], text_as(_text_block, str | list[TextBlock | ImageBlock])
-    ] = Field(default_factory=list)
+    content: Annotated[list[_ResultContent], TextAs(_text_block)] = Field(default_factory=list)
     is_error: bool | None = None
 
 
-_AnyBlock = (
+_INSTEAD = {
+    "document": "send the text of the document in a text block",
+    "search_result": "send the text of the result in a text block",
+}
+_Block = Annotated[
     TextBlock
     | ImageBlock
     | VideoBlock
     | ToolUseBlock
     | ToolResultBlock
     | ThinkingBlock
-    | RedactedThinkingBlock
-)
-
-_INSTEAD: dict[str, str] = {
-    "document": "send the text of the document in a text block",
-    "search_result": "send the text of the result in a text block",
-}
-
-
-Block = Annotated[
-    _AnyBlock,
-    one_of(
-        {
-            "text": TextBlock,
-            "image": ImageBlock,
-            "video": VideoBlock,
-            "tool_use": ToolUseBlock,
-            "tool_result": ToolResultBlock,
-            "thinking": ThinkingBlock,
-            "redacted_thinking": RedactedThinkingBlock,
-        },
-        what="a content block",
-        instead=_INSTEAD,
-        otherwise=as_text("text"),
-    ),
+    | RedactedThinkingBlock,
+    OneOf("a content block", instead=_INSTEAD, otherwise=as_text("text")),
 ]
-Content = Annotated[list[Block], text_as(_text_block, str | list[_AnyBlock])]
-
-
-SystemContent = Annotated[
-    list[
-        Annotated[
-            TextBlock,
-            one_of(
-                {"text": TextBlock},
-                what="a system block",
-                otherwise=as_text("text"),
-            ),
-        ]
-    ],
-    text_as(_text_block, str | list[TextBlock]),
-]
+Content = Annotated[list[_Block], TextAs(_text_block)]
+_SystemBlock = Annotated[TextBlock, OneOf("a system block", otherwise=as_text("text"))]
+SystemContent = Annotated[list[_SystemBlock], TextAs(_text_block)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway import exchange
 from gateway.errors import ApiError
+from gateway.refusals import TEXT, ErrorForm, schema_of
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -26,17 +27,20 @@ def type_of(status: int) -> str:
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
-def body(error: ApiError, request_id: str) -> dict[str, Any]:
+def body(error: ApiError) -> dict[str, Any]:
     """The error object; the field at fault is named at the beginning of the sentence."""
-    message = error.message
-    if error.param is not None and error.param not in message:
-        message = f"{error.param}: {message}"
-    described = {"type": type_of(error.status), "message": message}
+    described = {"type": type_of(error.status), "message": error.sentence}
+    request_id = exchange.current().request_id
     return {"type": "error", "error": described, "request_id": request_id}
 
 
 def event(error: ApiError) -> str:
     """The same as the last event of a stream."""
-    running = exchange.current()
-    described = body(error, running.request_id if running else "")
-    return f"event: error\ndata: {json.dumps(described)}\n\n"
+    return f"event: error\ndata: {json.dumps(body(error))}\n\n"
+
+
+ERRORS = ErrorForm(
+    "AnthropicError",
+    schema_of(type={"const": "error"}, error=schema_of(type=TEXT, message=TEXT), request_id=TEXT),
+    body,
+)

@@ -12,13 +12,10 @@ from pydantic import Field
 from gateway.anthropic.blocks import Content, SystemContent
 from gateway.openai.base import MODEL, Request, Strict
 from gateway.openai.refused import MESSAGES
-from gateway.tagged import one_of
-from gateway.tolerance import DROPPED
+from gateway.tagged import OneOf, drop
 
 
 class Turn(Strict):
-    """One message of the conversation."""
-
     role: Literal["user", "assistant", "system"]
     content: Content
 
@@ -34,15 +31,7 @@ class Tool(Strict):
     input_examples: list[dict[str, Any]] | None = None
 
 
-_Tool = Annotated[
-    Tool,
-    one_of(
-        {"custom": Tool},
-        what="a tool",
-        default="custom",
-        otherwise=lambda _: DROPPED,
-    ),
-]
+_Tool = Annotated[Tool, OneOf("a tool", default="custom", otherwise=drop)]
 
 
 class ChooseFreely(Strict):
@@ -53,26 +42,16 @@ class ChooseFreely(Strict):
 
 
 class ChooseTool(Strict):
-    """The model must call this tool."""
-
     type: Literal["tool"]
     name: str
     disable_parallel_tool_use: bool | None = None
 
 
 class ChooseNone(Strict):
-    """The model must not call."""
-
     type: Literal["none"]
 
 
-ToolChoice = Annotated[
-    ChooseFreely | ChooseTool | ChooseNone,
-    one_of(
-        {"auto": ChooseFreely, "any": ChooseFreely, "tool": ChooseTool, "none": ChooseNone},
-        what="a tool_choice",
-    ),
-]
+ToolChoice = Annotated[ChooseFreely | ChooseTool | ChooseNone, OneOf("a tool_choice")]
 
 
 class ThinkingOn(Strict):
@@ -91,24 +70,13 @@ class ThinkingAdaptive(Strict):
 
 
 class ThinkingOff(Strict):
-    """Answer at once."""
-
     type: Literal["disabled"]
 
 
-Thinking = Annotated[
-    ThinkingOn | ThinkingAdaptive | ThinkingOff,
-    one_of(
-        {"enabled": ThinkingOn, "adaptive": ThinkingAdaptive, "disabled": ThinkingOff},
-        what="thinking",
-        otherwise=lambda _: DROPPED,
-    ),
-]
+Thinking = Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, OneOf("thinking", otherwise=drop)]
 
 
 class OutputFormat(Strict):
-    """The schema that the answer must match."""
-
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
@@ -140,6 +108,6 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: int = Field(ge=0, le=2**31 - 1)
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=2**31 - 1)

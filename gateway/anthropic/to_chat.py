@@ -34,9 +34,8 @@ from gateway.anthropic.request import (
     Tool,
     Turn,
 )
-from gateway.conversation import Conversation, Part
-from gateway.errors import ApiError
-from gateway.translation import Translation, translate
+from gateway.errors import ApiError, bad_field
+from gateway.openai.translation import Conversation, Part, Translation, translate
 
 Json = dict[str, Any]
 
@@ -67,7 +66,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
             places[f"tools[{index}].function.name"] = f"tools[{index}].name"
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     elif request.tool_choice is not None and request.tool_choice.type in ("any", "tool"):
-        raise ApiError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
+        raise bad_field("tool_choice", "tool_choice: there are no tools to choose from")
     if request.thinking is not None and request.thinking.type != "adaptive":
         fields["enable_thinking"] = request.thinking.type == "enabled"
         fields["thinking_budget"] = getattr(request.thinking, "budget_tokens", None)
@@ -88,16 +87,14 @@ def chat_request(request: CountTokensRequest) -> Translation:
 def _require_begun(message: Json, index: int) -> None:
     if "tool_calls" in message or not message["content"]:
         last = f"messages[{index}]"
-        raise ApiError(
-            400,
+        raise bad_field(
+            last,
             f"{last} cannot be continued: end messages with a user turn, or with an assistant's"
             " text to continue",
-            param=last,
         )
 
 
 def _conversation(request: CountTokensRequest) -> Conversation:
-    """The system prompt and every turn."""
     conversation = Conversation()
     turns = request.messages
     last = len(turns) - 1
@@ -183,18 +180,19 @@ def _texts(turn: Turn, index: int) -> list[str]:
 
 
 def _misplaced(kind: str, role: str, place: str) -> ApiError:
-    return ApiError(400, f"{place}: {kind} cannot stand in {role} message", param=place)
+    return bad_field(place, f"{place}: {kind} cannot stand in {role} message")
 
 
 def _tool(tool: Tool) -> Json:
     parameters = tool.input_schema
     if tool.input_examples:
         parameters = parameters | {"examples": tool.input_examples}
-    function: Json = {"name": tool.name, "parameters": parameters}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
+    function = {
+        "name": tool.name,
+        "parameters": parameters,
+        "description": tool.description,
+        "strict": tool.strict,
+    }
     return {"type": "function", "function": function}
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself before it is loaded: its sampling, and how large it is.
+"""What a checkpoint says before it is loaded: its sampling defaults, and its size.
 
 The `generation_config.json` counts where neither a request nor the model's file says anything. A
 checkpoint that has yet to be downloaded says nothing; from the download on it does.
@@ -16,21 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.hub_cache import hub_cache
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.models.config import UNSAID, ModelConfig, Parameters
 
 _LARGEST = 1 << 20
 _LARGEST_INDEX = 64 << 20
-_OURS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
+_THEIRS = {"repeat_penalty": "repetition_penalty"}  # the other names of UNSAID are the same
 _log = logging.getLogger("gateway.models")
 _Stamp = tuple[int, int]
 
@@ -54,7 +44,7 @@ class Checkpoints:
         return config.model_copy(update={"parameters": given.model_copy(update=new)})
 
     def weight_bytes(self, config: ModelConfig) -> int:
-        """About how much memory a model will need; 0 where only a download can tell.
+        """Roughly how much memory a model will need; 0 if that is known only after a download.
 
         While one runs, the index of the weights comes first, and what is there of them grows.
         """
@@ -111,7 +101,7 @@ def _size(file: Path) -> int:
 
 
 def _indexed(index: Path) -> int:
-    """Bytes of all weights, as an index of several files tells them; 0 where there is none."""
+    """Bytes of all weights according to the index of several files; 0 if there is none."""
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         if _size(index) <= _LARGEST_INDEX:
             return int(json.loads(index.read_bytes())["metadata"]["total_size"])
@@ -130,7 +120,8 @@ def _sampling(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it is no object")
     found: dict[str, Any] = {}
-    for theirs, ours in _OURS.items():
+    for ours in UNSAID:
+        theirs = _THEIRS.get(ours, ours)
         if (value := content.get(theirs)) is None:
             continue
         try:

@@ -10,96 +10,62 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_PLACES = "MLX manages memory and threads itself"
-_CHECKPOINT = "the value comes from the checkpoint's config.json"
-_OTHER_KIND = "for models that generate images, sound or video"
-_HOST = "belongs to another part of LocalAI"
 
-NEUTRAL: Mapping[str, str] = {
-    "usage": "a text for the model gallery",
-    "known_usecases": "the backend reports what the model can do",
-    "known_input_modalities": "the backend reports what the model can do",
-    "known_output_modalities": "the backend reports what the model can do",
-    "download_files": "the backend downloads models from the hub",
-    "artifacts": "the backend downloads models from the hub",
-    "f16": "`dtype`, or else the platform, sets the type of the weights",
-    "threads": _PLACES,
-    "mmap": _PLACES,
-    "mmlock": _PLACES,
-    "low_vram": _PLACES,
-    "gpu_layers": _PLACES,
-    "numa": _PLACES,
-    "no_mulmatq": _PLACES,
-    "main_gpu": _PLACES,
-    "tensor_split": _PLACES,
-    "no_kv_offloading": _PLACES,
-    "enforce_eager": _PLACES,
-    "swap_space": _PLACES,
-    "gpu_memory_utilization": "the option memory_limit_mib limits memory",
-    "flash_attention": "MLX chooses its attention kernels itself",
-    "batch": "the option prefill_chunk sets the size of prefill passes",
-    "rms_norm_eps": _CHECKPOINT,
-    "ngqa": _CHECKPOINT,
-    "debug": "MLX_BACKEND_LOG sets the log level",
-    "disable_log_stats": "MLX_BACKEND_LOG sets the log level",
-    "function": "tool calls are read in the model's own format, which the backend detects",
-    "prompt_cache_all": "prompts are always cached; see the option prompt_cache_mib",
-    "prompt_cache_ro": "prompts are always cached; see the option prompt_cache_mib",
-    "mirostat_eta": "belongs to mirostat, which is refused",
-    "mirostat_tau": "belongs to mirostat, which is refused",
-    "grpc": "the gateway notices at once when a backend ends, and gives it a minute to start",
-    "feature_flags": _HOST,
-    "pipeline": _HOST,
-    "mcp": _HOST,
-    "agent": _HOST,
-    "cuda": _OTHER_KIND,
-    "diffusers": _OTHER_KIND,
-    "step": _OTHER_KIND,
-    "tts": _OTHER_KIND,
-    "cfg_scale": _OTHER_KIND,
-    "parameters.batch": "the option prefill_chunk sets the size of prefill passes",
-    "parameters.n_keep": "contexts are never shifted",
-    "parameters.language": _OTHER_KIND,
-    "parameters.translate": _OTHER_KIND,
-    "parameters.clip_skip": _OTHER_KIND,
-    "parameters.negative_prompt_scale": "belongs to negative_prompt, which is refused",
-    "parameters.encoding_format": "set by each request",
-}
+def _by_key(reasons: Mapping[str, str]) -> Mapping[str, str]:
+    return {key: why for why, keys in reasons.items() for key in keys.split()}
 
-REFUSED: Mapping[str, str] = {
-    "alias": "write this name into the list `aliases` of the model itself",
-    "failover": "a request is served by one model; leave it out",
-    "router": "a request is served by one model; leave it out",
-    "proxy": "only backends that speak backend.proto are served",
-    "roles": "send role_mapping with the request",
-    "system_prompt": "send it as the first of the request's messages",
-    "grammar": "send a grammar or a response_format with the request",
-    "cutstrings": "answers are not edited; use stopwords",
-    "extract_regex": "answers are not edited; use stopwords",
-    "trimspace": "answers are not edited; use stopwords",
-    "trimsuffix": "answers are not edited; use stopwords",
-    "mirostat": "use top_p or min_p",
-    "prompt_cache_path": "use the option prompt_cache_dir",
-    "concurrency_groups": "use the gateway's limits on loaded models and memory",
-    "limits": "use the option max_queue",
-    "compression": "requests are not edited; leave it out",
-    "pii": "requests are not edited; leave it out",
-    "parameters.n": "set by each request",
-    "parameters.echo": "set by each request",
-    "parameters.logprobs": "set by each request",
-    "parameters.top_logprobs": "set by each request",
-    "parameters.tfz": "use top_p or min_p",
-    "parameters.negative_prompt": "the backend does not support it; leave it out",
-    "template.chat": "the checkpoint's own template is used; leave it out",
-    "template.chat_message": "the checkpoint's own template is used; leave it out",
-    "template.completion": "completion prompts are sent unchanged; leave it out",
-    "template.edit": "there is no edits endpoint; leave it out",
-    "template.function": "the checkpoint's own template is used; leave it out",
-    "template.multimodal": "the checkpoint's own template is used; leave it out",
-    "template.reply_prefix": "the checkpoint's own template is used; leave it out",
-    "template.join_chat_messages_by_character": "the checkpoint's own template is used; leave it"
-    " out",
-}
+
+NEUTRAL = _by_key(
+    {
+        "a text for the model gallery": "usage",
+        "the backend reports what the model can do": "known_usecases known_input_modalities"
+        " known_output_modalities",
+        "the backend downloads models from the hub": "download_files artifacts",
+        "`dtype`, or else the platform, sets the type of the weights": "f16",
+        "MLX manages memory and threads itself": "threads mmap mmlock low_vram gpu_layers numa"
+        " no_mulmatq main_gpu tensor_split no_kv_offloading enforce_eager swap_space",
+        "the option memory_limit_mib limits memory": "gpu_memory_utilization",
+        "MLX chooses its attention kernels itself": "flash_attention",
+        "the option prefill_chunk sets the size of prefill passes": "batch parameters.batch",
+        "the value comes from the checkpoint's config.json": "rms_norm_eps ngqa",
+        "MLX_BACKEND_LOG sets the log level": "debug disable_log_stats",
+        "tool calls are read in the model's own format, which the backend detects": "function",
+        "prompts are always cached; see the option prompt_cache_mib": "prompt_cache_all"
+        " prompt_cache_ro",
+        "belongs to mirostat, which is refused": "mirostat_eta mirostat_tau",
+        "the gateway notices at once when a backend ends, and gives it a minute to start": "grpc",
+        "belongs to another part of LocalAI": "feature_flags pipeline mcp agent",
+        "for models that generate images, sound or video": "cuda diffusers step tts cfg_scale"
+        " parameters.language parameters.translate parameters.clip_skip",
+        "contexts are never shifted": "parameters.n_keep",
+        "belongs to negative_prompt, which is refused": "parameters.negative_prompt_scale",
+        "set by each request": "parameters.encoding_format",
+    }
+)
+REFUSED = _by_key(
+    {
+        "write this name into the list `aliases` of the model itself": "alias",
+        "a request is served by one model; leave it out": "failover router",
+        "only backends that speak backend.proto are served": "proxy",
+        "send role_mapping with the request": "roles",
+        "send it as the first of the request's messages": "system_prompt",
+        "send a grammar or a response_format with the request": "grammar",
+        "answers are not edited; use stopwords": "cutstrings extract_regex trimspace trimsuffix",
+        "use top_p or min_p": "mirostat parameters.tfz",
+        "use the option prompt_cache_dir": "prompt_cache_path",
+        "use the gateway's limits on loaded models and memory": "concurrency_groups",
+        "use the option max_queue": "limits",
+        "requests are not edited; leave it out": "compression pii",
+        "set by each request": "parameters.n parameters.echo parameters.logprobs"
+        " parameters.top_logprobs",
+        "the backend does not support it; leave it out": "parameters.negative_prompt",
+        "the checkpoint's own template is used; leave it out": "template.chat"
+        " template.chat_message template.function template.multimodal template.reply_prefix"
+        " template.join_chat_messages_by_character",
+        "completion prompts are sent unchanged; leave it out": "template.completion",
+        "there is no edits endpoint; leave it out": "template.edit",
+    }
+)
 
 
 def without_foreign(given: Any, section: str = "") -> Any:

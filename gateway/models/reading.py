@@ -17,8 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from common.wording import did_you_mean, shown
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.models.config import ModelConfig, Parameters
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _log = logging.getLogger("gateway.models")
@@ -55,8 +54,9 @@ def read_folder(folder: Path) -> ModelFolder:
         except ValueError as problem:
             sentence = f"{file.name}: {problem}"
             _log.error("%s", sentence)
-            for name in _names_of(file, given):
-                found.broken[name] = sentence
+            # What a request may call the model of a file that cannot be used.
+            name = given.get("name") if isinstance(given, dict) else None
+            found.broken[name if isinstance(name, str) else file.stem] = sentence
     for name in taken:
         found.broken.pop(name, None)
     for place in _checkpoints(folder):
@@ -100,12 +100,6 @@ def _files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _names_of(file: Path, given: Any) -> list[str]:
-    """What a request may call the model of a file that cannot be used."""
-    name = given.get("name") if isinstance(given, dict) else None
-    return [name if isinstance(name, str) else file.stem]
-
-
 def _claim(model: ModelConfig, file: str, taken: dict[str, str]) -> None:
     names = [model.name, *model.aliases]
     for place, name in enumerate(names):
@@ -131,7 +125,7 @@ def _model(file: Path, given: Any) -> ModelConfig:
 
 
 def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
-    """One of pydantic's complaints for the person who wrote the file."""
+    """One of pydantic's errors, for the author of the file."""
     path = [part for part in problem["loc"] if isinstance(part, str | int)]
     key = ".".join(str(part) for part in path)
     if problem["type"] == "extra_forbidden":

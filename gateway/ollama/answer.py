@@ -9,12 +9,11 @@ from typing import Any
 
 from gateway import exchange
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Progress, ToolCallPiece, is_whole
+from gateway.generation import Done, Event, Progress, ToolCallPiece, WholeAnswer
+from gateway.refusals import TEXT, ErrorForm, schema_of
 
 Json = dict[str, Any]
 _NS = 1_000_000  # of a millisecond
-# Those whose refusals have the form of `error_body`.
-PATHS = frozenset(f"/api/{name}" for name in ("chat", "generate", "embed", "show", "tags", "ps"))
 
 
 def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
@@ -28,7 +27,6 @@ def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
 
 
 def generate_part(content: str, thinking: str, _: list[Json]) -> Json:
-    """What `/api/generate` says of it."""
     return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
@@ -44,54 +42,36 @@ class Answer:
         self._model = model
         self._part = part
         self._streams = streams
-        self._calls: dict[int, tuple[ToolCallPiece, list[str]]] = {}
-        self._content = self._thinking = ""
+        self._whole = WholeAnswer()
 
     def take(self, event: Event) -> list[Json]:
         """The lines that an event becomes; a call is sent when it is complete."""
         if isinstance(event, Progress):
             return [] if event.processed else [self.beat()]
+        whole = self._whole
+        whole.take(event)
         if isinstance(event, Done):
-            calls = self._whole_calls()
+            calls = [_call(call) for call in whole.calls()]
             if not self._streams:
-                return [self._end(event, self._part(self._content, self._thinking, calls))]
+                return [self._end(event, self._part(whole.content, whole.reasoning, calls))]
             lines = [self._line(self._part("", "", calls), False)] if calls else []
             return [*lines, self._end(event, self._part("", "", []))]
-        for call in event.tool_calls:
-            self._add(call)
-        self._content += event.content
-        self._thinking += event.reasoning
         if not (event.content or event.reasoning):
             return []
         return [self._line(self._part(event.content, event.reasoning, []), False)]
 
     def beat(self) -> Json:
-        """A line that adds nothing."""
         return self._line(self._part("", "", []), False)
 
     def empty(self, reason: str) -> Json:
         """The answer to a request that only loads or unloads."""
         return self._line(self._part("", "", []), True) | {"done_reason": reason}
 
-    def _add(self, piece: ToolCallPiece) -> None:
-        _, parts = self._calls.setdefault(piece.index, (piece, []))
-        parts.append(piece.arguments)
-
-    def _whole_calls(self) -> list[Json]:
-        calls = []
-        for index, (first, parts) in sorted(self._calls.items()):
-            if is_whole(text := "".join(parts)):
-                function = {"index": index, "name": first.name, "arguments": json.loads(text)}
-                calls.append({"id": first.id, "function": function})
-        return calls
-
     def _end(self, done: Done, part: Json) -> Json:
         used = done.usage
-        running = exchange.current()
-        total = int(1000 * running.seconds) if running else 0
         return self._line(part, True) | {
             "done_reason": done.finish_reason,
-            "total_duration": total * _NS,
+            "total_duration": int(1000 * exchange.current().seconds) * _NS,
             "load_duration": 0,
             "prompt_eval_count": used.prompt_tokens,
             "prompt_eval_duration": int(used.prefill_ms * _NS),
@@ -104,17 +84,24 @@ class Answer:
         return {"model": self._model, "created_at": now, **part, "done": done}
 
 
+def _call(call: ToolCallPiece) -> Json:
+    arguments = json.loads(call.arguments)
+    function = {"index": call.index, "name": call.name, "arguments": arguments}
+    return {"id": call.id, "function": function}
+
+
 def written(line: Json) -> str:
-    """A line of a stream."""
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 def error_line(error: ApiError) -> str:
     """The last line of a stream that broke."""
-    return written(error_body(error, ""))
+    return written(error_body(error))
 
 
-def error_body(error: ApiError, _request_id: str) -> Json:
+def error_body(error: ApiError) -> Json:
     """A refusal; the field at fault is named at the beginning of the sentence."""
-    named = error.param is None or error.param in error.message
-    return {"error": error.message if named else f"{error.param}: {error.message}"}
+    return {"error": error.sentence}
+
+
+ERRORS = ErrorForm("OllamaError", schema_of(error=TEXT), error_body)

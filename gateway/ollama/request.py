@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.images import is_video
 from gateway.openai.base import Request, Strict
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import AnyTool
-from gateway.translation import Translation, translate
+from gateway.openai.translation import Translation, translate
 
 Json = dict[str, Any]
 
 
-def _plain_name(name: Any) -> Any:
-    return name.removesuffix(":latest") if isinstance(name, str) else name
-
-
-ModelName = Annotated[str, BeforeValidator(_plain_name)]
+ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
 class Called(Strict):
@@ -33,8 +29,6 @@ class Called(Strict):
 
 
 class Call(Strict):
-    """A call that the model made."""
-
     id: str = ""
     type: Literal["function"] = "function"
     function: Called
@@ -56,14 +50,12 @@ class Asked(Request):
     """What both endpoints take."""
 
     model: ModelName = Field(min_length=1)
-    stream: bool | None = Field(default=None, description="true by default.")
-    format: Literal["json", ""] | Json | None = Field(
-        default=None, description="`json`, or a JSON schema."
-    )
+    stream: bool | None = Field(None, description="true by default.")
+    format: Literal["json", ""] | Json | None = Field(None, description="`json`, or a JSON schema.")
     options: Options | None = None
     think: bool | ReasoningEffort | None = None
     keep_alive: str | float | None = Field(
-        default=None, description="0 beside an empty prompt unloads the model."
+        None, description="0 beside an empty prompt unloads the model."
     )
 
 
@@ -74,7 +66,6 @@ class ChatRequest(Asked):
     tools: list[AnyTool] | None = None
 
     def turns(self) -> list[Turn]:
-        """The conversation."""
         return self.messages
 
 
@@ -84,17 +75,14 @@ class GenerateRequest(Asked):
     prompt: str = ""
     system: str = ""
     images: list[str] | None = None
-    raw: bool | None = Field(default=None, description="The prompt as it is, without a template.")
-    suffix: str = Field(
-        default="", description="What comes behind the answer: it is filled in between."
-    )
-    template: str = Field(default="", description="Refused: the model's own is used.")
+    raw: bool | None = Field(None, description="The prompt as it is, without a template.")
+    suffix: str = Field("", description="What comes behind the answer: it is filled in between.")
+    template: str = Field("", description="Refused: the model's own is used.")
 
     def turns(self) -> list[Turn]:
-        """The question as a conversation. Raises ApiError."""
         if self.template:
             sentence = "template is not supported: leave it out"
-            raise ApiError(400, sentence, code="unsupported_parameter", param="template")
+            raise bad_field("template", sentence, "unsupported_parameter")
         if not self.prompt:
             return []
         system = [Turn(role="system", content=self.system)] if self.system else []

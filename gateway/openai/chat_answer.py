@@ -1,101 +1,114 @@
-"""A whole chat answer: `chat.completion`, when all of its choices have ended."""
+"""What a chat answer contains, and a whole one: `chat.completion`, once all choices end."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, is_whole
-from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
-from gateway.openai.identity import Identity
-from gateway.openai.usage import usage_of
+from gateway.generation import Done, Event, ToolCallPiece, WholeAnswer
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.envelope import usage_of
+from gateway.openai.tools_to_wire import is_legacy
 
 
-@dataclass(slots=True)
-class _Call:
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """`legacy`: calls as function_call. `usage`: a stream ends with a usage chunk.
 
-    def function(self) -> dict[str, str]:
-        return {"name": self.name, "arguments": "".join(self.arguments)}
+    progress: a stream reports how much of the prompt has been read, as llama.cpp's do.
+    """
+
+    choices: int = 1
+    legacy: bool = False
+    reasoning: bool = True
+    logprobs: bool = False
+    usage: bool = False
+    progress: bool = False
 
 
-@dataclass(slots=True)
-class _Choice:
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, _Call] = field(default_factory=dict)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    done: Done | None = None
+def form_of(request: ChatCompletionRequest) -> ChatForm:
+    options = request.stream_options
+    return ChatForm(
+        choices=request.n or 1,
+        legacy=is_legacy(request),
+        reasoning=request.include_reasoning is not False,
+        logprobs=wants_logprobs(request),
+        usage=options is not None and options.include_usage is True,
+        progress=request.return_progress is True,
+    )
 
-    def add(self, piece: Piece) -> None:
-        self.content.append(piece.content)
-        self.reasoning.append(piece.reasoning)
-        self.logprobs.extend(piece.logprobs)
-        for part in piece.tool_calls:
-            call = self.calls.setdefault(part.index, _Call())
-            call.id = call.id or part.id
-            call.name = call.name or part.name
-            call.arguments.append(part.arguments)
+
+def wants_logprobs(request: ChatCompletionRequest) -> bool:
+    """Whether log-probabilities are sent at all: a number of 0 or below turns them off."""
+    return request.logprobs is True or (request.logprobs or 0) > 0 or (request.n_probs or 0) > 0
+
+
+def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
+    """OpenAI's word for the end: a call that was cut off is a matter of length."""
+    if reason == "stop" and called:
+        return "function_call" if legacy else "tool_calls"
+    return reason
+
+
+def chat_logprobs(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The wire's entries in OpenAI's form, which has no token ids."""
+    return {"content": [token_logprob(entry) for entry in entries], "refusal": None}
+
+
+def token_logprob(entry: dict[str, Any]) -> dict[str, Any]:
+    """One of these entries."""
+    names = ("token", "bytes", "logprob")
+    others = entry.get("top_logprobs") or ()
+    top = [{name: other[name] for name in names} for other in others]
+    return {**{name: entry[name] for name in names}, "top_logprobs": top}
+
+
+Json = dict[str, Any]
 
 
 async def chat_completion(
-    events: AsyncIterator[tuple[int, Event]], identity: Identity, form: ChatForm
-) -> dict[str, Any]:
-    """The object, once the events have ended."""
-    choices = [_Choice() for _ in range(form.choices)]
+    events: AsyncIterator[tuple[int, Event]], head: Json, form: ChatForm
+) -> Json:
+    answers = [WholeAnswer() for _ in range(form.choices)]
     async for index, event in events:
-        if isinstance(event, Piece):
-            choices[index].add(event)
-        elif isinstance(event, Done):
-            choices[index].done = event
-    ends = [choice.done for choice in choices if choice.done is not None]
-    return {
-        "id": identity.id,
-        "object": "chat.completion",
-        "created": identity.created,
-        "model": identity.model,
-        "system_fingerprint": identity.system_fingerprint,
-        "choices": [
-            _whole(index, choice, end, form)
-            for index, (choice, end) in enumerate(zip(choices, ends, strict=True))
-        ],
-        "usage": usage_of([end.usage for end in ends], form.choices),
-    }
+        answers[index].take(event)
+    ends = [answer.done for answer in answers if answer.done is not None]
+    choices = [
+        _choice(index, answer, end, form)
+        for index, (answer, end) in enumerate(zip(answers, ends, strict=True))
+    ]
+    usage = usage_of([end.usage for end in ends], form.choices)
+    return {**head, "choices": choices, "usage": usage}
 
 
-def _whole(index: int, choice: _Choice, end: Done, form: ChatForm) -> dict[str, Any]:
-    """The choice; a call that was not written to its end is no part of a whole answer."""
-    choice.calls = {
-        place: call for place, call in choice.calls.items() if is_whole("".join(call.arguments))
-    }
+def _choice(index: int, answer: WholeAnswer, end: Done, form: ChatForm) -> Json:
+    calls = answer.calls()
     return {
         "index": index,
-        "message": _message(choice, form),
-        "logprobs": chat_logprobs(choice.logprobs) if form.logprobs else None,
-        "finish_reason": finish_reason(
-            end.finish_reason, called=bool(choice.calls), legacy=form.legacy
-        ),
+        "message": _message(answer, calls, form),
+        "logprobs": chat_logprobs(answer.logprobs) if form.logprobs else None,
+        "finish_reason": finish_reason(end.finish_reason, called=bool(calls), legacy=form.legacy),
     }
 
 
-def _message(choice: _Choice, form: ChatForm) -> dict[str, Any]:
-    text = "".join(choice.content)
-    message: dict[str, Any] = {
+def _message(answer: WholeAnswer, calls: list[ToolCallPiece], form: ChatForm) -> Json:
+    message: Json = {
         "role": "assistant",
-        "content": None if choice.calls and not text else text,
+        "content": answer.content or (None if calls else ""),
         "refusal": None,
         "annotations": [],
     }
-    if form.reasoning and (reasoning := "".join(choice.reasoning)):
-        message["reasoning_content"] = reasoning
-    calls = [choice.calls[place] for place in sorted(choice.calls)]
+    if form.reasoning and answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
     if calls and form.legacy:
-        message["function_call"] = calls[0].function()
+        message["function_call"] = _function(calls[0])
     elif calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": call.function()} for call in calls
+            {"id": call.id, "type": "function", "function": _function(call)} for call in calls
         ]
     return message
+
+
+def _function(call: ToolCallPiece) -> Json:
+    return {"name": call.name, "arguments": call.arguments}

@@ -19,9 +19,9 @@ MOST_TOOLS = 1024
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside the answer."""
+    """What a stream contains beside the answer."""
 
-    include_usage: bool | None = Field(default=None, description="A last chunk with the usage.")
+    include_usage: bool | None = Field(None, description="A last chunk with the usage.")
 
 
 class RoleMapping(Strict):
@@ -31,8 +31,8 @@ class RoleMapping(Strict):
     user: str = ""
     assistant: str = ""
     tool: str = ""
-    stop: str = Field(default="", description="What ends every message.")
-    system_prompt: str | None = Field(default=None, description="Not read, as in mlx_lm.server.")
+    stop: str = Field("", description="What ends every message.")
+    system_prompt: str | None = Field(None, description="Not read, as in mlx_lm.server.")
 
 
 class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Request):
@@ -40,56 +40,51 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Reques
 
     refused = refused.CHAT
 
-    model: str | None = Field(default=None, min_length=1, description=MODEL)
+    model: str | None = Field(None, min_length=1, description=MODEL)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = Field(
-        default=None, description="llama.cpp: a stream tells how far the prompt is."
+        None, description="llama.cpp: a stream tells how far the prompt is."
     )
     max_completion_tokens: int | None = Field(
-        default=None, ge=-1, le=2**31 - 1, description="max_tokens, by its newer name."
+        None, ge=-1, le=2**31 - 1, description="max_tokens, by its newer name."
     )
-    tools: list[AnyTool] | None = Field(default=None, max_length=MOST_TOOLS)
+    tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = Field(
-        default=None, description="`required` and a named function are enforced by a grammar."
+        None, description="`required` and a named function are enforced by a grammar."
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="false: an answer ends after its first call."
+        None, description="false: an answer ends after its first call."
     )
     functions: list[FunctionDefinition] | None = Field(
-        default=None, max_length=MOST_TOOLS, description="Legacy form of tools."
+        None, max_length=MOST_TOOLS, description="Legacy form of tools."
     )
     function_call: FunctionCallChoice | None = Field(
-        default=None, description="Legacy form of tool_choice."
+        None, description="Legacy form of tool_choice."
     )
     logprobs: bool | Annotated[int, Field(ge=-1, le=MOST_ALTERNATIVES)] | None = Field(
-        default=None,
+        None,
         description="Log-probabilities of the tokens; a number above 0 asks for so many"
         " alternatives as well, as in mlx_lm.server and llama.cpp.",
     )
     top_logprobs: int | None = Field(
-        default=None,
-        ge=0,
-        le=MOST_ALTERNATIVES,
-        description="Alternatives per token; needs logprobs.",
+        None, ge=0, le=MOST_ALTERNATIVES, description="Alternatives per token; needs logprobs."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Variables of the chat template, over those of the model's file."
+        None, description="Variables of the chat template, over those of the model's file."
     )
     continue_final_message: bool | None = Field(
-        default=None,
-        description="The last message is an assistant's, and the answer continues its text.",
+        None, description="The last message is an assistant's, and the answer continues its text."
     )
     add_generation_prompt: bool | None = Field(
-        default=None, description="vLLM: false with continue_final_message, else true."
+        None, description="vLLM: false with continue_final_message, else true."
     )
     role_mapping: RoleMapping | None = Field(
-        default=None,
-        description="Texts to build the prompt with, instead of the model's chat template.",
+        None, description="Texts to build the prompt with, instead of the model's chat template."
     )
     options: Options | None = Field(
-        default=None, description="Ollama: sampling fields; those beside it win."
+        None, description="Ollama: sampling fields; those beside it win."
     )
 
     @model_validator(mode="after")

@@ -6,14 +6,13 @@ the usage, if it was asked for, and `[DONE]`. A failure is raised: it is no fini
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_whole
-from gateway.openai.chat_form import ChatForm, chat_logprobs, finish_reason
-from gateway.openai.chunks import ChunkWriter
-from gateway.openai.identity import Identity
-from gateway.openai.usage import usage_of
+from gateway.openai.chat_answer import ChatForm, chat_logprobs, finish_reason
+from gateway.openai.envelope import ChunkWriter, usage_of
 from gateway.sse import DONE
 
 Delta = dict[str, Any]
@@ -22,25 +21,27 @@ Delta = dict[str, Any]
 class ChatStream:
     """The chunks of one answer."""
 
-    def __init__(self, identity: Identity, form: ChatForm) -> None:
+    def __init__(self, head: dict[str, Any], form: ChatForm) -> None:
         self._form = form
-        self._writer = ChunkWriter("chat.completion.chunk", identity, with_usage=form.usage)
+        self._writer = ChunkWriter(head, with_usage=form.usage)
         self._choices = [_Choice(index, form) for index in range(form.choices)]
 
-    async def chunks(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncGenerator[str, None]:
-        """The events of the stream."""
+    async def chunks(
+        self, events: AsyncGenerator[tuple[int, Event], None]
+    ) -> AsyncGenerator[str, None]:
         ends: dict[int, Done] = {}
-        async for index, event in events:
-            choice = self._choices[index]
-            if isinstance(event, Done):
-                ends[index] = event
-            if begun := "".join(map(self._writer.chunk, choice.begin())):
-                yield begun
-            if not isinstance(event, Progress):
-                for chunk in choice.chunks(event):
-                    yield self._writer.chunk(chunk)
-            elif self._form.progress:
-                yield self._writer.progress(choice.nothing(), event)
+        async with aclosing(events):
+            async for index, event in events:
+                choice = self._choices[index]
+                if isinstance(event, Done):
+                    ends[index] = event
+                if begun := "".join(map(self._writer.chunk, choice.begin())):
+                    yield begun
+                if not isinstance(event, Progress):
+                    for chunk in choice.chunks(event):
+                        yield self._writer.chunk(chunk)
+                elif self._form.progress:
+                    yield self._writer.progress(choice.nothing(), event)
         if self._form.usage:
             usages = [ends[index].usage for index in sorted(ends)]
             yield self._writer.usage(usage_of(usages, self._form.choices))
@@ -71,15 +72,9 @@ class _Choice:
 
     def nothing(self, delta: Delta | None = None) -> dict[str, Any]:
         """The choice of a chunk that adds nothing to the answer."""
-        return {
-            "index": self._index,
-            "delta": delta or {},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
-        """The choices of the chunks that an event becomes."""
         if isinstance(event, Piece):
             self._logprobs.extend(event.logprobs)
             for delta in self._deltas(event):
@@ -94,12 +89,7 @@ class _Choice:
         if self._form.logprobs and self._logprobs:
             logprobs = chat_logprobs(self._logprobs)
             self._logprobs = []
-        return {
-            "index": self._index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-        }
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def _deltas(self, piece: Piece) -> Iterator[Delta]:
         if piece.reasoning and self._form.reasoning:

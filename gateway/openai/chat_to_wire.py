@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 
 from gateway.context import Gateway
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
+from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.messages_to_wire import wire_messages
@@ -32,7 +33,7 @@ async def options_of(
     write_sampling(first, request, config)
     first.Tokens = most_tokens(
         config.parameters.max_tokens or 0,
-        # Programs send 0 for a bound that nobody set.
+        # Programs send 0 for a bound that is not set.
         ("max_completion_tokens", request.max_completion_tokens or None),
         ("max_tokens", request.max_tokens or None),
         ("n_predict", request.n_predict or None),
@@ -63,23 +64,21 @@ def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> N
 
 
 def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
-    asked = request.logprobs if isinstance(request.logprobs, bool) else None
-    counted = request.logprobs if asked is None else None
+    number = 0 if isinstance(request.logprobs, bool) else request.logprobs or 0
     alternatives = agreed(
-        ("logprobs", counted if counted is not None and counted > 0 else None),
+        ("logprobs", number if number > 0 else None),
         ("top_logprobs", request.top_logprobs),
         ("n_probs", request.n_probs or None),
     )
-    wanted = bool(asked or (counted or 0) > 0 or request.n_probs)
+    wanted = wants_logprobs(request)
     if alternatives and not wanted:
-        raise ApiError(400, "top_logprobs needs logprobs: send logprobs true", param="top_logprobs")
+        raise bad_field("top_logprobs", "top_logprobs needs logprobs: send logprobs true")
     if wanted and request.include_reasoning is False:
         # The entries of a token travel with the next text that there is, of whatever kind.
-        raise ApiError(
-            400,
+        raise bad_field(
+            "include_reasoning",
             "include_reasoning is false and log-probabilities are asked for: those of the"
             " reasoning cannot be separated from those of the answer, so leave out one of the two",
-            param="include_reasoning",
         )
     if wanted:
         options.Logprobs = 1
@@ -99,37 +98,30 @@ async def _write_prompt(
     options.UseTokenizerTemplate = True
     if request.continue_final_message:
         options.Metadata["mlx.continue_final_message"] = "true"
-    options.Images.extend(found.images)
-    options.Videos.extend(found.videos)
-    options.Audios.extend(found.audios)
-    if found.images:
-        options.Metadata["mlx.image_messages"] = json.dumps(found.image_messages)
-    if found.videos:
-        options.Metadata["mlx.video_messages"] = json.dumps(found.video_messages)
-    if found.audios:
-        options.Metadata["mlx.audio_messages"] = json.dumps(found.audio_messages)
+    fields = {"image": options.Images, "video": options.Videos, "audio": options.Audios}
+    for kind, items in found.media.items():
+        fields[kind].extend(content for _, content in items)
+        if items:
+            options.Metadata[f"mlx.{kind}_messages"] = json.dumps([index for index, _ in items])
 
 
 def _require_one_beginning(request: ChatCompletionRequest) -> None:
     """Either the template opens a turn for the answer, or the last message is that turn."""
     continues = bool(request.continue_final_message)
     if request.add_generation_prompt == continues and request.add_generation_prompt is not None:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "add_generation_prompt",
             f"add_generation_prompt is {json.dumps(continues)} and continue_final_message is"
             f" {json.dumps(continues)}: an answer either begins a message or continues one",
-            param="add_generation_prompt",
         )
     if continues and request.role_mapping is not None:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "continue_final_message",
             "continue_final_message needs the model's chat template: leave out role_mapping",
-            param="continue_final_message",
         )
     if continues and request.messages[-1].role != "assistant":
-        raise ApiError(
-            400,
+        raise bad_field(
+            "continue_final_message",
             f"messages[{len(request.messages) - 1}] is not an assistant's: continue_final_message"
             " continues only an assistant's message",
-            param="continue_final_message",
         )

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress
-from gateway.openai.chunks import ChunkWriter
 from gateway.openai.completion_to_wire import CompletionPlan
-from gateway.openai.identity import Identity
-from gateway.openai.legacy_logprobs import END, LegacyLogprobs
-from gateway.openai.usage import usage_of
+from gateway.openai.envelope import ChunkWriter, usage_of
 from gateway.sse import DONE
 
 
+class LegacyLogprobs:
+    """Log-probabilities of one choice in the legacy form: four lists of one length.
+
+    lm-eval's `local-completions` takes an answer with `echo` to be one token longer than the
+    prompt, so the end of the sequence is listed as a token too: empty, without a probability.
+    """
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """The lists of the next entries; a prompt's say themselves what they add to the text."""
+        lists: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for entry in entries:
+            lists["tokens"].append(entry["token"])
+            lists["token_logprobs"].append(entry["logprob"])
+            lists["top_logprobs"].append(_top(entry))
+            lists["text_offset"].append(self._offset)
+            added = entry.get("text")
+            self._offset += len(
+                self._decoder.decode(bytes(entry["bytes"])) if added is None else added
+            )
+        return lists
+
+
+END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
+"""The entry of an end of sequence."""
+
+
+def _top(entry: dict[str, Any]) -> dict[str, float] | None:
+    """The alternatives by their texts; the token itself is always among them (OpenAI's rule)."""
+    if entry["logprob"] is None:
+        return None
+    top = {entry["token"]: entry["logprob"]}
+    for other in entry["top_logprobs"]:
+        top[other["token"]] = max(other["logprob"], top.get(other["token"], other["logprob"]))
+    return top
+
+
 async def completion(
-    events: AsyncIterator[tuple[int, Event]], identity: Identity, plan: CompletionPlan
+    events: AsyncIterator[tuple[int, Event]], head: dict[str, Any], plan: CompletionPlan
 ) -> dict[str, Any]:
-    """The whole object, once the events have ended."""
     choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
     ends: dict[int, Done] = {}
     async for index, event in events:
@@ -26,49 +69,45 @@ async def completion(
         if isinstance(event, Done):
             ends[index] = event
     return {
-        "id": identity.id,
-        "object": "text_completion",
-        "created": identity.created,
-        "model": identity.model,
-        "system_fingerprint": identity.system_fingerprint,
+        **head,
         "choices": [choice.pending() for choice in choices],
         "usage": usage_of([ends[index].usage for index in sorted(ends)], plan.per_prompt),
     }
 
 
 class CompletionStream:
-    """The chunks of the answers."""
-
-    def __init__(self, identity: Identity, plan: CompletionPlan) -> None:
+    def __init__(self, head: dict[str, Any], plan: CompletionPlan) -> None:
         self._plan = plan
-        self._writer = ChunkWriter("text_completion", identity, with_usage=plan.usage)
+        self._writer = ChunkWriter(head, with_usage=plan.usage)
 
-    async def chunks(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncGenerator[str, None]:
+    async def chunks(
+        self, events: AsyncGenerator[tuple[int, Event], None]
+    ) -> AsyncGenerator[str, None]:
         """The events of the stream. A failure is raised: it is no finish reason."""
         choices = [_Choice(index, self._plan) for index in range(len(self._plan.wanted))]
         ends: dict[int, Done] = {}
         begun = False
-        async for index, event in events:
-            if isinstance(event, Progress):
-                if self._plan.progress:
-                    yield self._writer.progress(_nothing(index), event)
-                elif not begun:
-                    yield self.beat()
-                begun = True
-                continue
-            choice = choices[index]
-            choice.add(event)
-            if isinstance(event, Done):
-                ends[index] = event
-            if choice.has_news:
-                yield self._writer.chunk(choice.pending())
+        async with aclosing(events):
+            async for index, event in events:
+                if isinstance(event, Progress):
+                    if self._plan.progress:
+                        yield self._writer.progress(_nothing(index), event)
+                    elif not begun:
+                        yield self.beat()
+                    begun = True
+                    continue
+                choice = choices[index]
+                choice.add(event)
+                if isinstance(event, Done):
+                    ends[index] = event
+                if choice.has_news:
+                    yield self._writer.chunk(choice.pending())
         if self._plan.usage:
             usages = [ends[index].usage for index in sorted(ends)]
             yield self._writer.usage(usage_of(usages, self._plan.per_prompt))
         yield DONE
 
     def beat(self) -> str:
-        """A chunk without text."""
         return self._writer.chunk(_nothing(0))
 
 
@@ -93,12 +132,10 @@ class _Choice:
 
     @property
     def has_news(self) -> bool:
-        """Whether a chunk would say something."""
         ended = self._reason is not None
         return ended or (not self._waits and any(self._text))
 
     def add(self, event: Piece | Done) -> None:
-        """Take the next event in."""
         if isinstance(event, Piece):
             self._text.append(event.content)
             self._entries.extend(event.logprobs)

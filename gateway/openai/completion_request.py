@@ -24,22 +24,22 @@ class CompletionRequest(SamplingFields, FormatFields, Request):
     refused = refused.COMPLETION
     most_by_default: ClassVar[int] = 16  # tokens of an answer, OpenAI's default for completions
 
-    model: str | None = Field(default=None, min_length=1, description=MODEL)
+    model: str | None = Field(None, min_length=1, description=MODEL)
     prompt: str | Prompts | Tokens = Field(
         description="A text, its tokens, or a list of these; a list runs as one batch."
     )
     suffix: str | None = Field(
-        default=None, description="What comes behind the answer: it is filled in between."
+        None, description="What comes behind the answer: it is filled in between."
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = Field(
-        default=None, description="llama.cpp: a stream tells how far the prompt is."
+        None, description="llama.cpp: a stream tells how far the prompt is."
     )
-    echo: bool | None = Field(default=None, description="The prompt comes before the answer.")
-    best_of: int | None = Field(default=None, ge=1, le=128, description="Only as many as n.")
+    echo: bool | None = Field(None, description="The prompt comes before the answer.")
+    best_of: int | None = Field(None, ge=1, le=128, description="Only as many as n.")
     logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(
-        default=None, description="Log-probabilities, with so many alternatives."
+        None, description="Log-probabilities, with so many alternatives."
     )
 
     def before(self) -> str | Prompts | Tokens:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of, write_constraint
@@ -22,7 +22,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """What is asked of the backend, and what the answer has to say of it.
+    """What the backend is asked for, and what the answer must contain.
 
     per_prompt: answers to each of the prompts. logprobs: alternatives per token; None where none
     are sent.
@@ -74,7 +74,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
     if isinstance(given, str):
         return [given if filling else _filled(given, "prompt")]
     if filling:
-        raise ApiError(400, "suffix needs a prompt that is one text: send that", param="suffix")
+        raise bad_field("suffix", "suffix needs a prompt that is one text: send that")
     if isinstance(given[0], int):
         return [given]
     return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
@@ -82,32 +82,30 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
 
 def _filled(prompt: Prompt, place: str) -> Prompt:
     if not prompt:
-        raise ApiError(400, f"{place} is empty: send a text or tokens to continue", param=place)
+        raise bad_field(place, f"{place} is empty: send a text or tokens to continue")
     return prompt
 
 
 def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
     count = request.n or 1
     if request.best_of is not None and request.best_of != count:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "best_of",
             f"best_of is {request.best_of} and n is {count}: answers are not ranked, so send n and"
             " choose among them",
-            code="unsupported_parameter",
-            param="best_of",
+            "unsupported_parameter",
         )
     if count * prompts > MOST_ANSWERS:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "n",
             f"{prompts} prompts with n {count} are {count * prompts} answers: ask for at most"
             f" {MOST_ANSWERS} at a time",
-            param="n",
         )
     return count
 
 
 def _logprobs(request: CompletionRequest) -> int | None:
-    """OpenAI's number of alternatives, where 0 tells the chosen tokens alone."""
+    """OpenAI's number of alternatives; 0 means the chosen tokens alone."""
     asked = request.logprobs
     alternatives = None if asked is False else int(asked) if asked is not None else None
     if asked is True:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
 
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
@@ -18,24 +18,16 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "TopLogprobs": ("top_logprobs", "n_probs", "logprobs"),
     "Tools": ("tools", "functions"),
     "ToolChoice": ("tool_choice", "function_call"),
-    "Temperature": ("temperature",),
-    "TopP": ("top_p",),
-    "TopK": ("top_k",),
-    "MinP": ("min_p",),
-    "TypicalP": ("typical_p",),
-    "FrequencyPenalty": ("frequency_penalty",),
-    "PresencePenalty": ("presence_penalty",),
-    "LogitBias": ("logit_bias",),
-    "Seed": ("seed",),
     "StopPrompts": ("stop",),
-    "IgnoreEOS": ("ignore_eos",),
     "NDraft": ("num_draft_tokens",),
-    "Logprobs": ("logprobs",),
     "ModelIdentity": ("model",),
     "Metadata mlx.thinking_budget": BUDGETS,
     "Metadata mlx.presence_window": ("presence_context_size",),
     "Metadata mlx.frequency_window": ("frequency_context_size",),
 }
+# Fields with the same name in snake case.
+_SAME = "Temperature TopP TopK MinP TypicalP FrequencyPenalty PresencePenalty LogitBias Seed \
+IgnoreEOS Logprobs".split()
 _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.prompt_token_ids")
 
 
@@ -43,7 +35,11 @@ def names_of(
     request: ChatCompletionRequest | CompletionRequest, choice: int = 0
 ) -> Mapping[str, str]:
     """Wire field → field of this request, in a refusal of one of its choices."""
-    names = {wire: _first_sent(request, given) for wire, given in _NAMES.items()}
+    names = {
+        wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
+        for wire, given in _NAMES.items()
+    }
+    names |= {wire: re.sub("(?<=[a-z])(?=[A-Z])", "_", wire).lower() for wire in _SAME}
     constraint = constraint_of(request)
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
     if isinstance(request, ChatCompletionRequest):
@@ -70,7 +66,3 @@ def _media(request: ChatCompletionRequest) -> dict[str, str]:
                 found[f"{wire}[{counts[wire]}]"] = path
                 counts[wire] += 1
     return found
-
-
-def _first_sent(request: Any, names: tuple[str, ...]) -> str:
-    return next((name for name in names if getattr(request, name, None) is not None), names[0])

@@ -15,13 +15,13 @@ class NamedSchema(Strict):
     """OpenAI's `json_schema` of a response format."""
 
     name: str | None = Field(
-        default=None, min_length=1, max_length=64, description="A label; the answer is the same."
+        None, min_length=1, max_length=64, description="A label; the answer is the same."
     )
     description: str | None = None
     schema_: dict[str, Any] | None = Field(
-        default=None, alias="schema", description="The JSON schema; without one, any JSON object."
+        None, alias="schema", description="The JSON schema; without one, any JSON object."
     )
-    strict: bool | None = Field(default=None, description="The schema is enforced in any case.")
+    strict: bool | None = Field(None, description="The schema is enforced in any case.")
 
 
 class ResponseFormat(Strict):
@@ -30,7 +30,7 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     schema_: Schema | None = Field(
-        default=None,
+        None,
         alias="schema",
         description="A JSON schema, as object or as text, in place of json_schema.",
     )
@@ -39,28 +39,27 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """vLLM's form of the same wish: one of the members."""
 
-    json_: Schema | None = Field(default=None, alias="json", description="A JSON schema.")
-    regex: str | None = Field(default=None, description="A regular expression.")
-    choice: list[str] | None = Field(default=None, min_length=1, description="One of these texts.")
-    grammar: str | None = Field(default=None, description="GBNF, or Lark.")
-    json_object: bool | None = Field(default=None, description="Any JSON object.")
+    json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
+    regex: str | None = Field(None, description="A regular expression.")
+    choice: list[str] | None = Field(None, min_length=1, description="One of these texts.")
+    grammar: str | None = Field(None, description="GBNF, or Lark.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
 
 
 class FormatFields(Strict):
     """The form of the answer; at most one of the fields may be used."""
 
     response_format: ResponseFormat | None = Field(
-        default=None,
-        description="OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside the type.",
+        None, description="OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside the type."
     )
-    grammar: str | None = Field(default=None, description="llama.cpp: a grammar in GBNF.")
-    json_schema: Schema | None = Field(default=None, description="llama.cpp: a JSON schema.")
-    guided_json: Schema | None = Field(default=None, description="vLLM: a JSON schema.")
-    guided_regex: str | None = Field(default=None, description="vLLM: a regular expression.")
+    grammar: str | None = Field(None, description="llama.cpp: a grammar in GBNF.")
+    json_schema: Schema | None = Field(None, description="llama.cpp: a JSON schema.")
+    guided_json: Schema | None = Field(None, description="vLLM: a JSON schema.")
+    guided_regex: str | None = Field(None, description="vLLM: a regular expression.")
     guided_choice: list[str] | None = Field(
-        default=None, min_length=1, description="vLLM: one of these texts."
+        None, min_length=1, description="vLLM: one of these texts."
     )
-    guided_grammar: str | None = Field(default=None, description="vLLM: a grammar, GBNF or Lark.")
+    guided_grammar: str | None = Field(None, description="vLLM: a grammar, GBNF or Lark.")
     structured_outputs: StructuredOutputs | None = Field(
-        default=None, description="vLLM: the same in one object."
+        None, description="vLLM: the same in one object."
     )

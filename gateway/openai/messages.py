@@ -7,50 +7,37 @@ so that an error names a path of the request and not an alternative of a union.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from gateway.openai.base import Strict
-from gateway.tagged import as_text, one_of
+from gateway.tagged import OneOf, as_text
 
-PartKind = Literal[
-    "text", "image_url", "video_url", "input_video", "input_audio", "file", "refusal"
-]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class ImageUrl(Strict):
-    """An image by data URI, or by address where the gateway is allowed to fetch it."""
-
-    url: str
-
-
-class VideoUrl(Strict):
-    """A video by data URI, or by address where the gateway is allowed to fetch it."""
+class MediaUrl(Strict):
+    """An image or a video by data URI, or by address where the gateway is allowed to fetch it."""
 
     url: str
 
 
 class InputAudio(Strict):
-    """A sound in base64."""
-
     data: str
     format: Literal["wav", "mp3"]
 
 
 class ContentPart(Strict):
-    """A part of a message's content."""
-
-    type: PartKind
+    type: Literal["text", "image_url", "video_url", "input_video", "input_audio", "file", "refusal"]
     text: str | None = None
     refusal: str | None = None
-    image_url: ImageUrl | str | None = None
-    video_url: VideoUrl | str | None = Field(
-        default=None, description="Of parts of the types video_url and input_video."
+    image_url: MediaUrl | str | None = None
+    video_url: MediaUrl | str | None = Field(
+        None, description="Of parts of the types video_url and input_video."
     )
     input_audio: InputAudio | None = None
-    file: dict[str, Any] | None = Field(default=None, description="Refused: send its text.")
+    file: dict[str, Any] | None = Field(None, description="Refused: send its text.")
 
     @property
     def field(self) -> str:
@@ -58,14 +45,7 @@ class ContentPart(Strict):
         return "video_url" if self.type == "input_video" else self.type
 
 
-Part = Annotated[
-    ContentPart,
-    one_of(
-        dict.fromkeys(get_args(PartKind), ContentPart),
-        what="a part",
-        otherwise=as_text("text"),
-    ),
-]
+Part = Annotated[ContentPart, OneOf("a part", otherwise=as_text("text"))]
 
 
 class CalledFunction(Strict):
@@ -92,42 +72,30 @@ def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id") or "", "type": "function", "function": function}
 
 
-Call = Annotated[
-    ToolCall,
-    one_of(
-        {"function": ToolCall},
-        what="a call",
-        default="function",
-        otherwise=_custom_call,
-    ),
-]
+Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
 
 
 class ChatMessage(Strict):
-    """One turn of the conversation."""
-
     role: Role
     content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = Field(default=None, description="Assistant: the calls it made.")
-    tool_call_id: str | None = Field(
-        default=None, description="Tool: which call this is the result of."
-    )
+    tool_calls: list[Call] | None = Field(None, description="Assistant: the calls it made.")
+    tool_call_id: str | None = Field(None, description="Tool: which call this is the result of.")
     function_call: CalledFunction | None = Field(
-        default=None, description="Assistant, legacy: the one call it made."
+        None, description="Assistant, legacy: the one call it made."
     )
     reasoning_content: str | None = Field(
-        default=None, description="Assistant: what it thought before it answered."
+        None, description="Assistant: what it thought before it answered."
     )
-    reasoning: str | None = Field(default=None, description="Another name of reasoning_content.")
+    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
     thinking_blocks: list[dict[str, Any]] | None = Field(
-        default=None, description="LiteLLM: reasoning in pieces; counts where there is no other."
+        None, description="LiteLLM: reasoning in pieces; counts where there is no other."
     )
     reasoning_details: list[dict[str, Any]] | None = Field(
-        default=None, description="OpenRouter: the same."
+        None, description="OpenRouter: the same."
     )
-    refusal: str | None = Field(default=None, description="Assistant: content, where it refused.")
-    audio: dict[str, Any] | None = Field(default=None, description="Refused unless null.")
+    refusal: str | None = Field(None, description="Assistant: content, where it refused.")
+    audio: dict[str, Any] | None = Field(None, description="Refused unless null.")
 
     @property
     def thought(self) -> str:

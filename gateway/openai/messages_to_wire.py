@@ -12,40 +12,39 @@ import asyncio
 import json
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from gateway import images
-from gateway.errors import ApiError
-from gateway.openai.messages import (
-    CalledFunction,
-    ChatMessage,
-    ContentPart,
-    ImageUrl,
-    ToolCall,
-    VideoUrl,
-)
+from gateway.errors import ApiError, bad_field
+from gateway.openai.messages import CalledFunction, ChatMessage, ContentPart, MediaUrl, ToolCall
+from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
 
 # No chat template of a local model tells the two apart: those that know `developer` (gpt-oss)
 # render `system` the same way, and the others refuse a role that they do not know.
 _ROLES = {"developer": "system", "function": "tool"}
+_ASSISTANT = (
+    "tool_calls function_call reasoning_content reasoning thinking_blocks reasoning_details \
+refusal".split()
+)
+_OF_ROLE = dict.fromkeys(_ASSISTANT, "assistant") | {"tool_call_id": "tool"}
 _AT_ONCE = 500  # messages
+Kind = Literal["image", "video", "audio"]
 
 
 @dataclass(slots=True)
 class WireMessages:
-    """What a conversation becomes; the media are data URIs, each with the index of its message.
+    """What a conversation becomes.
 
     messages: those of the wire's own message, because a copy of a long text takes time and memory.
+    media: of each kind the data URIs, each with the index of its message.
     """
 
     messages: MutableSequence[pb.Message]
-    images: list[str] = field(default_factory=list)
-    videos: list[str] = field(default_factory=list)
-    audios: list[str] = field(default_factory=list)
-    image_messages: list[int] = field(default_factory=list)
-    video_messages: list[int] = field(default_factory=list)
-    audio_messages: list[int] = field(default_factory=list)
+    media: dict[Kind, list[tuple[int, str]]] = field(
+        default_factory=lambda: {"image": [], "video": [], "audio": []}
+    )
     fetched: int = 0  # bytes of images and videos that came from elsewhere
 
     def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
@@ -61,10 +60,7 @@ class WireMessages:
 async def wire_messages(
     messages: Sequence[ChatMessage], settings: GatewaySettings, options: pb.PredictOptions
 ) -> WireMessages:
-    """The conversation, one message for one, in `options`.
-
-    Raises ApiError with the path of what is at fault.
-    """
+    """The conversation, one for one, in `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
     _require_few_remote(messages)
     names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
@@ -88,7 +84,6 @@ async def wire_messages(
 
 
 def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
-    """Before the first is fetched."""
     remote = 0
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
@@ -99,10 +94,10 @@ def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
             if remote > images.MOST_REMOTE:
                 place = f"messages[{index}].content[{part}].{content.field}"
                 sentence = f"{place}: at most {images.MOST_REMOTE} images and videos are fetched"
-                raise ApiError(400, f"{sentence}: send the others as data URIs", param=place)
+                raise bad_field(place, f"{sentence}: send the others as data URIs")
 
 
-def _url(given: ImageUrl | VideoUrl | str) -> str:
+def _url(given: MediaUrl | str) -> str:
     return given if isinstance(given, str) else given.url
 
 
@@ -110,28 +105,15 @@ def _require_fitting(message: ChatMessage, place: str) -> None:
     """The fields that a role does not have."""
     if message.audio is not None:
         raise _refused(f"{place}.audio", "answers are text; leave it out")
-    of_role = {
-        "tool_calls": "assistant",
-        "function_call": "assistant",
-        "reasoning_content": "assistant",
-        "reasoning": "assistant",
-        "thinking_blocks": "assistant",
-        "reasoning_details": "assistant",
-        "refusal": "assistant",
-        "tool_call_id": "tool",
-    }
-    for name, role in of_role.items():
+    for name, role in _OF_ROLE.items():
         if getattr(message, name) and message.role != role:
-            raise ApiError(
-                400,
+            raise bad_field(
+                f"{place}.{name}",
                 f"{place}.{name} belongs to the role {role}, not to {message.role}: leave it out",
-                param=f"{place}.{name}",
             )
     if message.content is None and message.role in ("system", "developer", "user", "tool"):
-        raise ApiError(
-            400,
-            f"{place}.content is missing: send a text or a list of parts",
-            param=f"{place}.content",
+        raise bad_field(
+            f"{place}.content", f"{place}.content is missing: send a text or a list of parts"
         )
 
 
@@ -159,7 +141,7 @@ async def _part(
     _require_one_kind(part, place)
     value = getattr(part, part.field)
     if value is None:
-        raise ApiError(400, f"{place}.{part.field} is missing", param=f"{place}.{part.field}")
+        raise bad_field(f"{place}.{part.field}", f"{place}.{part.field} is missing")
     if part.type in ("text", "refusal"):
         return str(value)
     if part.type == "file":
@@ -167,24 +149,25 @@ async def _part(
     if message.role != "user":
         raise _refused(place, f"only messages of the role user have media, not {message.role}")
     try:
-        if part.image_url is not None:
-            url = _url(part.image_url)
-            found.images.append(await images.media(url, settings))
-            found.count_fetched(url, found.images[-1], settings)
-            found.image_messages.append(len(found.messages))
-        elif part.video_url is not None:
-            url = _url(part.video_url)
-            found.videos.append(await images.video(url, settings))
-            found.count_fetched(url, found.videos[-1], settings)
-            found.video_messages.append(len(found.messages))
-        elif part.input_audio is not None:
-            sound = part.input_audio
-            found.audios.append(images.audio(sound.data, sound.format, settings))
-            found.audio_messages.append(len(found.messages))
+        kind, content = await _medium(part, found, settings)
+        found.media[kind].append((len(found.messages), content))
     except ApiError as error:
         where = f"{place}.{part.field}"
         raise replace(error, message=f"{where}: {error.message}", param=where) from None
     return ""
+
+
+async def _medium(
+    part: ContentPart, found: WireMessages, settings: GatewaySettings
+) -> tuple[Kind, str]:
+    if (sound := part.input_audio) is not None:
+        return "audio", images.audio(sound.data, sound.format, settings)
+    what: Fetched = "image" if part.video_url is None else "video"
+    given = part.image_url or part.video_url
+    assert given is not None
+    content = await images.media(_url(given), settings, what)
+    found.count_fetched(_url(given), content, settings)
+    return what, content
 
 
 def _require_one_kind(part: ContentPart, place: str) -> None:
@@ -192,10 +175,9 @@ def _require_one_kind(part: ContentPart, place: str) -> None:
     neutral = ("type", part.field)
     for name in ContentPart.model_fields:
         if name not in neutral and getattr(part, name):
-            raise ApiError(
-                400,
+            raise bad_field(
+                place,
                 f"{place} is of type {part.type} and has {name} as well: send a part for each",
-                param=place,
             )
 
 
@@ -234,6 +216,4 @@ def _arguments(function: CalledFunction) -> str:
 
 
 def _refused(place: str, instead: str) -> ApiError:
-    return ApiError(
-        400, f"{place} is not supported: {instead}", code="unsupported_parameter", param=place
-    )
+    return bad_field(place, f"{place} is not supported: {instead}", "unsupported_parameter")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.tolerance import asks_for_nothing
 
 
@@ -54,11 +54,8 @@ COMPLETION: Mapping[str, Refused] = COMMON
 INFILL: Mapping[str, Refused] = {
     **{name: row for name, row in COMMON.items() if name != "t_max_predict_ms"},
     "suffix": Refused("send input_suffix"),
-    "n": Refused("ask once for each answer", (1,)),
-    "best_of": Refused("ask once for each answer", (1,)),
-    "echo": Refused("/v1/completions with suffix has it"),
-    "logprobs": Refused("/v1/completions with suffix has them"),
-    "n_probs": Refused("/v1/completions with suffix has them"),
+    **dict.fromkeys(("n", "best_of"), Refused("ask once for each answer", (1,))),
+    **dict.fromkeys(("echo", "logprobs", "n_probs"), Refused("/v1/completions with suffix has it")),
 }
 _ELSEWHERE = ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MESSAGES: Mapping[str, Refused] = {
@@ -86,10 +83,9 @@ def without_refused(body: Any, table: Mapping[str, Refused]) -> Any:
     for name in table.keys() & body.keys():
         value, row = body[name], table[name]
         if not asks_for_nothing(value) and value not in row.off:
-            raise ApiError(
-                400,
+            raise bad_field(
+                name,
                 f"{name} is not supported with this value: {row.instead}",
-                code="unsupported_parameter",
-                param=name,
+                "unsupported_parameter",
             )
     return {name: value for name, value in body.items() if name not in table}

@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.openapi import EVENT
-
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
@@ -42,14 +40,10 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the answer."""
-
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Of the tokens of the answer, in order."""
-
     content: list[TokenLogprob]
     refusal: None = None
 
@@ -62,8 +56,6 @@ class FunctionOfCall(BaseModel):
 
 
 class ToolCallObject(BaseModel):
-    """A call that the model wants made."""
-
     id: str
     type: Literal["function"]
     function: FunctionOfCall
@@ -76,7 +68,7 @@ class AnswerMessage(BaseModel):
     content: str | None
     refusal: None
     annotations: list[dict[str, Any]]
-    reasoning_content: str = Field(default="", description="What the model thought.")
+    reasoning_content: str = Field("", description="What the model thought.")
     tool_calls: list[ToolCallObject] = []
     function_call: FunctionOfCall = Field(
         default=FunctionOfCall(name="", arguments=""), description="Legacy: the call."
@@ -84,8 +76,6 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One of `n` answers."""
-
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
@@ -93,8 +83,6 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """A whole answer to a conversation."""
-
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -123,8 +111,6 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Whole answers to prompts."""
-
     id: str
     object: Literal["text_completion"]
     created: int
@@ -132,15 +118,3 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageObject
-
-
-def documented(model: type[BaseModel], chunks: str) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` of a route that answers with this object or streams chunks."""
-    stream = {"schema": {**EVENT, "description": chunks}}
-    return {
-        200: {
-            "model": model,
-            "description": "The answer, or with `stream` the events of one.",
-            "content": {"text/event-stream": stream},
-        }
-    }

@@ -6,21 +6,17 @@ because a client that sends it means it.
 
 from __future__ import annotations
 
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_field
 from gateway.openai.chat_request import RoleMapping
 from gateway.openai.messages_to_wire import WireMessages
 from wire import backend_pb2 as pb
 
 
-def prompt_of(
-    mapping: RoleMapping,
-    found: WireMessages,
-    options: pb.PredictOptions,
-) -> str:
+def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOptions) -> str:
     """The prompt's text. Raises ApiError for none, and for what only a chat template can render."""
     if options.Tools or any(message.tool_calls for message in found.messages):
         raise _refused("tools and tool calls")
-    if found.images or found.videos or found.audios:
+    if any(found.media.values()):
         raise _refused("images, videos and audio")
     texts = [
         f"{getattr(mapping, message.role, '')}{message.content}{mapping.stop}"
@@ -28,18 +24,13 @@ def prompt_of(
     ]
     prompt = ("".join(texts) + mapping.assistant).rstrip()
     if not prompt:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "messages",
             "messages and role_mapping have no text between them: send a message to answer",
-            param="messages",
         )
     return prompt
 
 
 def _refused(what: str) -> ApiError:
-    return ApiError(
-        400,
-        f"role_mapping cannot be combined with {what}, which need the model's chat template:"
-        " leave it out",
-        param="role_mapping",
-    )
+    sentence = f"role_mapping cannot be combined with {what}, which need the model's chat template"
+    return bad_field("role_mapping", f"{sentence}: leave it out")

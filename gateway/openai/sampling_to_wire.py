@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TypeVar
 
-from gateway.errors import ApiError
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.errors import bad_field
+from gateway.models.config import ModelConfig, Parameters
 from gateway.openai.sampling_fields import MOST_STOPS, SamplingFields
 from wire import backend_pb2 as pb
 
@@ -19,11 +18,11 @@ _DRAW = -1  # the wire's seed that asks for a fresh one
 def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: ModelConfig) -> None:
     """Everything but Seed, Tokens and log-probabilities. Raises ApiError."""
     defaults = config.parameters
-    options.Temperature = _said(fields.temperature, defaults, "temperature")
-    options.TopP = _share(_said(fields.top_p, defaults, "top_p"))
-    options.TopK = int(_said(fields.top_k, defaults, "top_k"))
-    options.MinP = _said(fields.min_p, defaults, "min_p")
-    options.TypicalP = _share(_said(fields.typical_p, defaults, "typical_p"))
+    options.Temperature = defaults.chosen("temperature", fields.temperature)
+    options.TopP = _share(defaults.chosen("top_p", fields.top_p))
+    options.TopK = int(defaults.chosen("top_k", fields.top_k))
+    options.MinP = defaults.chosen("min_p", fields.min_p)
+    options.TypicalP = _share(defaults.chosen("typical_p", fields.typical_p))
     _write_addends(options, fields, defaults)
     _write_repetition(options, fields, defaults)
     bias = _first(fields.logit_bias, defaults.logit_bias, {})
@@ -59,11 +58,10 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
     present = [(name, value) for name, value in given if value is not None]
     for name, value in present[1:]:
         if value != present[0][1]:
-            raise ApiError(
-                400,
+            raise bad_field(
+                name,
                 f"{present[0][0]} is {present[0][1]} and {name} is {value}, but they are two names"
                 " of one thing: send one of them",
-                param=name,
             )
     return present[0][1] if present else None
 
@@ -72,10 +70,6 @@ def _first(given: T | None, default: T | None, otherwise: T) -> T:
     if given is not None:
         return given
     return otherwise if default is None else default
-
-
-def _said(given: float | None, defaults: Parameters, name: str) -> float:
-    return defaults.default(name) if given is None else given
 
 
 def _share(value: float) -> float:
@@ -87,36 +81,32 @@ def _write_addends(
     options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
     """The additive penalties; one that looks back at no token is off."""
-    presence = _said(fields.presence_penalty, defaults, "presence_penalty")
-    if presence and fields.presence_context_size != 0:
-        options.PresencePenalty = presence
-        if fields.presence_context_size:
-            options.Metadata["mlx.presence_window"] = str(fields.presence_context_size)
-    frequency = _said(fields.frequency_penalty, defaults, "frequency_penalty")
-    if frequency and fields.frequency_context_size != 0:
-        options.FrequencyPenalty = frequency
-        if fields.frequency_context_size:
-            options.Metadata["mlx.frequency_window"] = str(fields.frequency_context_size)
+    for name in ("presence", "frequency"):
+        window = getattr(fields, f"{name}_context_size")
+        penalty = defaults.chosen(f"{name}_penalty", getattr(fields, f"{name}_penalty"))
+        if penalty and window != 0:
+            setattr(options, f"{name.title()}Penalty", penalty)
+            if window:
+                options.Metadata[f"mlx.{name}_window"] = str(window)
 
 
 def _write_repetition(
     options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
     penalty = agreed(
-        ("repeat_penalty", fields.repeat_penalty),
-        ("repetition_penalty", fields.repetition_penalty),
+        ("repeat_penalty", fields.repeat_penalty), ("repetition_penalty", fields.repetition_penalty)
     )
     window = agreed(
         ("repeat_last_n", fields.repeat_last_n),
         ("repetition_context_size", fields.repetition_context_size),
     )
     window = _first(window, defaults.repeat_last_n, _WINDOW)
-    options.Penalty = _said(penalty, defaults, "repeat_penalty") if window else 1.0
+    options.Penalty = defaults.chosen("repeat_penalty", penalty) if window else 1.0
     options.Repeat = window
 
 
 def _stops(fields: SamplingFields) -> list[str]:
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > MOST_STOPS:
-        raise ApiError(400, f"stop has {len(stops)} texts: send at most {MOST_STOPS}", param="stop")
+        raise bad_field("stop", f"stop has {len(stops)} texts: send at most {MOST_STOPS}")
     return stops

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.sampling_to_wire import agreed
@@ -54,10 +54,8 @@ def _thinking(request: ChatCompletionRequest) -> bool | None:
     if request.reasoning_effort != "none":
         return request.enable_thinking
     if request.enable_thinking:
-        raise ApiError(
-            400,
-            "reasoning_effort is 'none' and enable_thinking is true: send one of them",
-            param=_EFFORT,
+        raise bad_field(
+            _EFFORT, "reasoning_effort is 'none' and enable_thinking is true: send one of them"
         )
     return False
 
@@ -81,10 +79,9 @@ def _require_agreement(
 
 def _contradiction(variables: Mapping[str, Any], name: str, field: str) -> ApiError:
     value = json.dumps(variables[name])[:100]
-    return ApiError(
-        400,
+    return bad_field(
+        "chat_template_kwargs",
         f"chat_template_kwargs has {name} {value}, but {field}: send one of them",
-        param="chat_template_kwargs",
     )
 
 
@@ -98,16 +95,14 @@ def _flag(value: Any) -> bool | None:
 def _require_no_template(request: ChatCompletionRequest) -> None:
     for name in ("chat_template_kwargs", _THINKING, _EFFORT, *BUDGETS):
         if getattr(request, name) not in (None, {}):
-            raise ApiError(
-                400,
+            raise bad_field(
+                name,
                 f"{name} needs the model's chat template, which role_mapping takes the place of:"
                 " leave out one of them",
-                param=name,
             )
     if request.include_reasoning is False:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "include_reasoning",
             "include_reasoning is false, but reasoning is not separated from the answer with"
             " role_mapping: leave out one of them",
-            param="include_reasoning",
         )

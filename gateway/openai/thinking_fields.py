@@ -15,12 +15,7 @@ from gateway.tolerance import tolerable
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[int | None, Field(ge=-1, le=100_000_000)]
 _SWITCH = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
-BUDGETS = (
-    "thinking_budget",
-    "reasoning_budget",
-    "thinking_budget_tokens",
-    "thinking_token_budget",
-)
+BUDGETS = ("thinking_budget", "reasoning_budget", "thinking_budget_tokens", "thinking_token_budget")
 
 
 def _known_switch(word: str) -> str:
@@ -33,47 +28,47 @@ class Reasoning(Strict):
     """OpenRouter's object of what other clients send as fields."""
 
     effort: ReasoningEffort | None = None
-    max_tokens: Budget = Field(default=None, description="Another place of thinking_budget.")
-    enabled: bool | None = Field(default=None, description="Another place of enable_thinking.")
-    exclude: bool | None = Field(default=None, description="true: include_reasoning false.")
+    max_tokens: Budget = Field(None, description="Another place of thinking_budget.")
+    enabled: bool | None = Field(None, description="Another place of enable_thinking.")
+    exclude: bool | None = Field(None, description="true: include_reasoning false.")
 
 
 class Thinking(Strict):
     """Anthropic's object, as LiteLLM, DeepSeek and GLM take it for chats too."""
 
     type: Annotated[str, AfterValidator(_known_switch)] | None = Field(
-        default=None, description="`enabled` or `disabled`: enable_thinking."
+        None, description="`enabled` or `disabled`: enable_thinking."
     )
-    budget_tokens: Budget = Field(default=None, description="Another place of thinking_budget.")
+    budget_tokens: Budget = Field(None, description="Another place of thinking_budget.")
 
 
 class ThinkingFields(Strict):
     """Everything about reasoning that a chat request may say."""
 
     reasoning_effort: ReasoningEffort | None = Field(
-        default=None,
+        None,
         description="Reaches the chat template, or bounds the reasoning where the template does not"
         " know it; `none` turns thinking off as well.",
     )
     include_reasoning: bool | None = Field(
-        default=None,
+        None,
         description="false leaves reasoning out of the answer (it is still generated);"
         " not with log-probabilities, which are sent for every token.",
     )
-    enable_thinking: bool | None = Field(default=None, description="Reaches the chat template.")
+    enable_thinking: bool | None = Field(None, description="Reaches the chat template.")
     thinking_budget: Budget = Field(
-        default=None,
+        None,
         description="Most tokens of reasoning, after which its end is forced; 0: none, -1: no"
         " bound.",
     )
-    reasoning_budget: Budget = Field(default=None, description="The same, by llama.cpp's name.")
-    thinking_budget_tokens: Budget = Field(default=None, description="Another of llama.cpp's.")
-    thinking_token_budget: Budget = Field(default=None, description="The same, by vLLM's name.")
+    reasoning_budget: Budget = Field(None, description="The same, by llama.cpp's name.")
+    thinking_budget_tokens: Budget = Field(None, description="Another of llama.cpp's.")
+    thinking_token_budget: Budget = Field(None, description="The same, by vLLM's name.")
     reasoning: Reasoning | None = Field(
-        default=None, description="OpenRouter: reasoning fields; those beside it win."
+        None, description="OpenRouter: reasoning fields; those beside it win."
     )
     thinking: Thinking | None = Field(
-        default=None, description="Anthropic's object; the fields beside it win."
+        None, description="Anthropic's object; the fields beside it win."
     )
 
     def thinking_values(self) -> dict[str, Any]:

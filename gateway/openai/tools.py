@@ -7,20 +7,15 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from gateway.openai.base import Strict
-from gateway.tagged import one_of, rather
-from gateway.tolerance import DROPPED
+from gateway.tagged import OneOf, drop, rather
 
 
 class FunctionDefinition(Strict):
-    """A function that the model may call."""
-
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(
-        default=None, description="A JSON schema of an object."
-    )
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
     strict: bool | None = Field(
-        default=None, description="Holds the arguments of calls to the schema by a grammar."
+        None, description="Holds the arguments of calls to the schema by a grammar."
     )
 
 
@@ -43,26 +38,14 @@ class Tool(Strict):
     _flat = rather(_nested, "function is missing: send name and the rest inside it")
 
 
-AnyTool = Annotated[
-    Tool,
-    one_of(
-        {"function": Tool},
-        what="a tool",
-        default="function",
-        otherwise=lambda _: DROPPED,
-    ),
-]
+AnyTool = Annotated[Tool, OneOf("a tool", default="function", otherwise=drop)]
 
 
 class FunctionName(Strict):
-    """A function by its name."""
-
     name: str = Field(min_length=1)
 
 
 class NamedTool(Strict):
-    """A tool by its name."""
-
     type: Literal["function"]
     function: FunctionName
 
@@ -97,12 +80,6 @@ def _choice_in_other_words(value: Any) -> Any:
 
 ToolChoice = Annotated[
     _Word | ToolChoiceObject,
-    one_of(
-        {"function": ToolChoiceObject, "allowed_tools": ToolChoiceObject},
-        what="a tool_choice",
-        words=("none", "auto", "required"),
-        otherwise=_choice_in_other_words,
-        lossless=True,
-    ),
+    OneOf("a tool_choice", otherwise=_choice_in_other_words, lossless=True),
 ]
 FunctionCallChoice = Literal["none", "auto"] | FunctionName

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_field
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.tools import FunctionDefinition, FunctionName
 from wire import backend_pb2 as pb
@@ -62,7 +62,6 @@ def is_single_call(request: ChatCompletionRequest) -> bool:
 
 
 def write_tools(options: pb.PredictOptions, offer: Offer, *, single: bool) -> None:
-    """Sets Tools and ToolChoice."""
     if not offer.tools:
         return
     options.Tools = json.dumps(offer.tools)
@@ -78,11 +77,10 @@ def write_tools(options: pb.PredictOptions, offer: Offer, *, single: bool) -> No
 def _legacy(request: ChatCompletionRequest) -> Offer:
     for new, old in (("tools", "functions"), ("tool_choice", "function_call")):
         if getattr(request, new) is not None:
-            raise ApiError(
-                400,
+            raise bad_field(
+                old,
                 f"{new} is sent together with functions or function_call, its legacy form is {old}:"
                 " send one kind",
-                param=old,
             )
     tools = tuple(_tool(function) for function in request.functions or ())
     choice = request.function_call
@@ -101,9 +99,7 @@ def _checked(offer: Offer, field: str) -> Offer:
     if offer.name:
         _require_known(offer.tools, [offer.name], field)
     elif offer.must_call and not offer.tools:
-        raise ApiError(
-            400, f"{field} is 'required', but no tools are offered: send tools", param=field
-        )
+        raise bad_field(field, f"{field} is 'required', but no tools are offered: send tools")
     return offer
 
 
@@ -111,8 +107,8 @@ def _require_known(tools: tuple[dict[str, Any], ...], names: list[str], field: s
     known = {tool["function"]["name"] for tool in tools}
     for name in names:
         if name not in known:
-            raise ApiError(400, f"{field} names {name!r}, which is not among tools", param=field)
+            raise bad_field(field, f"{field} names {name!r}, which is not among tools")
 
 
 def _missing(field: str) -> ApiError:
-    return ApiError(400, f"{field} is missing", param=field)
+    return bad_field(field, f"{field} is missing")

@@ -38,7 +38,7 @@ export class Reader {
       if (finish) facts.finish = finish;
     }
     if (this.#first) facts.first ??= (this.#first - this.#started) / 1000;
-    if (chunk.usage) this.#count(chunk.usage.completion_tokens, now);
+    if (chunk.usage) this.#count(chunk.usage, now);
   }
 
   #addCall({ index, id, function: called = {} }) {
@@ -50,9 +50,10 @@ export class Reader {
 
   // The first token belongs to the prompt's time, so what remains is one token less. What came in
   // lumps, as calls of tools do, tells nothing of the time between tokens.
-  #count(tokens, now) {
+  #count({ prompt_tokens: asked, completion_tokens: tokens }, now) {
     const { facts } = this.#message;
     facts.tokens = tokens;
+    facts.context = asked + tokens;
     const steady = this.#pieces > 1 && this.#pieces * 4 >= tokens;
     if (steady && now > this.#first) facts.rate = ((tokens - 1) * 1000) / (now - this.#first);
   }

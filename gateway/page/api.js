@@ -43,6 +43,17 @@ export async function read(path, key) {
   return response.json();
 }
 
+/** POST a body as JSON, and read the answer. */
+export async function post(path, body, key) {
+  const response = await asked(path, {
+    method: "POST",
+    headers: { "content-type": "application/json", ...headers(key) },
+    body: JSON.stringify(body),
+  });
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
 /** The chunks of a streamed chat completion. Throws ApiFailure, also when the stream breaks off. */
 export async function* chat(body, key, signal) {
   const response = await asked("v1/chat/completions", {

@@ -1,19 +1,20 @@
-// The message field: text, and images that were dropped, pasted or chosen.
+// The message field: text, and files that were dropped, pasted or chosen.
 
 import { el, icon } from "./dom.js";
-import { dataUri, imageFiles } from "./images.js";
+import { attachment } from "./files.js";
 
 const TALLEST = 220; // pixels; CSS has the same figure
-const MOST_IMAGES = 8;
+const MOST_FILES = 8;
 
 const element = (id) => document.getElementById(id);
 
 export class Composer {
-  #images = [];
+  #attached = []; // what `attachment` makes
+  #reading = Promise.resolve(); // until every file that was given has been read
   #field = element("prompt");
   #act;
 
-  /** `act`: {send(text, images), stop(), tell(sentence)}. */
+  /** `act`: {send(text, images, files), stop(), tell(sentence)}. */
   constructor(act) {
     this.#act = act;
     element("composer").addEventListener("submit", (event) => {
@@ -30,7 +31,7 @@ export class Composer {
       }
     });
     this.#field.addEventListener("paste", (event) => {
-      const files = imageFiles(event.clipboardData.files);
+      const { files } = event.clipboardData;
       if (files.length) {
         event.preventDefault();
         this.#attach(files);
@@ -39,7 +40,7 @@ export class Composer {
     element("stop").addEventListener("click", () => act.stop());
     element("attach").addEventListener("click", () => element("files").click());
     element("files").addEventListener("change", (event) => {
-      this.#attach(imageFiles(event.target.files));
+      this.#attach(event.target.files);
       event.target.value = "";
     });
     this.#takeDrops();
@@ -57,15 +58,17 @@ export class Composer {
     if (hadFocus) this.#field.focus();
   }
 
-  #send() {
+  async #send() {
+    await this.#reading;
     const text = this.#field.value.trim();
-    if (!text && !this.#images.length) return;
-    const images = this.#images;
-    this.#images = [];
+    if (!text && !this.#attached.length) return;
+    const attached = this.#attached;
+    this.#attached = [];
     this.#field.value = "";
     this.#fit();
-    this.#showImages();
-    this.#act.send(text, images);
+    this.#showAttached();
+    const images = attached.map(({ image }) => image).filter(Boolean);
+    this.#act.send(text, images, attached.map(({ file }) => file).filter(Boolean));
   }
 
   // Only as tall as what is written, up to a bound.
@@ -74,15 +77,21 @@ export class Composer {
     this.#field.style.height = `${Math.min(this.#field.scrollHeight, TALLEST)}px`;
   }
 
-  async #attach(files) {
+  #attach(files) {
+    const given = [...files];
+    this.#reading = this.#reading.then(() => this.#read(given));
+  }
+
+  async #read(files) {
+    this.#act.tell("");
     for (const file of files) {
-      if (this.#images.length === MOST_IMAGES) {
-        this.#act.tell(`A message holds at most ${MOST_IMAGES} images.`);
-        return;
+      if (this.#attached.length === MOST_FILES) {
+        this.#act.tell(`A message holds at most ${MOST_FILES} files.`);
+        break;
       }
       try {
-        this.#images.push(await dataUri(file));
-        this.#showImages();
+        this.#attached.push(await attachment(file));
+        this.#showAttached();
       } catch (error) {
         this.#act.tell(error.message);
       }
@@ -90,25 +99,22 @@ export class Composer {
     this.#field.focus();
   }
 
-  #showImages() {
-    const shown = this.#images.map((url, index) =>
-      el(
+  #showAttached() {
+    const shown = this.#attached.map((one, index) => {
+      const name = one.file?.name ?? `image ${index + 1}`;
+      return el(
         "div",
         { className: "attachment", role: "listitem" },
-        el("img", { src: url, alt: `Image ${index + 1}`, className: "thumb" }),
-        el(
-          "button",
-          { type: "button", "aria-label": `Remove image ${index + 1}`, onclick: () => this.#remove(url) },
-          icon("close"),
-        ),
-      ),
-    );
+        one.file ? el("p", { className: "chip", title: name }, icon("file"), el("span", {}, name)) : el("img", { src: one.image, alt: name, className: "thumb" }),
+        el("button", { type: "button", "aria-label": `Remove ${name}`, onclick: () => this.#remove(one) }, icon("close")),
+      );
+    });
     element("attached").replaceChildren(...shown);
   }
 
-  #remove(url) {
-    this.#images.splice(this.#images.indexOf(url), 1);
-    this.#showImages();
+  #remove(one) {
+    this.#attached.splice(this.#attached.indexOf(one), 1);
+    this.#showAttached();
     this.#field.focus();
   }
 
@@ -127,9 +133,7 @@ export class Composer {
       if (!holdsFiles(event)) return;
       event.preventDefault();
       veil.hidden = true;
-      const files = imageFiles(event.dataTransfer.files);
-      if (!files.length) this.#act.tell("Only images can be attached.");
-      this.#attach(files);
+      this.#attach(event.dataTransfer.files);
     });
   }
 }

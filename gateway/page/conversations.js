@@ -1,68 +1,97 @@
-// The conversations of this browser: at most MOST of them, in localStorage, one key for each.
+// The conversations of this browser, the latest first.
 //
-// A conversation is {id, title, updated, messages}; a message is one of
-//   {role: "user", content, images: [data URI]}
+// A conversation is {id, title, updated, settings, messages, leaf}; a message is one of
+//   {role: "user", content, images: [data URI], files: [{name, text}]}
 //   {role: "assistant", content, reasoning, calls: [{id, name, arguments}], state, error, facts}
 //   {role: "tool", id, content}
-// with `state` one of running, done, stopped, failed.
+// with `state` one of running, done, stopped, failed. How `parent` of a message and `leaf` make one
+// thread out of all versions: thread.js.
 
-const PREFIX = "chat:";
-const MOST = 50;
+import * as store from "./store.js";
+
 const TITLE_LENGTH = 60;
 
 export class Conversations {
-  /** Reads what is kept. `lost` is told, as a sentence, when something could not be. */
+  /** `lost` is told, as a sentence, when something could not be kept. */
   constructor(lost) {
     this.lost = lost;
     this.all = [];
-    for (const key of keys()) {
-      try {
-        const kept = JSON.parse(localStorage.getItem(key));
-        if (!kept.id || !Array.isArray(kept.messages)) throw new Error("not a conversation");
-        this.all.push(kept);
-      } catch {
-        localStorage.removeItem(key);
-      }
+  }
+
+  /** Read what is kept. */
+  async read() {
+    try {
+      this.all = await store.all();
+    } catch {
+      this.lost("This browser keeps no conversations: they are gone when the page closes.");
     }
     for (const { messages } of this.all) messages.forEach(settle);
     this.#sort();
   }
 
-  /** A new conversation; it is kept from its first message on. */
-  begin() {
-    return { id: crypto.getRandomValues(new Uint32Array(3)).join("-"), title: "", updated: 0, messages: [] };
+  /** A new conversation with these settings; it is kept from its first message on. */
+  begin(settings) {
+    return { id: newId(), title: "", updated: 0, settings: { ...settings }, messages: [], leaf: -1 };
   }
 
-  /** Keep a conversation as it is now, for which the oldest ones may have to go. */
-  keep(conversation) {
+  /** Keep a conversation as it is now, as the latest. */
+  async keep(conversation) {
     conversation.updated = Date.now();
     conversation.title ||= titleOf(conversation.messages);
-    if (!this.all.includes(conversation)) this.all.push(conversation);
-    this.#sort();
-    for (const old of this.all.slice(MOST)) this.remove(old);
-    const text = JSON.stringify(conversation);
-    for (;;) {
-      try {
-        localStorage.setItem(PREFIX + conversation.id, text);
-        return;
-      } catch {
-        const oldest = this.all[this.all.length - 1];
-        if (oldest === conversation) break;
-        this.remove(oldest);
-      }
+    await this.#put(conversation);
+  }
+
+  async rename(conversation, title) {
+    conversation.title = title.trim().slice(0, TITLE_LENGTH) || titleOf(conversation.messages);
+    await this.#put(conversation);
+  }
+
+  /** Keep other settings of a conversation, if it is kept at all. */
+  async change(conversation) {
+    if (this.all.includes(conversation)) await this.#put(conversation);
+  }
+
+  /**
+   * Keep conversations from elsewhere beside those that are there; one that is there too counts
+   * only if it has changed since. Returns how many were added.
+   */
+  async take(conversations) {
+    let added = 0;
+    for (const conversation of conversations) {
+      const there = this.all.find(({ id }) => id === conversation.id);
+      if (there && there.updated >= conversation.updated) continue;
+      if (there) this.all.splice(this.all.indexOf(there), 1);
+      await this.#put(conversation);
+      added += 1;
     }
-    localStorage.removeItem(PREFIX + conversation.id);
-    this.lost("This conversation has outgrown the browser’s storage: it is gone when the page closes.");
+    return added;
+  }
+
+  /** Those in which a text occurs, in any case of its letters; all of them for an empty one. */
+  find(text) {
+    const wanted = text.trim().toLowerCase();
+    const holds = (other) => other?.toLowerCase().includes(wanted);
+    return this.all.filter(({ title, messages }) => holds(title) || messages.some(({ content }) => holds(content)));
   }
 
   remove(conversation) {
     this.all = this.all.filter((one) => one !== conversation);
-    localStorage.removeItem(PREFIX + conversation.id);
+    store.remove(conversation.id).catch(() => {});
   }
 
   removeAll() {
-    for (const key of keys()) localStorage.removeItem(key);
     this.all = [];
+    store.clear().catch(() => {});
+  }
+
+  async #put(conversation) {
+    if (!this.all.includes(conversation)) this.all.push(conversation);
+    this.#sort();
+    try {
+      await store.put(conversation);
+    } catch {
+      this.lost("The browser’s storage is full: this conversation is gone when the page closes. Export it, or delete others.");
+    }
   }
 
   #sort() {
@@ -70,8 +99,9 @@ export class Conversations {
   }
 }
 
-function keys() {
-  return Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
+/** An identifier that no other conversation has; crypto.randomUUID needs https. */
+export function newId() {
+  return crypto.getRandomValues(new Uint32Array(3)).join("-");
 }
 
 // The page was closed in the middle of this answer.
@@ -80,6 +110,7 @@ function settle(message) {
 }
 
 function titleOf(messages) {
-  const first = messages[0]?.content.trim().replace(/\s+/g, " ") || "An image";
+  const { content, files } = messages[0];
+  const first = content.trim().replace(/\s+/g, " ") || files?.[0]?.name || "An image";
   return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH - 1)}…` : first;
 }

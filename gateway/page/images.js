@@ -1,13 +1,8 @@
-// Images on their way into a message: what was dropped, pasted or chosen becomes a data URI.
+// Images on their way into a message: files become data URIs.
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MOST_PIXELS = 1536; // of the longer side: more is beyond what vision models look at
 const SMALL = 400_000; // bytes up to which a file is sent as it is
-
-/** The image files of a drop, a paste or a file chooser. */
-export function imageFiles(files) {
-  return [...files].filter((file) => file.type.startsWith("image/"));
-}
 
 /** A file as a data URI, smaller where it is large. Throws an Error with a sentence. */
 export async function dataUri(file) {

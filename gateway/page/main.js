@@ -4,13 +4,16 @@ import { begun, Reader } from "./answer.js";
 import { ApiFailure, chat, read } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
+import * as modelList from "./models.js";
 import { requestOf } from "./request.js";
 import * as settings from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import * as status from "./status.js";
+import * as threads from "./thread.js";
 import { answerView, questionView } from "./transcript.js";
 
 const FOLLOW = 80; // pixels from the end within which the text is followed
+const PAUSE = 3; // times as long as showing what has come took, the browser is left alone after it
 
 const element = (id) => document.getElementById(id);
 const scroller = element("scroller");
@@ -19,13 +22,20 @@ const models = element("model");
 const notice = element("notice");
 
 const conversations = new Conversations(tell);
-let shown = conversations.begin();
+await conversations.read();
+let shown = begin();
+let cards = {}; // of each model by its name, as /v1/models describes it
+let contextSize = null; // of the chosen model in tokens; null: not known
 let running = null; // {message, view, abort, conversation}
 let following = true;
 
 const composer = new Composer({ send, stop, tell });
-const sidebar = new Sidebar(conversations, { show, begin: () => show(conversations.begin()) });
-const actions = { resend, retry, results, answerCalls };
+const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), tell });
+const actions = { resend, retry, results, answerCalls, versions, choose };
+
+function begin() {
+  return conversations.begin(settings.initial());
+}
 
 function tell(sentence) {
   notice.textContent = sentence;
@@ -37,13 +47,17 @@ function show(conversation) {
   shown = conversation;
   if (running) running.view = null;
   transcript.replaceChildren();
-  for (const message of shown.messages) append(message);
-  element("welcome").hidden = shown.messages.length > 0;
+  const messages = threads.thread(shown);
+  const views = new Map(messages.map((message) => [message, append(message)]));
+  element("welcome").hidden = messages.length > 0;
+  chooseModel();
+  showContext();
   sidebar.update(shown);
   tell("");
   following = true;
   follow();
   composer.focus();
+  return views;
 }
 
 function append(message) {
@@ -74,47 +88,76 @@ element("to-end").addEventListener("click", () => {
   follow();
 });
 
+/** How much of the model's context the conversation takes, as of the last answer that tells. */
+function showContext() {
+  const used = threads.thread(shown).findLast(({ facts }) => facts?.context)?.facts.context ?? 0;
+  const number = (tokens) => tokens.toLocaleString("en");
+  const meter = element("context-meter");
+  element("context").hidden = !used;
+  meter.hidden = !contextSize;
+  meter.max = contextSize ?? 1;
+  meter.high = 0.9 * meter.max;
+  meter.value = used;
+  element("context-text").textContent = contextSize ? `${number(used)} of ${number(contextSize)} tokens` : `${number(used)} tokens`;
+}
+
 // ---- what is asked
 
-async function send(content, images) {
+async function send(content, images, files) {
   await stop();
   following = true;
-  add({ role: "user", content, images });
+  add({ role: "user", content, images, files });
   await answer();
 }
 
 function add(message) {
-  shown.messages.push(message);
+  threads.add(shown, message);
   append(message);
 }
 
-/** Everything from a message on is forgotten. */
-function cut(message) {
-  shown.messages.length = shown.messages.indexOf(message);
-  show(shown);
-}
-
+/** Ask something else in the place of a question, which stays as an earlier version. */
 async function resend(message, content) {
   await stop();
-  cut(message);
-  await send(content, message.images);
+  threads.cut(shown, message);
+  show(shown);
+  await send(content, message.images, message.files);
 }
 
+/** Have another answer written; this one stays as an earlier version. */
 async function retry(message) {
   await stop();
-  cut(message);
+  threads.cut(shown, message);
+  show(shown);
   await answer();
+}
+
+function versions(message) {
+  return threads.versions(shown, message);
+}
+
+/** Show another version of a message, with what was said after it, where the last one was. */
+function choose(message) {
+  const { scrollTop } = scroller;
+  const { title } = document.activeElement;
+  threads.choose(shown, message);
+  const { element: there } = show(shown).get(message);
+  following = false;
+  scroller.scrollTop = scrollTop;
+  const button = [`[title="${title}"]:enabled`, ".version ~ button:enabled", "button:has(+ .version):enabled"];
+  button.map((one) => there.querySelector(one)).find(Boolean)?.focus();
+  conversations.change(shown);
 }
 
 /** The answers of the tools that a message called, in the order of its calls. */
 function results(message) {
-  const after = shown.messages.slice(shown.messages.indexOf(message) + 1);
+  const messages = threads.thread(shown);
+  const after = messages.slice(messages.indexOf(message) + 1);
   return message.calls.map(({ id }) => after.find((one) => one.role === "tool" && one.id === id)).filter(Boolean);
 }
 
 async function answerCalls(message, texts) {
   await stop();
-  message.calls.forEach(({ id }, index) => shown.messages.push({ role: "tool", id, content: texts[index] }));
+  message.calls.forEach(({ id }, index) => threads.add(shown, { role: "tool", id, content: texts[index] }));
   show(shown);
   await answer();
 }
@@ -122,7 +165,7 @@ async function answerCalls(message, texts) {
 async function answer() {
   const conversation = shown;
   const message = begun();
-  const body = requestOf(conversation.messages, settings.settings(), models.value);
+  const asked = threads.thread(conversation);
   const abort = new AbortController();
   const ended = Promise.withResolvers();
   running = { message, view: null, abort, conversation, ended: ended.promise };
@@ -133,28 +176,37 @@ async function answer() {
   tell("");
   follow();
   status.look();
-  await written(message, body, abort.signal);
+  await written(message, () => requestOf(asked, conversation.settings, models.value), abort.signal);
   const { view } = running;
   running = null;
   view?.update();
   // It may have been deleted meanwhile.
   if (conversations.all.includes(conversation)) conversations.keep(conversation);
   sidebar.update(shown);
+  showContext();
   composer.running(false);
   follow();
   status.look();
   ended.resolve();
 }
 
-async function written(message, body, signal) {
+async function written(message, request, signal) {
   const reader = new Reader(message);
   let painting = 0;
-  const paint = () => {
+  let free = 0; // the time from which the browser may be kept busy again
+  const paint = (now) => {
     painting = 0;
+    if (now < free) {
+      painting = requestAnimationFrame(paint);
+      return;
+    }
+    const start = performance.now();
     running?.view?.update();
+    const end = performance.now();
+    free = end + PAUSE * (end - start);
   };
   try {
-    for await (const chunk of chat(body, settings.apiKey(), signal)) {
+    for await (const chunk of chat(request(), settings.apiKey(), signal)) {
       reader.add(chunk);
       painting ||= requestAnimationFrame(paint);
     }
@@ -192,22 +244,18 @@ document.addEventListener("keydown", (event) => {
 window.addEventListener("pagehide", () => running && conversations.keep(running.conversation));
 
 for (const button of element("examples").querySelectorAll("button")) {
-  button.addEventListener("click", () => send(button.textContent, []));
+  button.addEventListener("click", () => send(button.textContent, [], []));
 }
 
 // ---- which models there are
 
-let defaults = {}; // of each model by its name
-
 async function readModels() {
   try {
     const { data } = await read("v1/models", settings.apiKey());
-    defaults = Object.fromEntries(data.map((model) => [model.id, model.meta.defaults]));
+    cards = Object.fromEntries(data.map((model) => [model.id, model]));
     const names = data.map((model) => model.id);
     models.replaceChildren(...names.map((name) => new Option(name)));
-    const wanted = settings.settings().model;
-    if (names.includes(wanted)) models.value = wanted;
-    settings.showDefaults(defaults[models.value]);
+    chooseModel();
     tell(names.length ? "" : "There is no model yet: put a YAML file into the models folder.");
   } catch (error) {
     if (error.status === 401) settings.open("key");
@@ -216,12 +264,35 @@ async function readModels() {
   status.look();
 }
 
-models.addEventListener("change", () => {
-  settings.set({ model: models.value });
-  settings.showDefaults(defaults[models.value]);
+/** The model that a conversation was led with, where it is still there. */
+function chooseModel() {
+  const wanted = shown.settings.model;
+  if ([...models.options].some(({ value }) => value === wanted)) models.value = wanted;
+  settings.showDefaults(cards[models.value]?.meta.defaults);
   status.look();
+}
+
+models.addEventListener("change", () => {
+  shown.settings.model = models.value;
+  conversations.change(shown);
+  settings.setInitial({ model: models.value });
+  chooseModel();
 });
-settings.wire((keyChanged) => keyChanged && readModels());
-status.watch({ model: () => models.value, key: settings.apiKey, running: () => running !== null });
+settings.wire({
+  shown: () => shown.settings,
+  changed: () => conversations.change(shown),
+  closed: (keyChanged) => keyChanged && readModels(),
+});
+modelList.wire({ key: settings.apiKey, look: status.look });
+status.watch({
+  model: () => cards[models.value]?.meta.alias_of ?? models.value,
+  key: settings.apiKey,
+  running: () => running !== null,
+  seen: (all, chosen) => {
+    modelList.update(all);
+    contextSize = chosen?.context_size ?? null;
+    showContext();
+  },
+});
 show(shown);
 readModels();

@@ -1,8 +1,15 @@
 // From a conversation and the settings to the body of a chat completion.
 
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+import { ApiFailure } from "./api.js";
 
-/** The body for the next answer. A setting that is empty is not sent: the model's own counts. */
+/** The settings of a conversation that have a field, by name. */
+export const FIELDS = ["system", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "thinking", "tools"];
+export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+
+/**
+ * The body for the next answer. A setting that is empty is not sent: the model's own counts. Throws
+ * ApiFailure where the tools are not what they should be.
+ */
 export function requestOf(messages, settings, model) {
   const body = { model, messages: answered(messages).map(wireMessage) };
   if (settings.system?.trim()) body.messages.unshift({ role: "system", content: settings.system });
@@ -10,6 +17,8 @@ export function requestOf(messages, settings, model) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
   }
   if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  const wrong = wrongTools(settings.tools);
+  if (wrong) throw new ApiFailure(wrong);
   if (settings.tools?.trim()) body.tools = JSON.parse(settings.tools);
   return body;
 }
@@ -62,8 +71,9 @@ function wireMessage(message) {
       })),
     };
   }
-  if (!message.images?.length) return { role: "user", content: message.content };
+  const files = (message.files ?? []).map(({ name, text }) => `File “${name}”:\n\n${text}\n\nEnd of file “${name}”.`);
+  const content = [...files, message.content].filter(Boolean).join("\n\n");
+  if (!message.images?.length) return { role: "user", content };
   const images = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  const text = message.content ? [{ type: "text", text: message.content }] : [];
-  return { role: "user", content: [...images, ...text] };
+  return { role: "user", content: [...images, ...(content ? [{ type: "text", text: content }] : [])] };
 }

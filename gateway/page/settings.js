@@ -1,68 +1,82 @@
-// The settings: kept in localStorage, all but the API key, which this tab alone remembers.
+// The settings of the conversation that is shown, and those of this browser: which settings a new
+// conversation begins with and the theme, in localStorage; the API key, which this tab alone remembers.
 
-import { wrongTools } from "./request.js";
+import { FIELDS, wrongTools } from "./request.js";
 
 const PLACE = "settings";
 const KEY_PLACE = "api-key";
 const dialog = document.getElementById("settings");
 const form = dialog.querySelector("form");
 const toolsError = document.getElementById("tools-error");
+const asDefaults = document.getElementById("as-defaults");
 
-let kept = {};
+let defaults = {};
 try {
-  kept = JSON.parse(localStorage.getItem(PLACE)) ?? {};
+  defaults = JSON.parse(localStorage.getItem(PLACE)) ?? {};
 } catch {
   localStorage.removeItem(PLACE);
 }
+let current = () => ({}); // the settings of the shown conversation, by name; what is empty is not set
 
-/** The settings by name; what is empty is not set. */
-export function settings() {
-  return kept;
+/** What a new conversation begins with. */
+export function initial() {
+  return defaults;
 }
 
 export function apiKey() {
   return sessionStorage.getItem(KEY_PLACE) ?? "";
 }
 
-/** Change some settings, by name. */
-export function set(changes) {
-  kept = { ...kept, ...changes };
-  localStorage.setItem(PLACE, JSON.stringify(kept));
+/** Change what a new conversation begins with, by name. */
+export function setInitial(changes) {
+  defaults = { ...defaults, ...changes };
+  localStorage.setItem(PLACE, JSON.stringify(defaults));
 }
 
 /** Show the dialog, at the field of that name. */
 export function open(name) {
-  for (const field of fields()) field.value = field.name === "key" ? apiKey() : (kept[field.name] ?? "");
+  for (const field of own()) field.value = current()[field.name] ?? "";
+  form.elements.key.value = apiKey();
+  form.elements.theme.value = localStorage.getItem("theme") ?? "";
   showWrong();
   if (!dialog.open) dialog.showModal();
   if (name) form.elements[name].focus();
 }
 
-/** Show in empty fields what the model does without them; `defaults`: its numbers by name. */
-export function showDefaults(defaults = {}) {
-  for (const field of fields()) {
-    if (field.name in defaults) field.placeholder = defaults[field.name];
+/** Show in empty fields what the model does without them; `values`: its numbers by name. */
+export function showDefaults(values = {}) {
+  for (const field of own()) {
+    if (field.name in values) field.placeholder = values[field.name];
   }
 }
 
-/** Make the dialog work; `closed` is told whether the key is another one now. */
-export function wire(closed) {
+/**
+ * Make the dialog work. `shown()`: the settings of the conversation that is shown, which are changed
+ * in place; `changed()` is called after that, `closed(keyChanged)` when the dialog is done with.
+ */
+export function wire({ shown, changed, closed }) {
+  current = shown;
   let keyBefore = apiKey();
+  const took = () => {
+    read();
+    showWrong();
+    changed();
+  };
   document.getElementById("open-settings").addEventListener("click", () => open());
   document.getElementById("reset").addEventListener("click", () => {
-    for (const field of fields()) field.value = "";
-    read();
+    for (const field of own()) field.value = "";
+    took();
+  });
+  asDefaults.addEventListener("click", () => {
+    setInitial({ ...Object.fromEntries(FIELDS.map((name) => [name, ""])), ...current() });
     showWrong();
   });
-  form.addEventListener("input", () => {
-    read();
-    showWrong();
-  });
+  form.addEventListener("input", took);
   form.addEventListener("submit", (event) => {
-    if (wrongTools(kept.tools)) event.preventDefault();
+    if (wrongTools(current().tools)) event.preventDefault();
   });
   dialog.addEventListener("click", (event) => {
-    if (event.target === dialog && form.reportValidity() && !wrongTools(kept.tools)) dialog.close();
+    if (event.target === dialog && form.reportValidity() && !wrongTools(current().tools)) dialog.close();
   });
   // Closed with Escape, a field that is out of bounds keeps its last good value.
   dialog.addEventListener("close", () => {
@@ -77,20 +91,26 @@ export function wire(closed) {
   });
 }
 
-function fields() {
-  return [...form.elements].filter((field) => field.name);
+// The fields of the conversation.
+function own() {
+  return [...form.elements].filter((field) => FIELDS.includes(field.name));
 }
 
 function read() {
-  const given = fields().filter((field) => field.name !== "key" && field.validity.valid);
-  set(Object.fromEntries(given.map((field) => [field.name, field.value])));
+  for (const field of own()) {
+    if (field.validity.valid) current()[field.name] = field.value;
+  }
   const key = form.elements.key.value.trim();
   if (key) sessionStorage.setItem(KEY_PLACE, key);
   else sessionStorage.removeItem(KEY_PLACE);
+  localStorage.setItem("theme", form.elements.theme.value);
+  applyTheme();
 }
 
 function showWrong() {
-  const wrong = wrongTools(kept.tools);
+  const wrong = wrongTools(current().tools);
   toolsError.hidden = !wrong;
   toolsError.textContent = wrong ?? "";
+  const same = FIELDS.every((name) => (current()[name] ?? "") === (defaults[name] ?? ""));
+  asDefaults.disabled = same || Boolean(wrong);
 }

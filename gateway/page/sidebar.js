@@ -1,14 +1,16 @@
 // The list of conversations: at the side, or above the page where that is narrow.
 
 import { el, iconButton } from "./dom.js";
+import { exported, imported } from "./transfer.js";
 
 const element = (id) => document.getElementById(id);
 
 export class Sidebar {
   #conversations;
   #act;
+  #current = null;
 
-  /** `act`: {show(conversation), begin()}. */
+  /** `act`: {show(conversation), begin(), tell(sentence)}. */
   constructor(conversations, act) {
     this.#conversations = conversations;
     this.#act = act;
@@ -21,6 +23,13 @@ export class Sidebar {
       conversations.removeAll();
       act.begin();
     });
+    element("search").addEventListener("input", () => this.update(this.#current));
+    element("export").addEventListener("click", () => download(conversations.all, "conversations"));
+    element("import").addEventListener("click", () => element("import-file").click());
+    element("import-file").addEventListener("change", (event) => {
+      this.#import(event.target.files[0]);
+      event.target.value = "";
+    });
     element("open-sidebar").addEventListener("click", () => this.#open());
     element("close-sidebar").addEventListener("click", () => this.close());
     element("veil").addEventListener("click", () => this.close());
@@ -28,33 +37,66 @@ export class Sidebar {
 
   /** Show the list as it is now, with one of them as the current one. */
   update(current) {
-    const entries = this.#conversations.all.map((one) =>
-      el(
-        "li",
-        {},
-        el(
-          "button",
-          {
-            type: "button",
-            className: "entry",
-            "aria-current": one === current ? "true" : undefined,
-            title: one.title,
-            onclick: () => {
-              this.close();
-              this.#act.show(one);
-            },
-          },
-          one.title,
-        ),
-        iconButton("bin", `Delete “${one.title}”`, () => {
-          this.#conversations.remove(one);
-          if (one === current) this.#act.begin();
-          else this.update(current);
-        }),
-      ),
+    this.#current = current;
+    const { all } = this.#conversations;
+    const found = this.#conversations.find(element("search").value);
+    const nothing = all.length && !found.length ? [el("li", { className: "nothing" }, "Nothing found")] : [];
+    element("conversations").replaceChildren(...found.map((one) => this.#entry(one)), ...nothing);
+    for (const id of ["forget", "export"]) element(id).hidden = all.length === 0;
+  }
+
+  #entry(one) {
+    const open = () => {
+      this.close();
+      this.#act.show(one);
+    };
+    const bin = () => {
+      this.#conversations.remove(one);
+      if (one === this.#current) this.#act.begin();
+      else this.update(this.#current);
+    };
+    const current = one === this.#current ? "true" : undefined;
+    const item = el(
+      "li",
+      {},
+      el("button", { type: "button", className: "entry", "aria-current": current, title: one.title, onclick: open }, one.title),
+      iconButton("edit", `Rename “${one.title}”`, () => this.#rename(one, item)),
+      iconButton("save", `Export “${one.title}”`, () => download([one], one.title)),
+      iconButton("bin", `Delete “${one.title}”`, bin),
     );
-    element("conversations").replaceChildren(...entries);
-    element("forget").hidden = entries.length === 0;
+    return item;
+  }
+
+  #rename(one, item) {
+    const field = el("input", { type: "text", value: one.title, "aria-label": "New title" });
+    let ended = false;
+    const end = (title) => {
+      if (ended) return;
+      ended = true;
+      if (title !== null) this.#conversations.rename(one, title);
+      const place = [...element("conversations").children].indexOf(item);
+      this.update(this.#current);
+      element("conversations").children[place]?.querySelector("button").focus();
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+      event.preventDefault();
+      event.stopPropagation();
+      end(event.key === "Enter" ? field.value : null);
+    });
+    field.addEventListener("blur", () => end(field.value));
+    item.replaceChildren(field);
+    field.select();
+  }
+
+  async #import(file) {
+    try {
+      const added = await this.#conversations.take(imported(await file.text()));
+      this.#act.tell(`${added} conversation${added === 1 ? "" : "s"} imported.`);
+    } catch (error) {
+      this.#act.tell(error.message);
+    }
+    this.update(this.#current);
   }
 
   #open() {
@@ -71,4 +113,11 @@ export class Sidebar {
     element("veil").hidden = true;
     element("open-sidebar").focus();
   }
+}
+
+function download(conversations, name) {
+  const url = URL.createObjectURL(new Blob([exported(conversations)], { type: "application/json" }));
+  el("a", { href: url, download: `${name.replace(/[^\p{L}\p{N} _-]+/gu, "").trim() || "conversation"}.json` }).click();
+  // The browser reads the address once the click has been handled.
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
 }

@@ -1,4 +1,4 @@
-// What the chosen model is doing: asked for by the clock, more often while an answer is written.
+// What the models are doing: asked for by the clock, more often while something happens.
 
 import { read } from "./api.js";
 
@@ -11,16 +11,19 @@ const WORDS = {
   stopping: "unloading …",
   failed: "failed to load",
   "backing off": "crashed, waits a moment",
+  broken: "has a file that cannot be used",
 };
+const CHANGING = ["starting", "loading", "stopping"];
 
 const text = document.getElementById("status-text");
 const dot = document.getElementById("status-dot");
+const download = document.getElementById("download");
 
 let timer = 0;
 let changing = false;
-let asking = { model: () => "", key: () => "", running: () => false };
+let asking = { model: () => "", key: () => "", running: () => false, seen: () => {} };
 
-/** Begin to watch; the functions tell what to look at. */
+/** Begin to watch. `seen(models, model)` is called with what was found: all, and the chosen one. */
 export function watch(functions) {
   asking = functions;
   document.addEventListener("visibilitychange", look);
@@ -33,7 +36,10 @@ export async function look() {
   if (document.hidden) return;
   try {
     const { models } = await read("api/status", asking.key());
-    show(models.find((model) => model.name === asking.model()));
+    const model = models.find(({ name }) => name === asking.model());
+    changing = models.some(({ state }) => CHANGING.includes(state));
+    show(model);
+    asking.seen(models, model);
   } catch (error) {
     show(null, error.status === 401 ? "an API key is needed" : "no connection");
   }
@@ -43,19 +49,27 @@ export async function look() {
 
 function show(model, trouble) {
   const told = trouble ?? (model ? sentence(model) : "");
-  const bad = trouble || model?.state === "failed" || model?.state === "backing off";
-  changing = ["starting", "loading", "stopping"].includes(model?.state);
+  const bad = trouble || ["failed", "backing off", "broken"].includes(model?.state);
   const busy = model?.running > 0 || ["starting", "loading"].includes(model?.state);
   dot.className = `dot ${bad ? "bad" : (model?.state ?? "")} ${busy ? "busy" : ""}`;
   if (text.textContent !== told) text.textContent = told;
+  const part = model ? downloaded(model) : null;
+  download.hidden = part === null;
+  download.value = part ?? 0;
 }
 
-function sentence({ state, running, slots, tokens_per_second: rate, ...load }) {
-  if (load.download_of_mib && state === "loading") {
-    const percent = Math.floor((100 * load.download_mib) / load.download_of_mib);
-    return percent < 100 ? `downloading: ${percent} % of ${load.download_of_mib} MiB` : WORDS.loading;
-  }
-  if (state === "failed" && load.error) return `failed: ${load.error}`;
+/** How much of a model is there, from 0 to 1; null where none is being fetched. */
+export function downloaded({ state, download_mib: there, download_of_mib: all }) {
+  return state === "loading" && all && there < all ? there / all : null;
+}
+
+/** What a model of `/api/status` is doing. */
+export function sentence(model) {
+  const { state, running, slots, tokens_per_second: rate, error } = model;
+  const part = downloaded(model);
+  if (part !== null) return `downloading: ${Math.floor(100 * part)} % of ${model.download_of_mib} MiB`;
+  if (error && state === "failed") return `failed: ${error}`;
+  if (error && state === "broken") return `cannot be used: ${error}`;
   if (state !== "ready") return WORDS[state] ?? state;
   const used = slots ? `${Math.min(running, slots)} of ${slots} slots` : `${running} running`;
   const waiting = slots && running > slots ? [`${running - slots} waiting`] : [];

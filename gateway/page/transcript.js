@@ -1,23 +1,30 @@
 // How one message looks. A view is {element, update}: `update` shows what has changed since.
+//
+// `actions` is what can be done with messages: `resend(message, text)`, `retry(message)`,
+// `results(message)` finds what its tools answered, `versions(message)` all versions of it, and
+// `choose(version)` shows another one.
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
 
-/** A question, with what can be done to it: `actions.resend(message, text)`. */
+/** A question. */
 export function questionView(message, actions) {
   const element = el("article", { className: "question", "aria-label": "You" });
   const images = (message.images ?? []).map((url, index) =>
     el("img", { src: url, alt: `Attached image ${index + 1}`, className: "thumb" }),
   );
+  const files = (message.files ?? []).map(fileView);
   const show = () =>
     element.replaceChildren(
       ...(images.length ? [el("div", { className: "thumbs" }, ...images)] : []),
+      ...files,
       ...(message.content ? [el("p", { className: "said" }, message.content)] : []),
       el(
         "footer",
         {},
         copyButton("Copy the message", () => message.content),
-        iconButton("edit", "Edit and send again", edit),
+        iconButton("edit", "Edit and send again", edit, { "data-edit": "" }),
+        ...stepper(message, actions),
       ),
     );
 
@@ -25,11 +32,11 @@ export function questionView(message, actions) {
     const field = el("textarea", { value: message.content, rows: 3, "aria-label": "Edit the message" });
     const done = (event) => {
       event.preventDefault();
-      if (field.value.trim() || images.length) actions.resend(message, field.value.trim());
+      if (field.value.trim() || images.length || files.length) actions.resend(message, field.value.trim());
     };
     const cancel = () => {
       show();
-      element.querySelector("footer button:last-child").focus();
+      element.querySelector("footer [data-edit]").focus();
     };
     const form = el(
       "form",
@@ -52,7 +59,16 @@ export function questionView(message, actions) {
   return { element, update: show };
 }
 
-/** An answer; `actions.retry(message)`, and `results(message)` finds what its tools answered. */
+// An attached file, with what was read in it for whoever unfolds it.
+function fileView({ name, text }) {
+  const content = el("pre", { tabIndex: 0 });
+  const size = `${text.length.toLocaleString("en")} characters`;
+  const view = el("details", { className: "file" }, el("summary", {}, icon("file"), el("span", {}, name), el("small", {}, size)), content);
+  view.addEventListener("toggle", () => (content.textContent = view.open ? text : ""));
+  return view;
+}
+
+/** An answer. */
 export function answerView(message, actions) {
   const summary = el("summary", {});
   const thought = el("div", { className: "markdown" });
@@ -63,7 +79,7 @@ export function answerView(message, actions) {
   const facts = el("span", { className: "facts" });
   const copy = copyButton("Copy the answer", () => message.content);
   const retry = iconButton("retry", "Retry", () => actions.retry(message));
-  const footer = el("footer", {}, copy, retry, facts);
+  const footer = el("footer", {}, copy, retry, ...stepper(message, actions), facts);
   const waiting = el("p", { className: "waiting" }, el("span", { className: "unseen" }, "Waiting for the answer"));
   const element = el(
     "article",
@@ -84,9 +100,9 @@ export function answerView(message, actions) {
     if (message.reasoning) {
       summary.textContent = thinking(message);
       // Folded text is laid out only when somebody looks at it.
-      if (reasoning.open || !running) render(thought, message.reasoning);
+      if (reasoning.open || !running) render(thought, message.reasoning, running);
     }
-    render(body, message.content);
+    render(body, message.content, running);
     showCalls(calls, message, actions);
     waiting.hidden = !running || Boolean(message.content);
     trouble.hidden = message.state !== "failed";
@@ -97,10 +113,23 @@ export function answerView(message, actions) {
   }
 
   reasoning.addEventListener("toggle", () => {
-    if (reasoning.open) render(thought, message.reasoning);
+    if (reasoning.open) render(thought, message.reasoning, message.state === "running");
   });
   update();
   return { element, update };
+}
+
+// Steps through the versions of a message, where there are several.
+function stepper(message, actions) {
+  const all = actions.versions(message);
+  if (all.length < 2) return [];
+  const at = all.indexOf(message);
+  const step = (by, name, label) => iconButton(name, label, () => actions.choose(all[at + by]), { disabled: !all[at + by] });
+  return [
+    step(-1, "back", "Earlier version"),
+    el("span", { className: "version" }, `${at + 1} of ${all.length}`),
+    step(1, "forth", "Later version"),
+  ];
 }
 
 function thinking(message) {

@@ -15,10 +15,10 @@ from pydantic_core import from_json
 
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
-from gateway.models.parameters import Parameters
+from gateway.models.config import Parameters
+from gateway.openai.chat_answer import token_logprob
 from gateway.responses.echo import echo_of
 from gateway.responses.request import CustomTool, ResponsesRequest, offered
-from gateway.responses.text_logprobs import of_text
 
 Json = dict[str, Any]
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
@@ -43,12 +43,13 @@ class Answer:
 
     @property
     def response(self) -> Json:
-        """The whole response, after Done: without a call that was not written to its end."""
-        output = [item for item in self._last["output"] if not _is_cut_call(item)]
-        return self._last | {"output": output}
+        """The whole response, after Done, without an incomplete call."""
+        output = self._last["output"]
+        whole = [item for item in output if item["status"] != "incomplete" or "call_id" not in item]
+        return self._last | {"output": whole}
 
     def beat(self) -> list[Json]:
-        """What says that there is no more to say yet; the response's start where that is due."""
+        """A sign of progress, after the start of the response if that has not been sent."""
         start = [] if self._number else [self._event("response.created", response=self._last)]
         return [*start, self._event("response.in_progress", response=self._last)]
 
@@ -62,14 +63,15 @@ class Answer:
         if event.reasoning:
             events += self._reasoning(event.reasoning)
         if event.content:
-            events += self._text(event.content, [_logprob(entry) for entry in self._of_text(event)])
+            events += self._text(
+                event.content, [token_logprob(entry) for entry in self._of_text(event)]
+            )
         for call in event.tool_calls:
             events += self._call(call)
         self._before = () if event.content else event.logprobs
         return events
 
     def _of_text(self, piece: Piece) -> Sequence[Json]:
-        """The log-probabilities of the piece's text."""
         if self._open == "message":
             return piece.logprobs
         return of_text(piece.content, self._before, piece.logprobs)
@@ -127,7 +129,7 @@ class Answer:
         return events
 
     def _input(self, text: str) -> list[Json]:
-        """What the text of a custom tool has grown by."""
+        """The delta of a custom tool's text."""
         sent = "".join(self._parts)
         if len(text) <= len(sent):
             return []
@@ -136,7 +138,6 @@ class Answer:
         return [self._of_item(name, delta=self._parts[-1])]
 
     def _add(self, kind: str, prefix: str, fields: Json) -> list[Json]:
-        """End the open item and announce another."""
         events = self._close("completed")
         item = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress"}
         self._output.append(item | fields)
@@ -145,7 +146,7 @@ class Answer:
         return events
 
     def _close(self, status: str) -> list[Json]:
-        """Tell the open item whole."""
+        """Send the open item whole."""
         if self._open is None:
             return []
         rest = []
@@ -191,7 +192,9 @@ class Answer:
         cut = done.finish_reason == "length"
         status = "incomplete" if cut else "completed"
         # The bound may be reached right behind a call, which is whole all the same.
-        events = self._close("completed" if self._in_whole_call() else status)
+        in_call = isinstance(self._open, int)
+        whole = in_call and is_whole(self._arguments or "".join(self._parts))
+        events = self._close("completed" if whole else status)
         self._last = self._response(
             status,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
@@ -200,10 +203,6 @@ class Answer:
         )
         events.append(self._event(f"response.{status}", response=self._last))
         return events
-
-    def _in_whole_call(self) -> bool:
-        """Whether the open item is a call that can be run."""
-        return isinstance(self._open, int) and is_whole(self._arguments or "".join(self._parts))
 
     def _response(self, status: str, **fields: Any) -> Json:
         return {
@@ -239,10 +238,6 @@ class Answer:
         return event
 
 
-def _is_cut_call(item: Json) -> bool:
-    return item["status"] == "incomplete" and "call_id" in item
-
-
 def _text_in(arguments: str) -> str | None:
     """The text in a custom tool's arguments, as far as they are written; None: there is none."""
     try:
@@ -253,18 +248,33 @@ def _text_in(arguments: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequence[Json]:
+    """The log-probabilities of `text`, of those sent right `before` and `beside` it.
+
+    Tokens that write no text of their own (the end of reasoning, the mark of a channel) are sent
+    with the Reply that comes next; where text begins in the same step, the first Reply has the
+    tokens of both. So the first token that writes the text is looked for. Entries may go further
+    than the text, whose end may be held back. If no token begins exactly with the text, all entries
+    beside it are returned.
+    """
+    entries = [*before, *beside]
+    wanted = text.encode()
+    written = [_written(entry) for entry in entries]
+    tails = [b"".join(written[at:]) for at in range(len(entries))]
+    exact = [at for at, tail in enumerate(tails) if tail == wanted]
+    longer = [at for at, tail in enumerate(tails) if tail.startswith(wanted)]
+    found = exact or longer
+    return entries[found[0] :] if found else beside
+
+
+def _written(entry: Json) -> bytes:
+    """What the token writes; backends other than ours may leave its bytes out."""
+    raw = entry.get("bytes")
+    return str(entry["token"]).encode() if raw is None else bytes(raw)
+
+
 def _output_text(text: str, logprobs: list[Json]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _logprob(entry: Json) -> Json:
-    """The entry as Responses know it: without the token's id."""
-    shown = {name: entry[name] for name in ("token", "bytes", "logprob")}
-    others = entry.get("top_logprobs") or ()
-    shown["top_logprobs"] = [
-        {name: other[name] for name in ("token", "bytes", "logprob")} for other in others
-    ]
-    return shown
 
 
 def _usage(used: Usage) -> Json:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.models.parameters import Parameters
-from gateway.responses.request import (
-    CustomTool,
-    FunctionTool,
-    NamespaceTool,
-    ResponsesRequest,
-)
+from gateway.models.config import Parameters
+from gateway.responses.request import CustomTool, FunctionTool, NamespaceTool, ResponsesRequest
 
 Json = dict[str, Any]
 
@@ -36,10 +31,10 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
         },
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
-        "temperature": _said(request.temperature, defaults, "temperature"),
-        "top_p": _said(request.top_p, defaults, "top_p"),
-        "presence_penalty": _said(request.presence_penalty, defaults, "presence_penalty"),
-        "frequency_penalty": _said(request.frequency_penalty, defaults, "frequency_penalty"),
+        "temperature": defaults.chosen("temperature", request.temperature),
+        "top_p": defaults.chosen("top_p", request.top_p),
+        "presence_penalty": defaults.chosen("presence_penalty", request.presence_penalty),
+        "frequency_penalty": defaults.chosen("frequency_penalty", request.frequency_penalty),
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
         "background": False,
@@ -50,10 +45,6 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
         "safety_identifier": request.safety_identifier,
         "prompt_cache_key": request.prompt_cache_key,
     }
-
-
-def _said(given: float | None, defaults: Parameters, name: str) -> float:
-    return defaults.default(name) if given is None else given
 
 
 def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> Json:

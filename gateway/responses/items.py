@@ -7,15 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from gateway.openai.base import Strict
-from gateway.tagged import as_text, one_of, text_as
-from gateway.tolerance import DROPPED
-
-Status = str
+from gateway.tagged import OneOf, TextAs, as_text, drop
 
 
 class InputText(Strict):
-    """Text that the client says."""
-
     type: Literal["input_text"] = "input_text"
     text: str
 
@@ -44,62 +39,38 @@ class InputImage(Strict):
 
 
 class InputVideo(Strict):
-    """A video, the same way."""
-
     type: Literal["input_video"]
     video_url: str
 
 
-_Part = InputText | OutputText | Refusal | InputImage | InputVideo
+AnyPart = InputText | OutputText | Refusal | InputImage | InputVideo
+_Part = Annotated[AnyPart, OneOf("a part", otherwise=as_text("input_text"))]
 
 
-Part = Annotated[
-    _Part,
-    one_of(
-        {
-            "input_text": InputText,
-            "output_text": OutputText,
-            "refusal": Refusal,
-            "input_image": InputImage,
-            "input_video": InputVideo,
-        },
-        what="a part",
-        otherwise=as_text("input_text"),
-    ),
-]
+_Content = Annotated[list[_Part], TextAs(lambda text: {"type": "input_text", "text": text})]
 
 
-def _input_text(text: str) -> dict[str, Any]:
-    return {"type": "input_text", "text": text}
+class _Item(Strict):
+    id: str | None = None
+    status: str | None = None
 
 
-_Content = Annotated[list[Part], text_as(_input_text, str | list[_Part])]
-
-
-class Message(Strict):
-    """A message of one role."""
-
+class Message(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
-    id: str | None = None
-    status: Status | None = None
     phase: str | None = None
 
 
-class FunctionCall(Strict):
-    """A call that the model made."""
-
+class FunctionCall(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
     namespace: str | None = None
     arguments: str
-    id: str | None = None
-    status: Status | None = None
 
 
-class CustomCall(Strict):
+class CustomCall(_Item):
     """A call of a tool that takes plain text."""
 
     type: Literal["custom_tool_call"]
@@ -107,44 +78,32 @@ class CustomCall(Strict):
     name: str
     namespace: str | None = None
     input: str
-    id: str | None = None
-    status: Status | None = None
 
 
-class FunctionCallOutput(Strict):
-    """What a call came to."""
-
+class FunctionCallOutput(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Content
-    id: str | None = None
-    status: Status | None = None
     name: str | None = None
 
 
 class ReasoningText(Strict):
-    """What the model thought."""
-
     type: Literal["reasoning_text"]
     text: str
 
 
 class SummaryText(Strict):
-    """A summary of what a model thought."""
-
     type: Literal["summary_text"]
     text: str
 
 
-class Reasoning(Strict):
+class Reasoning(_Item):
     """Reasoning of an earlier answer: its content, else its summary, is shown to the model."""
 
     type: Literal["reasoning"]
-    id: str | None = None
     summary: list[SummaryText] = Field(default_factory=list)
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
-    status: Status | None = None
 
 
 class ItemReference(Strict):
@@ -154,33 +113,13 @@ class ItemReference(Strict):
     id: str
 
 
-Item = Message | FunctionCall | CustomCall | FunctionCallOutput | Reasoning
+Item = Message | FunctionCall | FunctionCallOutput | CustomCall | Reasoning
 Sent = Item | ItemReference
+_Sent = Annotated[Sent, OneOf("an item", default="message", otherwise=drop)]
+_Stored = Annotated[Item, OneOf("an item", default="message")]
 
 
-_KINDS: dict[str, type[Item]] = {
-    "message": Message,
-    "function_call": FunctionCall,
-    "function_call_output": FunctionCallOutput,
-    "custom_tool_call": CustomCall,
-    "custom_tool_call_output": FunctionCallOutput,
-    "reasoning": Reasoning,
-}
-_Sent = Annotated[
-    Sent,
-    one_of(
-        {**_KINDS, "item_reference": ItemReference},
-        what="an item",
-        default="message",
-        otherwise=lambda _: DROPPED,
-    ),
+Input = Annotated[
+    list[_Sent], TextAs(lambda text: {"type": "message", "role": "user", "content": text})
 ]
-_Stored = Annotated[Item, one_of(_KINDS, what="an item", default="message")]
-
-
-def _user_message(text: str) -> dict[str, Any]:
-    return {"type": "message", "role": "user", "content": text}
-
-
-Input = Annotated[list[_Sent], text_as(_user_message, str | list[Sent])]
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[_Stored])

@@ -17,8 +17,8 @@ from gateway.openai.refused import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
 from gateway.responses.items import Input
-from gateway.tagged import one_of, rather
-from gateway.tolerance import DROPPED, tolerable
+from gateway.tagged import OneOf, drop, rather
+from gateway.tolerance import tolerable
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any] | None:
@@ -48,13 +48,8 @@ class CustomTool(Strict):
     format: dict[str, Any] | None = None
 
 
-def _without_it(_: Any) -> Any:
-    return DROPPED
-
-
 _Own = FunctionTool | CustomTool
-_KINDS: dict[str, type[Strict]] = {"function": FunctionTool, "custom": CustomTool}
-OwnTool = Annotated[_Own, one_of(_KINDS, what="a tool", otherwise=_without_it)]
+OwnTool = Annotated[_Own, OneOf("a tool", otherwise=drop)]
 
 
 class NamespaceTool(Strict):
@@ -65,21 +60,14 @@ class NamespaceTool(Strict):
     tools: list[OwnTool]
 
 
-Tool = Annotated[
-    _Own | NamespaceTool,
-    one_of(
-        _KINDS | {"namespace": NamespaceTool},
-        what="a tool",
-        otherwise=_without_it,
-    ),
-]
+Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", otherwise=drop)]
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
     """One tool; `place` is its path in the request, `namespace` "" outside of any."""
 
-    tool: FunctionTool | CustomTool
+    tool: _Own
     place: str
     namespace: str = ""
 
@@ -107,20 +95,15 @@ def offered(tools: Sequence[_Own | NamespaceTool] | None) -> Iterator[Offered]:
             yield Offered(tool, place)
 
 
-class ChooseFunction(Strict):
+class AllowedFunction(Strict):
+    type: Literal["function", "custom"]
+    name: str
+
+
+class ChooseFunction(AllowedFunction):
     """The model must call this tool."""
 
-    type: Literal["function", "custom"]
-    name: str
-
     _nested = rather(_flat, "name is missing: send it beside the type")
-
-
-class AllowedFunction(Strict):
-    """A tool by its name."""
-
-    type: Literal["function", "custom"]
-    name: str
 
 
 class ChooseAmong(Strict):
@@ -131,13 +114,10 @@ class ChooseAmong(Strict):
     tools: list[AllowedFunction] = Field(min_length=1)
 
 
-_Word = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
-    str | ChooseFunction | ChooseAmong,
-    one_of(
-        {"function": ChooseFunction, "custom": ChooseFunction, "allowed_tools": ChooseAmong},
-        what="a tool_choice",
-        words=("none", "auto", "required"),
+    Literal["none", "auto", "required"] | ChooseFunction | ChooseAmong,
+    OneOf(
+        "a tool_choice",
         otherwise=lambda choice: "required" if choice == "any" else None,
         lossless=True,
     ),
@@ -145,14 +125,10 @@ ToolChoice = Annotated[
 
 
 class TextFormat(Strict):
-    """Any text."""
-
     type: Literal["text"] = "text"
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
-
     type: Literal["json_object"]
 
 
@@ -166,25 +142,15 @@ class JsonSchemaFormat(Strict):
     strict: bool | None = None
 
 
-Format = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat,
-    one_of(
-        {"text": TextFormat, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat},
-        what="a format",
-    ),
-]
+Format = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, OneOf("a format")]
 
 
 class TextConfig(Strict):
-    """The form of the answer."""
-
     format: Format | None = None
     verbosity: str | None = Field(None, description="Told in the response alone.")
 
 
 class ReasoningConfig(Strict):
-    """How much to think."""
-
     effort: ReasoningEffort | None = None
     max_tokens: Budget = Field(None, description="Most tokens of reasoning; not OpenAI's.")
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError
+from pydantic import BaseModel
+
+from gateway.errors import ApiError, bad_field
+from gateway.responses.items import ITEMS, Item, ItemReference, Sent
 
 Json = dict[str, Any]
 MOST = 1000  # responses
@@ -35,8 +39,6 @@ class Stored:
 
 
 class Store:
-    """The stored responses of one gateway."""
-
     def __init__(
         self,
         seconds: float = 86_400.0,
@@ -55,7 +57,7 @@ class Store:
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
-        """Keep it, and let go of what there is no room for; one that can never fit is not kept."""
+        """Store it and drop what there is no room for; one that can never fit is not stored."""
         items = stored.conversation()
         sizes = {item["id"]: self._sizes.get(item["id"]) or _size(item) for item in items}
         size = sum(sizes.values())
@@ -71,7 +73,7 @@ class Store:
             self._drop(next(iter(self._kept)))
 
     def forget_old(self) -> None:
-        """Let go of those that nobody has used for long."""
+        """Drop the responses that have not been used for long."""
         oldest = self._clock() - self._seconds
         while self._kept and next(iter(self._kept.values()))[2] < oldest:
             self._drop(next(iter(self._kept)))
@@ -94,12 +96,11 @@ class Store:
         """An item that a stored response was given or gave. Raises ApiError about `param`."""
         holders = self._holders.get(name)
         if holders is None:
-            raise ApiError(
-                400,
+            raise bad_field(
+                param,
                 f"there is no stored item {name[:64]!r}: items are kept with their responses, the "
                 "latest of them, unless store is false; send the item itself instead",
-                code="item_not_found",
-                param=param,
+                "item_not_found",
             )
         items = self.get(next(reversed(holders)), param).conversation()
         return next(item for item in items if item["id"] == name)
@@ -133,3 +134,40 @@ def _missing(name: str, param: str) -> ApiError:
         code="previous_response_not_found" if param == "previous_response_id" else "not_found",
         param=param,
     )
+
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
+def as_stored(items: Sequence[Item]) -> tuple[Json, ...]:
+    """The items as JSON."""
+    return tuple(_stored(_plain(item)) for item in items)
+
+
+def _plain(value: Any) -> Any:
+    """As `model_dump(exclude_none=True)`, which copies texts and stops streams for long ones."""
+    if isinstance(value, BaseModel):
+        return {name: _plain(inner) for name, inner in value if inner is not None}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _stored(item: Json) -> Json:
+    fresh = f"{_PREFIXES[item['type']]}_{uuid.uuid4().hex}"
+    return {"id": fresh, "status": "completed", **item}
+
+
+def resolved(sent: Sequence[Sent], store: Store) -> list[Item]:
+    """The input with every reference replaced. Raises ApiError for one to nothing that is kept."""
+    return [
+        ITEMS.validate_python([store.item(item.id, f"input[{index}].id")])[0]
+        if isinstance(item, ItemReference)
+        else item
+        for index, item in enumerate(sent)
+    ]

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway import exchange
-from gateway.conversation import Conversation, Part
-from gateway.errors import ApiError
+from gateway.errors import bad_field
+from gateway.openai.translation import Conversation, Part, Translation, translate
 from gateway.responses.items import (
+    AnyPart,
     CustomCall,
     FunctionCall,
     FunctionCallOutput,
     InputImage,
-    InputText,
     InputVideo,
     Item,
     Message,
-    OutputText,
     Reasoning,
     Refusal,
 )
@@ -37,10 +36,8 @@ from gateway.responses.request import (
     full_name,
     offered,
 )
-from gateway.translation import Translation, translate
 
 Json = dict[str, Any]
-AnyPart = InputText | OutputText | Refusal | InputImage | InputVideo
 LOGPROBS = "message.output_text.logprobs"
 # What the chat request calls what Responses calls otherwise.
 _NAMES = {
@@ -69,9 +66,8 @@ _SAMPLING = (
 def chat_request(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
 ) -> Translation:
-    """The chat request of these items, which are the request's input, with no reference left.
+    """The chat request of the items of earlier responses and of the input, references resolved.
 
-    Those of previous responses, `earlier`, come before them.
     Raises ApiError where something has no meaning here.
     """
     conversation = _conversation(request, given, earlier)
@@ -79,7 +75,7 @@ def chat_request(
     places = _NAMES | conversation.places
     for path, place in conversation.places.items():
         if place.startswith(_EARLIER):
-            places[path] = _EARLIER  # the parts of stored items are nobody's fields
+            places[path] = _EARLIER  # parts of stored items are not in this request
     if request.tools:
         fields["tools"] = []
         for index, each in enumerate(offered(request.tools)):
@@ -144,11 +140,9 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
 
 
 def _assistant(
-    conversation: Conversation,
-    item: Reasoning | FunctionCall | CustomCall | Message,
-    place: str,
+    conversation: Conversation, item: Reasoning | FunctionCall | CustomCall | Message, place: str
 ) -> None:
-    """Go on with the assistant's message, or begin another where the order asks for it."""
+    """Continue the assistant's message, or begin another if the order requires it."""
     last = conversation.messages[-1] if conversation.messages else {}
     going_on = last.get("role") == "assistant"
     if isinstance(item, Reasoning):
@@ -198,7 +192,7 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
     for at, part in enumerate(content):
         if isinstance(part, InputImage | InputVideo):
             where = f"{place}.content[{at}]"
-            raise ApiError(400, f"{where}: images and videos belong to user messages", param=where)
+            raise bad_field(where, f"{where}: images and videos belong to user messages")
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
     return "".join(texts)
 
@@ -220,7 +214,7 @@ def _taking_text(tool: CustomTool) -> Json:
         texts.append(
             f"Its input follows this grammar ({form.get('syntax')}):\n{form['definition']}"
         )
-        exchange.note_ignored("tools[].format")
+        exchange.current().ignore("tools[].format")
     return {
         "description": "\n\n".join(filter(None, texts)),
         "parameters": {

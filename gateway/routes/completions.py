@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from gateway.context import GatewayDep
-from gateway.generation import Event
 from gateway.limits import JsonRoute
+from gateway.openai.answering import events_of
 from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
-from gateway.openai.identity import identity
-from gateway.openai.response_models import Completion, documented
-from gateway.openai.running import events_of
-from gateway.sse import event_stream
+from gateway.openai.envelope import head_of
+from gateway.openai.response_models import Completion
+from gateway.openapi import documented
+from gateway.sse import EventStream
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
 
 @router.post(
-    "/completions",
-    response_model=None,
-    responses=documented(Completion, "`text_completion` objects, then `[DONE]`."),
+    "/completions", responses=documented(Completion, "`text_completion` objects, then `[DONE]`.")
 )
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """What comes after a text, or after each of several, whole or as a stream."""
     config = gateway.supervisor.resolve(body.model)
     plan = completion_plan(body, config)
-    head = identity("cmpl", body.model or config.name, config)
+    head = head_of("cmpl", "text_completion", body.model, config)
     events = events_of(body, plan.wanted, gateway)
     if body.stream:
         stream = CompletionStream(head, plan)
-        return event_stream(_closing(events, stream), gateway.settings, stream.beat)
+        return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
         return JSONResponse(await completion(events, head, plan))
-
-
-async def _closing(
-    events: AsyncGenerator[tuple[int, Event], None], stream: CompletionStream
-) -> AsyncGenerator[str, None]:
-    async with aclosing(events):
-        async for chunk in stream.chunks(events):
-            yield chunk

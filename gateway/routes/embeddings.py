@@ -18,7 +18,7 @@ from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask_all
 from gateway.context import Gateway, GatewayDep
-from gateway.errors import ApiError, Names
+from gateway.errors import Names, bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
 from gateway.supervisor.supervisor import Lease
@@ -61,8 +61,6 @@ Input = Annotated[
 
 
 class EmbeddingRequest(Request):
-    """One or more inputs."""
-
     model: str | None = Field(None, description=MODEL)
     input: Input
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -74,39 +72,29 @@ class EmbeddingRequest(Request):
 
 
 class Embedding(BaseModel):
-    """The vector of one input."""
-
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
 
 
-class EmbeddingUsage(BaseModel):
-    """Tokens of all inputs."""
-
+class PromptUsage(BaseModel):
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingResponse(BaseModel):
-    """The vectors in the order of the inputs."""
-
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PromptUsage
 
 
-@router.post("/embeddings", response_model=None, responses={200: {"model": EmbeddingResponse}})
+@router.post("/embeddings", responses={200: {"model": EmbeddingResponse}})
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a call of its own that the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)
     entries = (
-        {
-            "object": "embedding",
-            "index": place,
-            "embedding": _encoded(vector, body.encoding_format),
-        }
+        {"object": "embedding", "index": place, "embedding": _encoded(vector, body.encoding_format)}
         for place, vector in enumerate(vectors)
     )
     others = {
@@ -135,7 +123,7 @@ async def vectors_of(
     for reply in replies:
         _require_fitting(reply, asked.dimensions)
     tokens = sum(reply.prompt_tokens for reply in replies)
-    exchange.count_tokens(tokens, 0)
+    exchange.current().count_tokens(tokens, 0)
     return (_cut(reply.embeddings, asked.dimensions) for reply in replies), tokens
 
 
@@ -164,17 +152,15 @@ def _request(identity: str, text: Text) -> pb.PredictOptions:
 
 def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "model",
             "this model gives a vector for every token, and no single one for a text",
-            code="unsupported",
-            param="model",
+            "unsupported",
         )
     if dimensions is not None and dimensions > len(reply.embeddings):
-        raise ApiError(
-            400,
+        raise bad_field(
+            "dimensions",
             f"dimensions is {dimensions}: this model's vectors have {len(reply.embeddings)}",
-            param="dimensions",
         )
 
 

@@ -1,20 +1,20 @@
-"""`/health` and `/ready`: is the process alive, and does it take requests?"""
+"""For those who operate the gateway: `/health`, `/ready` and `/metrics`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
+from gateway import metrics, model_metrics
 from gateway.context import GatewayDep
 
 router = APIRouter(tags=["operations"])
 
 
 class Health(BaseModel):
-    """Alive."""
-
     status: Literal["ok"] = "ok"
 
 
@@ -32,9 +32,7 @@ async def health() -> Health:
 
 @router.get("/ready", responses={503: {"model": Ready, "description": "Not now."}})
 async def ready(gateway: GatewayDep, response: Response) -> Ready:
-    """200 from the moment that what is to be preloaded is loaded (or was
-    refused) until SIGTERM, else 503.
-    """
+    """200 once every model to preload is loaded (or was refused) until SIGTERM, else 503."""
     if gateway.traffic.draining:
         response.status_code = 503
         return Ready(status="draining")
@@ -42,3 +40,10 @@ async def ready(gateway: GatewayDep, response: Response) -> Ready:
         response.status_code = 503
         return Ready(status="starting")
     return Ready(status="ready")
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def read_metrics(gateway: GatewayDep) -> PlainTextResponse:
+    """Counters of the gateway and of every loaded model, in Prometheus' text format."""
+    models = model_metrics.text(await model_metrics.look(gateway.supervisor))
+    return PlainTextResponse(gateway.metrics.text() + models, media_type=metrics.CONTENT_TYPE)

@@ -12,23 +12,21 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from gateway import sse
 from gateway.context import Gateway, GatewayDep
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute
 from gateway.openai import refused
+from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
-from gateway.openai.running import events_of
+from gateway.sse import EventStream
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
 class ExtraFile(Strict):
-    """Another file of the same project."""
-
     filename: str = "tmp"
     text: str
 
@@ -39,12 +37,12 @@ class InfillRequest(CompletionRequest):
     refused = refused.INFILL
     most_by_default = 0
 
-    prompt: str = Field(default="", description="The end of what comes before the gap.")
+    prompt: str = Field("", description="The end of what comes before the gap.")
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: list[ExtraFile] = Field(default_factory=list)
     t_max_predict_ms: float | None = Field(
-        default=None, description="Time after the first token, in which the answer ends."
+        None, description="Time after the first token, in which the answer ends."
     )
 
     def before(self) -> str:
@@ -55,12 +53,12 @@ class InfillRequest(CompletionRequest):
         return {"suffix": self.input_suffix, "files": files}
 
 
-@router.post("/infill", response_model=None)
+@router.post("/infill")
 async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
     """The text that belongs between `input_prefix` and `input_suffix`, whole or as a stream."""
     answer = _answer(body, gateway)
     if body.stream:
-        return sse.event_stream(_written(answer), gateway.settings, lambda: _event(_part("")))
+        return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))
     async with aclosing(answer):
         parts = [part async for part in answer]
     return JSONResponse(parts[-1] | {"content": "".join(part["content"] for part in parts)})
@@ -86,12 +84,6 @@ async def _answer(body: InfillRequest, gateway: Gateway) -> AsyncGenerator[Json,
             elif not begun:
                 begun = True
                 yield _part("")
-
-
-async def _written(parts: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
-    async with aclosing(parts):
-        async for part in parts:
-            yield _event(part)
 
 
 def _event(part: Json) -> str:

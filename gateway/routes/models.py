@@ -10,10 +10,9 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from gateway.context import Gateway, GatewayDep
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.limits import JsonRoute
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import UNSAID
+from gateway.models.config import UNSAID, ModelConfig
 from gateway.openai.base import Request
 from gateway.supervisor.status import State
 
@@ -36,7 +35,7 @@ class Meta(BaseModel):
 
 
 class LoadState(BaseModel):
-    """Whether a model is in memory, as llama.cpp's router tells it."""
+    """Whether a model is in memory, as llama.cpp's router reports it."""
 
     value: Literal["loaded", "loading", "unloaded"]
     failed: bool = Field(description="The last load, or the backend, failed.")
@@ -85,7 +84,7 @@ async def list_models(
         for name in (model.name, *model.aliases)
     ]
     if after_id is not None and before_id is not None:
-        raise ApiError(400, "after_id and before_id are both there: send one", param="before_id")
+        raise bad_field("before_id", "after_id and before_id are both there: send one")
     if after_id is not None:
         cards = cards[_place(cards, after_id, "after_id") + 1 :]
     if before_id is not None:
@@ -100,7 +99,7 @@ async def list_models(
 def _place(cards: list[ModelCard], name: str, param: str) -> int:
     places = [at for at, card in enumerate(cards) if card.id == name]
     if not places:
-        raise ApiError(400, f"{param} is {name[:64]!r}, which names no model", param=param)
+        raise bad_field(param, f"{param} is {name[:64]!r}, which names no model")
     return places[0]
 
 
@@ -111,21 +110,19 @@ async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
 
 
 class Named(Request):
-    """A model by name or alias."""
-
     model: str
 
 
 @router.post("/models/load")
 async def load_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
-    """Begin to load a model. `/models` and `/api/status` tell how far it is."""
+    """Begin to load a model. `/models` and `/api/status` report the progress."""
     gateway.supervisor.begin_load(body.model)
     return {"success": True}
 
 
 @router.post("/models/unload")
 async def unload_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
-    """Unload a model that nobody uses, and wait for that."""
+    """Unload an idle model, and wait until it is done."""
     await gateway.supervisor.unload(body.model)
     return {"success": True}
 
@@ -140,8 +137,7 @@ def _card(
     state = states.get(model.name, State.STOPPED)
     return ModelCard(
         status=LoadState(
-            value=_VALUES.get(state, "unloaded"),
-            failed=state in (State.FAILED, State.BACKING_OFF),
+            value=_VALUES.get(state, "unloaded"), failed=state in (State.FAILED, State.BACKING_OFF)
         ),
         id=name,
         created=gateway.started,
@@ -150,7 +146,7 @@ def _card(
         meta=Meta(
             description=model.description,
             context_size=context_size(model),
-            defaults={name: model.parameters.default(name) for name in UNSAID},
+            defaults={name: model.parameters.chosen(name) for name in UNSAID},
             alias_of=None if name == model.name else model.name,
             aliases=model.aliases,
         ),

@@ -13,25 +13,35 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from gateway import sse
-from gateway.answering import Question, answer, question_of
 from gateway.context import Gateway, GatewayDep
+from gateway.generation import Event
 from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
-from gateway.ollama.answer import Answer, Json, chat_part, error_line, generate_part, written
+from gateway.ollama.answer import (
+    ERRORS,
+    Answer,
+    Json,
+    chat_part,
+    error_line,
+    generate_part,
+    written,
+)
 from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
+from gateway.openai.answering import answer, events_of, question_of
 from gateway.openai.base import Request
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
-from gateway.openai.running import events_of
+from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import context_size
 from gateway.supervisor.status import State
 
 VERSION = "0.12.0"  # of the API that this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
+FORMS |= {f"/api/{name}": ERRORS for name in "chat generate embed show tags ps".split()}
 
 
-# Lines of JSON, or with `stream: false` one object: clients tell them apart by the type.
+# Lines of JSON, or with `stream: false` one object: clients distinguish them by the content type.
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -50,26 +60,24 @@ class ShowRequest(Request):
 
 
 class EmbedRequest(Request):
-    """One text or several."""
-
     model: ModelName = Field(min_length=1)
     input: Input
     dimensions: int | None = Field(default=None, ge=1)
 
 
-@router.post("/api/chat", response_model=None, responses=_ANSWERS)
+@router.post("/api/chat", responses=_ANSWERS)
 async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
     """The next turn of a conversation."""
     return await _answered(body, gateway, chat_part)
 
 
-@router.post("/api/generate", response_model=None, responses=_ANSWERS)
+@router.post("/api/generate", responses=_ANSWERS)
 async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
     """The answer to one prompt."""
     return await _answered(body, gateway, generate_part)
 
 
-@router.post("/api/embed", response_model=None)
+@router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts."""
     asked = EmbeddingRequest.model_validate(body.model_dump())
@@ -86,7 +94,7 @@ async def tags(gateway: GatewayDep) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def running(gateway: GatewayDep) -> dict[str, Any]:
-    """Those that are loaded, and the memory that each takes."""
+    """The loaded models, and the memory that each takes."""
     configs = {model.name: model for model in gateway.supervisor.models}
     return {
         "models": [
@@ -154,32 +162,24 @@ async def _answered(
         await gateway.supervisor.load(body.model)
         return JSONResponse(reply.empty("load"))
     if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
-        lines = _raw(body, gateway, reply)
+        events = _raw(body, gateway)
     else:
-        lines = _lines(await question_of(translation, gateway), gateway, reply)
+        events = answer(await question_of(translation, gateway), gateway)
     if streams:
-        return sse.event_stream(
-            _written(lines),
+        return sse.EventStream(
+            events,
+            lambda event: "".join(map(written, reply.take(event))),
             gateway.settings,
             lambda: written(reply.beat()),
             error_line,
             "application/x-ndjson",
         )
-    async with aclosing(lines):
-        *_, last = [line async for line in lines]
+    async with aclosing(events):
+        *_, last = [line async for event in events for line in reply.take(event)]
     return JSONResponse(last)
 
 
-async def _lines(question: Question, gateway: Gateway, reply: Answer) -> AsyncGenerator[Json, None]:
-    async with aclosing(answer(question, gateway)) as events:
-        async for event in events:
-            for line in reply.take(event):
-                yield line
-
-
-async def _raw(
-    body: GenerateRequest, gateway: Gateway, reply: Answer
-) -> AsyncGenerator[Json, None]:
+async def _raw(body: GenerateRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
     given = body.options.model_dump(exclude_none=True) if body.options else {}
     asked = CompletionRequest.model_validate(
         {"model": body.model, "prompt": body.prompt, "suffix": body.suffix, **given}
@@ -188,11 +188,4 @@ async def _raw(
     wanted = completion_plan(asked, config).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:
         async for _, event in events:
-            for line in reply.take(event):
-                yield line
-
-
-async def _written(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[str, None]:
-    async with aclosing(lines):
-        async for line in lines:
-            yield written(line)
+            yield event

@@ -7,7 +7,6 @@ ever reaches the file system. The page needs no key; what it asks the API for do
 from __future__ import annotations
 
 import hashlib
-import mimetypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,14 @@ from gateway.errors import ApiError
 
 FOLDER = Path(__file__).parents[1] / "page"
 INDEX = "index.html"
-_SUFFIXES = (".html", ".css", ".js", ".svg")
-_TYPES = {".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml; charset=utf-8",
+    ".woff2": "font/woff2",
+}
 # No inline script or style, nothing from elsewhere, no frame around it, no form that leaves.
 # `data:` is for the images that a person attached.
 SECURITY_POLICY = "; ".join(
@@ -27,6 +32,8 @@ SECURITY_POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "img-src 'self' data:",
+        "font-src 'self'",
+        "worker-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -46,11 +53,15 @@ class _File:
 
 def _read(path: Path) -> _File:
     content = path.read_bytes()
-    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "text/plain"
-    return _File(content, f"{kind}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    return _File(content, _TYPES[path.suffix], etag)
 
 
-_FILES = {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in _SUFFIXES}
+_FILES = {
+    path.relative_to(FOLDER).as_posix(): _read(path)
+    for path in FOLDER.rglob("*")
+    if path.suffix in _TYPES
+}
 
 
 @router.get("/")
@@ -59,9 +70,9 @@ async def index(request: Request) -> Response:
     return _answer(request, _FILES[INDEX])
 
 
-@router.get("/page/{name}")
+@router.get("/page/{name:path}")
 async def static(name: str, request: Request) -> Response:
-    """One of the page's own files."""
+    """One of the page's files."""
     if name not in _FILES:
         raise ApiError(404, f"the page has no file {name!r}", code="not_found")
     return _answer(request, _FILES[name])

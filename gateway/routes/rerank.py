@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, Field
@@ -13,6 +13,7 @@ from gateway.calls import ask
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request, Strict
+from gateway.routes.embeddings import PromptUsage
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -21,17 +22,15 @@ _MOST_DOCUMENTS = 10_000
 
 
 class Document(Strict):
-    """A document as an object."""
-
     text: str
 
 
-def _as_object(value: Any) -> Any:
-    return {"text": value} if isinstance(value, str) else value
-
-
 AnyDocument = Annotated[
-    Document, BeforeValidator(_as_object, json_schema_input_type=str | Document)
+    Document,
+    BeforeValidator(
+        lambda value: {"text": value} if isinstance(value, str) else value,
+        json_schema_input_type=str | Document,
+    ),
 ]
 
 
@@ -55,20 +54,11 @@ class Ranked(BaseModel):
     document: Document | None = None
 
 
-class RerankUsage(BaseModel):
-    """Tokens that were read."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankResponse(BaseModel):
-    """The results, best first."""
-
     object: Literal["list"] = "list"
     model: str
     results: list[Ranked]
-    usage: RerankUsage
+    usage: PromptUsage
 
 
 @router.post("/rerank", response_model_exclude_none=True)
@@ -88,7 +78,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
         return await ask(lease.stub.Rerank, request, gateway.settings.request_timeout)
 
     reply = await ask_once(lambda: gateway.supervisor.lease(body.model), rank, body)
-    exchange.count_tokens(reply.usage.prompt_tokens, 0)
+    exchange.current().count_tokens(reply.usage.prompt_tokens, 0)
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
     return RerankResponse(
         model=body.model or config.name,
@@ -100,7 +90,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
             )
             for result in best
         ],
-        usage=RerankUsage(
+        usage=PromptUsage(
             prompt_tokens=reply.usage.prompt_tokens, total_tokens=reply.usage.total_tokens
         ),
     )

@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from gateway import sse
-from gateway.answering import Question, answer, count_prompt, question_of
-from gateway.context import Gateway, GatewayDep
-from gateway.errors import ApiError
-from gateway.generation import Done
+from gateway.context import GatewayDep
+from gateway.errors import ApiError, bad_field
+from gateway.generation import Done, Event
 from gateway.limits import JsonRoute
-from gateway.query import KnownQuery
+from gateway.openai.answering import answer, count_prompt, question_of
+from gateway.openai.response_models import CachedTokens, ReasoningTokens
+from gateway.openapi import documented
 from gateway.responses.answer import Answer
-from gateway.responses.documented import (
-    COUNT_RESPONSES,
-    DELETED_RESPONSES,
-    ITEMS_RESPONSES,
-    RESPONSE_RESPONSES,
-    STORED_RESPONSES,
-)
-from gateway.responses.given import as_stored
 from gateway.responses.items import ITEMS, Item
-from gateway.responses.references import resolved
 from gateway.responses.request import PromptRequest, ResponsesRequest
-from gateway.responses.store import Store, Stored
+from gateway.responses.store import Store, Stored, as_stored, resolved
 from gateway.responses.to_chat import chat_request
+
+
+async def known_query(request: Request) -> None:
+    """Raises ApiError for a parameter that the route does not declare."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = {field.alias for field in route.dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            raise bad_field(
+                name[:64],
+                f"{name[:64]} is no query parameter of this endpoint: leave it out",
+                "unknown_parameter",
+            )
+
+
+KnownQuery = Depends(known_query)
+
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
-def _store(request: Request, gateway: GatewayDep) -> Store:
+async def _store(request: Request, gateway: GatewayDep) -> Store:
     state = request.app.state
     if not hasattr(state, "responses"):
         state.responses = Store(gateway.settings.keep_responses)
@@ -50,12 +61,69 @@ def _store(request: Request, gateway: GatewayDep) -> Store:
 StoreDep = Annotated[Store, Depends(_store)]
 
 
-@router.post("/responses", response_model=None, responses=RESPONSE_RESPONSES)
+class OutputItem(BaseModel):
+    """An item; which further fields it has depends on its type."""
+
+    id: str
+    type: Literal[
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+    ]
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    """A response, with the fields of its request besides."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage
+
+
+class InputTokens(BaseModel):
+    """Tokens of the rendered prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(BaseModel):
+    object: Literal["list"]
+    data: list[OutputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@router.post("/responses", responses=documented(ResponseObject, "OpenAI's events."))
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """An answer as a list of items, whole or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
     if keep:
-        # Also where nobody comes any more.
+        # Also without any further request.
         asyncio.get_running_loop().call_later(
             keep + gateway.settings.request_timeout, store.forget_old
         )
@@ -66,16 +134,22 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
     turn = _Turn(body, earlier, given, reply, store)
+    events = answer(question, gateway)
     if body.stream:
-        stream = turn.stream(question, gateway)
-        return sse.event_stream(
-            stream, gateway.settings, lambda: sse.written(reply.beat()), turn.failed
+        return sse.EventStream(
+            events,
+            lambda event: sse.written(turn.take(event)),
+            gateway.settings,
+            lambda: sse.written(reply.beat()),
+            lambda error: sse.written(reply.fail(error)),
         )
-    await turn.finish(question, gateway)
+    async with aclosing(events):
+        async for event in events:
+            turn.take(event)
     return JSONResponse(reply.response)
 
 
-@router.post("/responses/input_tokens", response_model=None, responses=COUNT_RESPONSES)
+@router.post("/responses/input_tokens", responses=documented(InputTokens))
 async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
@@ -95,10 +169,7 @@ async def compact() -> None:
 
 
 @router.get(
-    "/responses/{response_id}",
-    response_model=None,
-    responses=STORED_RESPONSES,
-    dependencies=[KnownQuery],
+    "/responses/{response_id}", responses=documented(ResponseObject), dependencies=[KnownQuery]
 )
 async def get_response(
     response_id: str,
@@ -107,21 +178,20 @@ async def get_response(
 ) -> JSONResponse:
     """A stored response."""
     if stream:
-        raise ApiError(400, "stream is true: streams are not replayed; send false", param="stream")
+        raise bad_field("stream", "stream is true: streams are not replayed; send false")
     return JSONResponse(store.get(response_id, "response_id").response)
 
 
-@router.delete("/responses/{response_id}", response_model=None, responses=DELETED_RESPONSES)
+@router.delete("/responses/{response_id}", responses=documented(DeletedResponse))
 async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
-    """Forget a stored response; those that went on with it stay."""
+    """Delete a stored response; responses that continued it stay."""
     store.delete(response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get(
     "/responses/{response_id}/input_items",
-    response_model=None,
-    responses=ITEMS_RESPONSES,
+    responses=documented(InputItems),
     dependencies=[KnownQuery],
 )
 async def list_input_items(
@@ -139,7 +209,7 @@ async def list_input_items(
     if after is not None:
         places = [at for at, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise ApiError(400, "after names no item of this response", param="after")
+            raise bad_field("after", "after names no item of this response")
         items = items[places[0] + 1 :]
     page = items[:limit]
     return JSONResponse(
@@ -163,30 +233,12 @@ class _Turn:
     reply: Answer
     store: Store
 
-    async def finish(self, question: Question, gateway: Gateway) -> None:
-        """Take in the whole answer."""
-        async with aclosing(answer(question, gateway)) as events:
-            async for event in events:
-                self.reply.take(event)
-        self._keep()
-
-    async def stream(self, question: Question, gateway: Gateway) -> AsyncGenerator[str, None]:
-        """The events of the stream."""
-        async with aclosing(answer(question, gateway)) as events:
-            async for event in events:
-                grown = self.reply.take(event)
-                if isinstance(event, Done):
-                    self._keep()
-                if grown:
-                    yield sse.written(grown)
-
-    def failed(self, error: ApiError) -> str:
-        """The last events of a stream that broke."""
-        return sse.written(self.reply.fail(error))
-
-    def _keep(self) -> None:
-        if self.body.store is not False:
+    def take(self, event: Event) -> list[Json]:
+        """The events of the stream that an event of the generation becomes."""
+        grown = self.reply.take(event)
+        if isinstance(event, Done) and self.body.store is not False:
             self.store.put(Stored(self.reply.response, self.earlier, as_stored(self.given)))
+        return grown
 
 
 def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:

@@ -13,6 +13,7 @@ from gateway import model_metrics
 from gateway.context import GatewayDep
 from gateway.errors import without_folders
 from gateway.models.config import OWN_BACKENDS, ModelConfig
+from gateway.routes.models import context_size
 
 DEFAULT_SLOTS = 16  # of our own backend: the default of its option `parallel`
 _PARALLEL = "parallel"
@@ -29,6 +30,7 @@ class ModelNow(BaseModel):
     slots: int | None = Field(description="Answers that it writes at a time; null: unknown.")
     tokens_per_second: float = Field(description="Of all answers together, lately.")
     memory_bytes: int
+    context_size: int | None = Field(description="Tokens of prompt and answer; null: unknown.")
     download_mib: int | None = Field(description="That are there, while it is fetched.")
     download_of_mib: int | None = Field(description="All of them.")
     error: str = Field(description="Why the last load or run ended; empty if it did not.")
@@ -56,6 +58,7 @@ async def read_status(gateway: GatewayDep) -> Status:
                 slots=slots(config) if config else None,
                 tokens_per_second=counts.tokens_per_second if counts else 0.0,
                 memory_bytes=status.memory_bytes,
+                context_size=context_size(config) if config else None,
                 download_mib=status.download[0] if status.download else None,
                 download_of_mib=status.download[1] if status.download else None,
                 error=without_folders(status.error),

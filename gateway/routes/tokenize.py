@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from gateway.asking import ask_once
 from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
-from gateway.errors import ApiError
+from gateway.errors import bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import MODEL, Request
 from gateway.routes.models import context_size
@@ -42,15 +42,11 @@ class TokenizeRequest(Request):
 
 
 class TokenPiece(BaseModel):
-    """A token and its text."""
-
     id: int
     piece: str
 
 
 class TokenizeResponse(BaseModel):
-    """The tokens of a text."""
-
     tokens: list[int] | list[TokenPiece]
     count: int
     max_model_len: int | None  # the context, where the model's file sets it
@@ -58,8 +54,6 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(Request):
-    """Token ids."""
-
     model: str | None = Field(None, description=MODEL)
     tokens: list[TokenId]
 
@@ -115,19 +109,18 @@ async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> Detokenize
 
 def _text(body: TokenizeRequest) -> str:
     if body.content is not None and body.prompt is not None:
-        raise ApiError(400, "content and prompt are both given: send one of them", param="prompt")
+        raise bad_field("prompt", "content and prompt are both given: send one of them")
     text = body.prompt if body.content is None else body.content
     if text is None:
-        raise ApiError(400, "content is missing: send it, or prompt", param="content")
+        raise bad_field("content", "content is missing: send it, or prompt")
     return text
 
 
 async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:
     if len(tokens) > _MOST_PIECES:
-        raise ApiError(
-            400,
+        raise bad_field(
+            "with_pieces",
             f"the text has {len(tokens)} tokens: pieces are listed for at most {_MOST_PIECES}",
-            param="with_pieces",
         )
     different = list(dict.fromkeys(tokens))
     requests = [pb.DetokenizeRequest(tokens=[token]) for token in different]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.supervisor.connection import Connection
-from gateway.supervisor.environ import backend_environ
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
-from gateway.supervisor.warden import Warden
+from gateway.supervisor.warden import Warden, backend_environ
 from wire import backend_pb2 as pb
 
 _START_LIMIT = 60.0  # seconds from the spawn to the first successful Health
@@ -29,7 +28,7 @@ class Backend:
     def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.doubted = False  # a request found nobody there
+        self.doubted = False  # a request found it gone
         self.emptied = False  # a request got the answer that no model is loaded
 
     @classmethod

@@ -6,8 +6,7 @@ import logging
 import re
 from pathlib import Path
 
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import PLAIN_NAME, ModelFolder, read_folder, stamp_of
 from gateway.supervisor import failures
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
+from gateway.calls import is_cancelled
 from gateway.generation import Stub
-from gateway.rpc_failures import is_cancelled
 from gateway.supervisor.failures import LoadFailed
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
@@ -96,7 +96,7 @@ class Connection:
             raise LoadFailed(result.message or "LoadModel failed without saying why")
 
     async def memory(self, limit: float) -> int:
-        """Bytes that the backend uses; 0 where it does not tell."""
+        """Bytes that the backend uses; 0 if it does not report them."""
         try:
             status: pb.StatusResponse = await self.stub.Status(pb.HealthMessage(), timeout=limit)
         except grpc.aio.AioRpcError:

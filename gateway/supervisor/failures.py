@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from gateway.errors import SERVER, ApiError, without_folders
+from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
 _CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 BUSY_RETRY = 2  # seconds
@@ -41,13 +41,11 @@ def end_of(code: int | None, last_line: str) -> str:
 
 
 def load_failed(name: str, sentence: str) -> ApiError:
-    """To those who waited for a load that failed."""
     message = f"the model {name!r} could not be loaded: {without_folders(sentence)}"
     return ApiError(500, message, SERVER, "model_load_failed")
 
 
 def backing_off(name: str, sentence: str, seconds: int) -> ApiError:
-    """To those who come while the next try is not yet due."""
     message = (
         f"the model {name!r} has failed several times and is tried again in {seconds} s:"
         f" {without_folders(sentence)}"
@@ -56,13 +54,12 @@ def backing_off(name: str, sentence: str, seconds: int) -> ApiError:
 
 
 def no_room(name: str) -> ApiError:
-    """To those whose model would need the place of one that is in use."""
     message = f"there is no room to load {name!r}: the models that are loaded are in use; try again"
     return ApiError(503, message, SERVER, "no_room", retry_after=BUSY_RETRY)
 
 
 def too_large(name: str, needed: int, limit: int) -> ApiError:
-    """To those whose model would not fit alone; bytes."""
+    """For a model that would not fit alone; sizes in bytes."""
     message = (
         f"the model {name!r} needs about {needed >> 20} MiB, and this gateway may use"
         f" {limit >> 20} MiB for models: take a smaller one, or start it with a larger"
@@ -72,36 +69,31 @@ def too_large(name: str, needed: int, limit: int) -> ApiError:
 
 
 def stopping() -> ApiError:
-    """To those who come after SIGTERM."""
     message = "the gateway is stopping: send the request again"
     return ApiError(503, message, SERVER, "stopping", retry_after=BUSY_RETRY)
 
 
 def not_found(name: str) -> ApiError:
-    """To those who ask for what is in no file."""
     message = f"the model {name!r} does not exist: GET /v1/models lists those that do"
     return ApiError(404, message, code="model_not_found", param="model")
 
 
 def not_named(count: int) -> ApiError:
-    """To those who name no model where there is a choice, or none."""
     message = f"there are {count} models, so a request must name one: GET /v1/models lists them"
-    return ApiError(400, message, code="missing_required_parameter", param="model")
+    return bad_field("model", message, "missing_required_parameter")
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
-    """To those who choose an adapter or a draft model that the model's file does not offer."""
+    """For an adapter or a draft model that the model's file does not offer."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     message = f"{param} is {value!r}: this model's configuration offers {offered}"
-    return ApiError(400, message, param=param)
+    return bad_field(param, message)
 
 
 def broken_file(sentence: str) -> ApiError:
-    """To those who ask for the model of a file that cannot be used."""
     message = f"the configuration of this model cannot be used: {without_folders(sentence)}"
     return ApiError(500, message, SERVER, "model_misconfigured", "model")
 
 
 def in_use(name: str) -> ApiError:
-    """To those who unload a model that answers requests."""
     return ApiError(409, f"the model {name!r} is in use: unload it when it is idle", code="in_use")

@@ -1,8 +1,8 @@
 """One model's life: stopped, starting, loading, ready, stopping, and round again.
 
-All changes of state happen here, on the event loop, without an await between what is seen and
-what is done about it. At any time one task at most works on a model; who waits for it only waits,
-so a client that leaves ends nothing for the others.
+All changes of state happen here, on the event loop, without an await between a check and the action
+that depends on it. At most one task at a time works on a model; requests only wait for it, so a
+client that leaves cancels nothing for the others.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ class ModelInstance:
         self.work = asyncio.ensure_future(self._load(after))
 
     def begin_unload(self, reason: str) -> None:
-        """Free the model and end its process."""
         assert self.state is State.READY
         _log.info("%s: unloading (%s)", self.key, reason)
         self.state = State.STOPPING

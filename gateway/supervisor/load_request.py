@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.models.config import ModelConfig
 from wire import backend_pb2 as pb
 
-# Key of the file → field of the wire, for what is passed on as it is.
-_SAME: Mapping[str, str] = {
-    "context_size": "ContextSize",
-    "max_model_len": "MaxModelLen",
-    "overrides": "Overrides",
-    "type": "Type",
+# Keys of the file that are passed on as they are. The wire spells them in camel case,
+_SAME = """
+    context_size max_model_len overrides type dtype quantization load_format trust_remote_code
+    embeddings reranking mmproj cache_type_k cache_type_v rope_scaling yarn_ext_factor
+    yarn_attn_factor yarn_beta_fast yarn_beta_slow tensor_parallel_size lora_adapter lora_base
+    lora_scale lora_scales
+""".split()
+# or in its own way.
+_WIRE = {
     "dtype": "DType",
-    "quantization": "Quantization",
-    "load_format": "LoadFormat",
-    "trust_remote_code": "TrustRemoteCode",
-    "embeddings": "Embeddings",
-    "reranking": "Reranking",
     "mmproj": "MMProj",
     "cache_type_k": "CacheTypeKey",
     "cache_type_v": "CacheTypeValue",
-    "rope_scaling": "RopeScaling",
-    "yarn_ext_factor": "YarnExtFactor",
-    "yarn_attn_factor": "YarnAttnFactor",
-    "yarn_beta_fast": "YarnBetaFast",
-    "yarn_beta_slow": "YarnBetaSlow",
-    "tensor_parallel_size": "TensorParallelSize",
-    "lora_adapter": "LoraAdapter",
-    "lora_base": "LoraBase",
-    "lora_scale": "LoraScale",
-    "lora_scales": "LoraScales",
 }
 
 
@@ -53,7 +40,7 @@ def load_request(
         Tokenizer=config.parameters.tokenizer,
         RopeFreqBase=config.parameters.rope_freq_base,
         RopeFreqScale=config.parameters.rope_freq_scale,
-        **{field: getattr(config, key) for key, field in _SAME.items()},
+        **{_WIRE.get(key, key.title().replace("_", "")): getattr(config, key) for key in _SAME},
     )
 
 

@@ -16,7 +16,7 @@ GOOD_RUN = 60.0  # seconds after which a crash is a new story, not the next one 
 class Loaded:
     """A model that has a backend, or gets one now. `memory` in bytes, 0 where it is not known."""
 
-    id: int  # whatever tells one from the other
+    id: int  # any unique number
     memory: int
     busy: bool  # leased, or being loaded
     pinned: bool
@@ -32,7 +32,6 @@ class Limits:
     memory: int = 0  # bytes
 
     def hold(self, models: int, memory: int) -> bool:
-        """Whether this much is within them."""
         return (not self.models or models <= self.models) and (
             not self.memory or memory <= self.memory
         )
@@ -48,20 +47,20 @@ class Failures:
 
 
 def make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loaded] | None:
-    """Whom to unload so that one more model of `coming` bytes fits; None if nobody can make room.
+    """The models to unload so that one more of `coming` bytes fits; None if that is impossible.
 
-    The longest unused go first, and none goes without need.
+    The longest unused come first, and none is unloaded without need.
     """
     return _unload_until_within(loaded, 1, coming, limits)
 
 
 def may_make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> bool:
-    """Whether there would be room if nobody used any of them."""
+    """Whether there would be room if none of them were in use."""
     return make_room([replace(model, busy=False) for model in loaded], coming, limits) is not None
 
 
 def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:
-    """Whom to unload because loaded models have grown; never the one that was used last.
+    """The models to unload because loaded ones have grown; never the one that was used last.
 
     A single model over the limit stays: it would be loaded again by the next request.
     """
@@ -70,7 +69,7 @@ def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:
     latest = max(loaded, key=lambda model: model.last_used)
     others = [model for model in loaded if model is not latest]
     leaving = _unload_until_within(others, 1, latest.memory, limits)
-    if leaving is None:  # those in use are too many alone; the others need not add to it
+    if leaving is None:  # those in use exceed the limits alone; unload all others
         return [model for model in others if not model.busy and not model.pinned]
     return leaving
 
@@ -97,7 +96,7 @@ def _unload_until_within(
 
 
 def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
-    """Those that nobody has asked for as long as their setting says."""
+    """Models without a request for as long as their setting says."""
     return [
         model
         for model in loaded

@@ -1,4 +1,4 @@
-"""What the supervisor tells of its models: for /ready, /metrics and the page."""
+"""The state of each model, for /ready, /metrics and the page."""
 
 from __future__ import annotations
 

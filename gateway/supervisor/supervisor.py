@@ -1,7 +1,7 @@
-"""Which models there are, which of them have a backend now, and who may use them.
+"""Which models there are, which of them have a backend now, and their leases.
 
-What is decided is in `policy`, what happens to one model in `instance`; this is where the models
-meet: their limits, their leases and their common end.
+`policy` decides and `instance` acts on one model; this module has what concerns all models: limits,
+leases and the end.
 """
 
 from __future__ import annotations
@@ -72,11 +72,7 @@ class Supervisor:
         return [self._checkpoints.completed(model) for model in self._catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """The model of this name or alias; for None the only one there is.
-
-        It has what its checkpoint says where its file says nothing. Raises ApiError: 404 for what
-        does not exist, 500 for a file that cannot be used, 400 where a name is needed.
-        """
+        """As `Catalogue.resolve`, completed by the checkpoint where the model's file is silent."""
         return self._checkpoints.completed(self._catalogue.resolve(name))
 
     def status(self) -> list[ModelStatus]:
@@ -123,7 +119,7 @@ class Supervisor:
             self._background.append(self._preloads)
 
     def reload(self) -> None:
-        """Read the models folder again; what has changed is unloaded once nobody uses it."""
+        """Read the models folder again; a changed model is unloaded once it is idle."""
         self._catalogue.reload()
         for key, instance in list(self._instances.items()):
             try:
@@ -134,9 +130,9 @@ class Supervisor:
                 self._outdated.append(self._instances.pop(key))
 
     async def stop(self, patience: float = 0.0, after: float = 0.0) -> None:
-        """Refuse new requests, wait for running ones `patience` seconds, end every process.
+        """Refuse new requests, give running ones `patience` seconds more, end every process.
 
-        after: seconds that they were given before.
+        after: the seconds that they have had already.
         """
         self._stopping = True
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
@@ -156,11 +152,7 @@ class Supervisor:
     async def lease(
         self, name: str | None, adapters: str | None = None, draft_model: str | None = None
     ) -> AsyncIterator[Lease]:
-        """A loaded model: waits for its load, or raises ApiError.
-
-        `adapters` is one of the names under that key of the model's file, `draft_model` one of its
-        `draft_models`.
-        """
+        """A loaded model, with an adapter and draft model that its file offers. Raises ApiError."""
         instance = self._instance(self._catalogue.resolve(name), adapters or "", draft_model or "")
         self._hold(instance)
         try:
@@ -252,10 +244,7 @@ class Supervisor:
                 await self._released.wait()
 
     def _begin_load(self, instance: ModelInstance) -> bool:
-        """Make room and start the load; False while models in use are in the way.
-
-        Raises ApiError.
-        """
+        """Make room and start the load; False while models in use prevent it. Raises ApiError."""
         now = time.monotonic()
         name, past = instance.key.name, instance.failures
         if past.retry_at > now:
@@ -281,7 +270,7 @@ class Supervisor:
         return True
 
     def _at_the_address_of(self, instance: ModelInstance) -> list[ModelInstance]:
-        """Who else has the backend that this one is to be loaded into; it holds one model."""
+        """Other instances that use the backend at the same address, which holds one model."""
         address = instance.config.address
         return [
             other
@@ -293,6 +282,7 @@ class Supervisor:
         ]
 
     def _loaded(self) -> list[policy.Loaded]:
+        default = self._settings.idle_unload
         return [
             policy.Loaded(
                 id(instance),
@@ -300,7 +290,7 @@ class Supervisor:
                 instance.leases > 0 or instance.state is not State.READY,
                 instance.config.pinned,
                 instance.last_used,
-                self._idle_after(instance.config),
+                default if instance.config.idle_unload is None else instance.config.idle_unload,
             )
             for instance in self._all()
             if instance.occupied
@@ -311,9 +301,6 @@ class Supervisor:
         if not self._limits.memory or instance.config.address:
             return 0
         return self.size_of(instance.config)
-
-    def _idle_after(self, config: ModelConfig) -> float:
-        return self._settings.idle_unload if config.idle_unload is None else config.idle_unload
 
     def _unload(self, leaving: Sequence[policy.Loaded], reason: str) -> None:
         ids = {model.id for model in leaving}
@@ -331,7 +318,7 @@ class Supervisor:
                 self._forget()
                 self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
                 self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
-            except Exception as fault:  # the next look may go well, and nobody else looks
+            except Exception as fault:  # the next round may go well
                 _log.error("the limits could not be kept this time: %r", fault)
 
     def _forget(self) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's side of the warden, the process that starts its backends (`warden_process`)."""
+"""The gateway's side of the warden (`warden_process`), and of the backends that it starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,64 @@ from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
-from gateway.supervisor.child import Child
-from gateway.supervisor.environ import backend_environ
 from gateway.supervisor.failures import LoadFailed
+from gateway.supervisor.warden_process import signal_group
+
+SETTINGS = "MLX_GATEWAY_"
+_ROOT = Path(__file__).parents[2]
+
+
+def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """The gateway's environment without what is the gateway's alone, and `extra`.
+
+    That is what its start script set for it, and its settings: keys among them, which code of a
+    model's checkpoint must not read.
+    """
+    found = {name: value for name, value in environ.items() if not name.startswith(SETTINGS)}
+    if found.get("PYTHONPATH") == str(_ROOT):
+        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+            found.pop(name, None)
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+        before = found.pop(f"MLX_BACKEND_{name}_BEFORE", None)
+        if before:
+            found[name] = before
+        elif before is not None:
+            found.pop(name, None)
+    return found | dict(extra)
+
+
+class Child:
+    """`stderr` is the reading end of what it writes there, for the caller to close."""
+
+    def __init__(
+        self, pid: int, stderr: FileIO, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.pid = pid
+        self.stderr = stderr
+        self._reader = reader
+        self._writer = writer
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal its process group, unless that is gone already."""
+        if not self._writer.is_closing():
+            self._writer.write(bytes((number,)))
+
+    async def wait(self) -> int | None:
+        """Its exit code (negative: a signal) once it is gone with its group.
+
+        None if the warden was killed; the process is then killed as well, because nothing would end
+        it together with the gateway.
+        """
+        try:
+            code = await self._reader.readline()
+        except ConnectionError:
+            code = b""
+        self._writer.close()
+        if code:
+            return int(code)
+        signal_group(self.pid, signal.SIGKILL)
+        return None
+
 
 PROGRAM = Path(__file__).with_name("warden_process.py")
 _LOOK = 1.0  # seconds between two looks whether the process that is to answer still runs

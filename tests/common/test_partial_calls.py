@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from common.chat_events import Content, ToolCallArguments, ToolCallStart, message_of
+from common.chat_events import ChatEvent, Content, ToolCallArguments, ToolCallStart, message_of
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
 from tests.common.chat_replay import plain, stream
@@ -59,6 +62,36 @@ def test_a_cut_call_is_never_content(names: tuple[str, str | None, str], case: C
         cut = parse_chat(text, format_, tools=tools, prompt_tail=tail, reason="length")
         assert whole.content.startswith(cut.content.rstrip()), text
         assert plain(cut)[2] == plain(whole)[2][: len(cut.tool_calls)], text
+
+
+FAMILY_CASES = {
+    names: [case for case in cases if case.calls and not (case.cut or UNCLEAR.search(case.why))]
+    for names, cases in FAMILIES.items()
+}
+
+
+@pytest.mark.parametrize("names", FAMILY_CASES, ids=lambda names: str(names[0]))
+@given(data=st.data())
+@settings(max_examples=40)
+def test_what_was_sent_of_a_call_is_always_a_beginning_of_its_arguments(
+    names: tuple[str, str | None, str], data: st.DataObject
+) -> None:
+    """In every family and any split; at the end of an uncut answer the stream equals the whole."""
+    format_ = ChatFormat.named(names[0], names[1])
+    case = data.draw(st.sampled_from(FAMILY_CASES[names]))
+    tools = TOOLS if case.tools is None else case.tools
+    tail = names[2] if case.tail is None else case.tail
+    whole = parse_chat(case.text, format_, tools=tools, prompt_tail=tail)
+    places = sorted(data.draw(st.sets(st.integers(0, len(case.text)), max_size=30)))
+    parser = ChatParser(format_, tools=tools, prompt_tail=tail, partial_calls=True)
+    events: list[ChatEvent] = []
+    for start, end in pairwise([0, *places, len(case.text)]):
+        events += parser.feed(case.text[start:end])
+        for sent, call in zip(message_of(events).tool_calls, whole.tool_calls, strict=False):
+            assert sent.name == call.name
+            assert call.arguments.startswith(sent.arguments)
+    events += parser.finish("stop")
+    assert plain(message_of(events)) == plain(whole)
 
 
 def llama3_json(_reasoning: str, _content: str, calls: list[tuple[str, dict[str, str]]]) -> str:

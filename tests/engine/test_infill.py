@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers
 
 from backend.engine.infill import FAMILIES, infill_of
 from backend.engine.request import InfillPrompt
@@ -76,3 +77,30 @@ def test_one_token_of_three_is_not_enough(family: object) -> None:
     names = [name for name in (getattr(family, n) for n in ("prefix", "suffix", "middle")) if name]
     assert infill_of(dict.fromkeys(names, 1)) is not None
     assert infill_of(dict.fromkeys(names[1:], 1)) is None
+
+
+def sentencepiece(names: list[str]) -> Tokenizer:
+    """Tokenises as CodeLlama's tokenizer.json: a text gets a space before it, written as ▁."""
+    characters = ["▁", "☺", *"abcdefghijklmnopqrstuvwxyz"]
+    merges = [("▁", "a"), ("▁a", "f")]
+    pieces = [*characters, *("".join(merge) for merge in merges), *names]
+    vocabulary = {piece: place for place, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    return tokenizer
+
+
+def test_a_suffix_has_no_space_that_nobody_wrote() -> None:
+    tokenizer = sentencepiece(CODELLAMA.split())
+    infill = infill_of(tokenizer.get_vocab())
+    assert infill is not None
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text).ids)
+
+    for suffix, pieces in (("after", list("after")), (" after", ["▁af", *"ter"]), ("", [])):
+        found = infill.tokens(InfillPrompt("before", suffix, ()), encode)
+        names = [tokenizer.id_to_token(token) for token in found]
+        assert names == ["▁<PRE>", "▁", *"before", "▁<SUF>", *pieces, "▁<MID>"]

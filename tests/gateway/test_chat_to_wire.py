@@ -20,7 +20,7 @@ from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai import refused
-from gateway.openai.chat_form import form_of
+from gateway.openai.chat_answer import form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
@@ -251,7 +251,7 @@ def test_the_request_is_louder_than_the_models_file() -> None:
 
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 127))
 def test_any_seed_is_one_of_the_wire_and_only_minus_one_draws(seed: int, choice: int) -> None:
-    told = seed_of(SamplingFields(seed=seed), config_of(), choice)
+    told = seed_of(SamplingFields.model_validate({"seed": seed}), config_of(), choice)
     assert -(2**31) <= told < 2**31
     assert (told == -1) == (seed == -1)
     if 0 <= seed < 2**31 - 128:

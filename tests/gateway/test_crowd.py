@@ -180,7 +180,6 @@ def test_a_killed_backend_is_an_error_and_then_a_fresh_backend(crowded: GatewayP
     [
         ("/v1/chat/completions", request(4, stream=False)),
         ("/v1/tokenize", {"content": "one two"}),
-        ("/v1/score", {"prompt": "one", "candidates": [" two", " three"]}),
     ],
 )
 def test_a_request_right_behind_a_kill_is_served(

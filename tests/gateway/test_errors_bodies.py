@@ -139,7 +139,6 @@ def test_nesting_is_counted_exactly(depth: int) -> None:
             None,
         ),
         ("/v1/detokenize", {"tokens": [1, "2"]}, "tokens[1]", None),
-        ("/v1/score", {"model": "x", "prompt": "a", "candidates": []}, "candidates", None),
     ],
 )
 def test_a_field_at_fault_is_named_by_its_path(

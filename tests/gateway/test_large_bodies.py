@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from starlette.types import Message
 
+from gateway.routes.embeddings import in_parts
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 
@@ -76,3 +80,32 @@ def test_an_answer_of_very_many_vectors_is_whole(
     assert [entry["index"] for entry in told["data"]] == list(range(2048))
     assert {len(entry["embedding"]) for entry in told["data"]} == {dimensions or 4}
     assert told["usage"]["prompt_tokens"] == 3 * 2048
+
+
+async def test_a_large_answer_is_written_in_small_steps() -> None:
+    """Between two pieces of at most 64 KiB every other task of the gateway has a turn."""
+    vector = [n / 1024 for n in range(1024)]
+    entries = ({"index": place, "embedding": vector} for place in range(256))
+    answer = in_parts("data", entries, {"object": "list"})
+    turns = 0
+    pieces: list[tuple[int, int]] = []
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def send(message: Message) -> None:
+        if body := message.get("body"):
+            pieces.append((turns, len(body)))
+
+    async def receive() -> Message:
+        return await asyncio.Event().wait()  # type: ignore[return-value]  # nobody leaves
+
+    other = asyncio.ensure_future(take_turns())
+    await answer({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+    other.cancel()
+    assert len(pieces) == 256 + 1
+    assert max(length for _, length in pieces) < 64 << 10
+    assert all(after > before for (before, _), (after, _) in pairwise(pieces))

@@ -11,7 +11,7 @@ from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.translation import Translation
+from gateway.openai.translation import Translation
 
 Json = dict[str, Any]
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}

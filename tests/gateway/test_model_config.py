@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gateway.models.config import ModelConfig
 from gateway.models.foreign import NEUTRAL, REFUSED
 from gateway.models.reading import ModelFolder, read_folder
-from gateway.models.table import document
 from gateway.supervisor.load_request import load_request
+from tests.gateway.doc_tables import tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -182,7 +182,9 @@ def test_whatever_a_file_holds_it_is_a_model_or_a_sentence(value: Any) -> None:
 
 
 def test_the_tables_of_the_docs_are_those_of_the_code() -> None:
-    assert DOCS.read_text() == document()
+    text = DOCS.read_text("utf-8")
+    for name, table in tables().items():
+        assert f"<!-- {name} -->\n{table}<!-- end of {name} -->" in text
 
 
 def test_no_key_is_in_two_tables() -> None:

@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from backend.engine.loading.hub_process import Progress
-from gateway.models.config import ModelConfig
-from gateway.models.parameters import Parameters
+from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import read_folder
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.process import DOWNLOAD

@@ -47,6 +47,7 @@ def test_looking_loads_nothing(gateway: GatewayProcess) -> None:
             "slots": DEFAULT_SLOTS,
             "tokens_per_second": 0.0,
             "memory_bytes": 0,
+            "context_size": 1024,
             "download_mib": None,
             "download_of_mib": None,
             "error": "",

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
-from gateway.models.parameters import Parameters
+from gateway.models.config import Parameters
 from gateway.responses.answer import Answer
 from gateway.responses.request import ResponsesRequest
 from tests.gateway.generated_answers import answers

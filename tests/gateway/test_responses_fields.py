@@ -9,12 +9,11 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.models.parameters import Parameters
+from gateway.models.config import Parameters
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.responses.echo import echo_of
-from gateway.responses.references import resolved
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store
+from gateway.responses.store import Store, resolved
 from gateway.responses.to_chat import chat_request
 from tests.gateway.requests_begun import begun
 

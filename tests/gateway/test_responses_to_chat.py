@@ -10,12 +10,11 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
-from gateway.responses.references import resolved
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store
+from gateway.responses.store import Store, resolved
 from gateway.responses.to_chat import chat_request
-from gateway.translation import Translation
 
 Json = dict[str, Any]
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}

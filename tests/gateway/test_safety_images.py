@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from gateway import images
 from gateway.errors import ApiError
-from gateway.images import audio, is_video, media, video
+from gateway.images import audio, is_video, media
 from gateway.openai.messages import ChatMessage
 from gateway.openai.messages_to_wire import wire_messages
-from gateway.remote_images import MOST_REDIRECTS, Address, Fetcher, is_public
+from gateway.remote_images import MOST_REDIRECTS, PUBLIC, Address, Fetcher, is_public
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from wire import backend_pb2 as pb
@@ -41,9 +41,11 @@ def encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-async def refusal(url: str, settings: GatewaySettings = OPEN, **fetcher: Fetcher) -> ApiError:
+async def refusal(
+    url: str, settings: GatewaySettings = OPEN, fetcher: Fetcher = PUBLIC
+) -> ApiError:
     with pytest.raises(ApiError) as told:
-        await media(url, settings, **fetcher)
+        await media(url, settings, fetcher=fetcher)
     return told.value
 
 
@@ -110,7 +112,7 @@ async def test_large_images_are_refused_before_and_after_decoding() -> None:
 async def test_a_video_is_known_by_its_first_bytes(head: bytes, kind: str) -> None:
     content = encoded(head + b"\0" * 40)
     for url in (content, f"data:text/plain;base64,{content}"):
-        assert await video(url, CLOSED) == f"data:{kind};base64,{content}"
+        assert await media(url, CLOSED, "video") == f"data:{kind};base64,{content}"
         assert is_video(url) == (kind != "image/gif")
 
 
@@ -118,13 +120,13 @@ async def test_what_is_no_video_is_refused() -> None:
     still = encoded(b"\0\0\0\x1cftypavif" + b"\0" * 40)
     for url in (PNG_URI, encoded(WAV), still, "/etc/passwd", "file:///a.mp4", "", "data:"):
         with pytest.raises(ApiError) as told:
-            await video(url, OPEN)
+            await media(url, OPEN, "video")
         assert told.value.status == 400
         assert not is_video(url)
     with pytest.raises(ApiError, match="videos are not fetched"):
-        await video("https://example.org/a.mp4", CLOSED)
+        await media("https://example.org/a.mp4", CLOSED, "video")
     with pytest.raises(ApiError) as told:
-        await video(encoded(b"\0\0\0\x1cftypisom".ljust(LIMIT + 1, b"\0")), CLOSED)
+        await media(encoded(b"\0\0\0\x1cftypisom".ljust(LIMIT + 1, b"\0")), CLOSED, "video")
     assert told.value.status == 413
 
 
@@ -270,17 +272,17 @@ def fetcher(site: Site) -> Fetcher:
 
 
 async def test_an_image_is_fetched_by_its_name(site: Site, fetcher: Fetcher) -> None:
-    assert await media(site.url("/a.png?size=1"), OPEN, fetcher) == PNG_URI
+    assert await media(site.url("/a.png?size=1"), OPEN, fetcher=fetcher) == PNG_URI
     assert site.asked[-1] == ("/a.png?size=1", f"localhost:{site.port}")
-    assert await media(site.url("/once"), OPEN, fetcher) == PNG_URI
+    assert await media(site.url("/once"), OPEN, fetcher=fetcher) == PNG_URI
 
 
 async def test_a_video_is_fetched_where_a_video_is_meant(site: Site, fetcher: Fetcher) -> None:
-    fetched = await video(site.url("/a.mp4"), OPEN, fetcher)
+    fetched = await media(site.url("/a.mp4"), OPEN, "video", fetcher)
     assert fetched == f"data:video/mp4;base64,{encoded(MP4)}"
     assert (await refusal(site.url("/a.mp4"), fetcher=fetcher)).status == 400
     with pytest.raises(ApiError, match="the video could not be fetched from its URL"):
-        await video(site.url("/a.png"), OPEN, fetcher)
+        await media(site.url("/a.png"), OPEN, "video", fetcher)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +321,7 @@ async def test_fetched_images_together_are_no_larger_than_a_body(
 ) -> None:
     asked = 0
 
-    async def fetched(url: str, settings: GatewaySettings) -> str:
+    async def fetched(url: str, settings: GatewaySettings, what: str) -> str:
         nonlocal asked
         asked += 1
         return "x" * 1000

@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.arguments import (
-    KEYS_VARIABLE,
-    BadArgument,
-    flag_of,
-    settings_from,
-    settings_table,
-)
+from gateway.arguments import KEYS_VARIABLE, BadArgument, flag_of, settings_from
 from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings
+from tests.gateway.doc_tables import settings_table
 from tests.gateway.gateway_process import ROOT
 
 KEY = "a-long-enough-key"

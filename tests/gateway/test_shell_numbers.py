@@ -1,4 +1,4 @@
-"""Embeddings, reranking, scores and tokens: what the bodies of these endpoints mean."""
+"""Embeddings, reranking and tokens: what the bodies of these endpoints mean."""
 
 from __future__ import annotations
 
@@ -68,11 +68,6 @@ def test_null_is_as_good_as_absent(gateway: GatewayProcess) -> None:
     asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": ["ab", "a"]}
     told = ask(gateway, "rerank", **asked, return_documents=None, top_n=None)
     assert told == ask(gateway, "rerank", **asked)
-    scored: dict[str, Any] = {"model": "tiny", "prompt": "a ", "candidates": ["b"]}
-    absent = {"length_normalize": None, "include_token_logprobs": None}
-    assert set(ask(gateway, "score", **scored, **absent)["data"][0]) == {
-        *("object", "index", "log_prob", "num_tokens")
-    }
 
 
 def test_fewer_dimensions_have_length_one_again(gateway: GatewayProcess) -> None:
@@ -120,22 +115,6 @@ def test_documents_come_best_first(gateway: GatewayProcess) -> None:
     bare = ask(gateway, "rerank", **asked, return_documents=False, top_n=50)
     assert [set(result) for result in bare["results"]] == [{"index", "relevance_score"}] * 3
     assert ask(gateway, "rerank", 400, **asked, top_n=0)["param"] == "top_n"
-
-
-def test_the_likelier_candidate_scores_higher(gateway: GatewayProcess) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "prompt": "a b c ", "candidates": ["d", "zzzz"]}
-    first, second = ask(gateway, "score", **asked)["data"]
-    assert (first["index"], second["index"]) == (0, 1)
-    assert set(first) == {"object", "index", "log_prob", "num_tokens"}
-    assert second["log_prob"] < first["log_prob"] < 0
-    told = ask(gateway, "score", **asked, length_normalize=True, include_token_logprobs=True)
-    for score in told["data"]:
-        assert math.fsum(token["log_prob"] for token in score["tokens"]) == pytest.approx(
-            score["log_prob"]
-        )
-        assert score["length_normalized_log_prob"] == pytest.approx(
-            score["log_prob"] / score["num_tokens"]
-        )
 
 
 def test_tokens_and_back_in_both_forms(gateway: GatewayProcess) -> None:

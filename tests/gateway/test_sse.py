@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
-from gateway.sse import event_stream
+from gateway.sse import EventStream
 
 SETTINGS = GatewaySettings(Path("models"), keepalive_interval=0)
 BEAT = "data: waiting\n\n"
@@ -54,7 +54,7 @@ async def test_events_are_sent_as_they_come() -> None:
         yield "data: 2\n\n"
 
     client = Client()
-    await event_stream(events(), SETTINGS, str)(SCOPE, client.receive, client.send)
+    await EventStream(events(), str, SETTINGS, str)(SCOPE, client.receive, client.send)
     assert client.status == 200
     assert client.bodies == [b"data: 1\n\n", b"data: 2\n\n", b""]
     assert client.ended
@@ -70,7 +70,7 @@ async def test_a_failure_before_the_first_event_keeps_its_status() -> None:
 
     client = Client()
     with pytest.raises(ApiError, match="no"):
-        await event_stream(events(), SETTINGS, str)(SCOPE, client.receive, client.send)
+        await EventStream(events(), str, SETTINGS, str)(SCOPE, client.receive, client.send)
     assert client.status == 0
 
 
@@ -81,7 +81,7 @@ async def test_a_failure_in_mid_stream_is_the_last_event(failure: Exception) -> 
         raise failure
 
     client = Client()
-    stream = event_stream(events(), SETTINGS, str, lambda error: f"event: {error}\n\n")
+    stream = EventStream(events(), str, SETTINGS, str, lambda error: f"event: {error}\n\n")
     await stream(SCOPE, client.receive, client.send)
     assert client.bodies[0] == b"data: 1\n\n"
     assert client.bodies[1].startswith(b"event: ")
@@ -97,7 +97,7 @@ async def test_a_stream_without_end_ends_with_an_error_event() -> None:
         await asyncio.Event().wait()
 
     client = Client()
-    stream = event_stream(events(), replace(SETTINGS, request_timeout=0.05), str)
+    stream = EventStream(events(), str, replace(SETTINGS, request_timeout=0.05), str)
     await stream(SCOPE, client.receive, client.send)
     assert client.bodies[0] == b"data: 1\n\n"
     assert b"took longer than 0.05 s" in client.bodies[1]
@@ -114,7 +114,7 @@ async def test_silence_is_filled_before_and_between_events() -> None:
         await client.until(BEAT.encode())
         raise ApiError(503, "gone")
 
-    stream = event_stream(events(), replace(SETTINGS, keepalive_interval=0.001), lambda: BEAT)
+    stream = EventStream(events(), str, replace(SETTINGS, keepalive_interval=0.001), lambda: BEAT)
     await stream(SCOPE, client.receive, client.send)
     assert client.status == 200
     assert client.bodies[-2].startswith(b'data: {"error": {"message": "gone"')
@@ -132,7 +132,7 @@ async def test_who_leaves_closes_the_events_at_once() -> None:
             closed.append("events")
 
     client = Client()
-    response = event_stream(events(), SETTINGS, str)
+    response = EventStream(events(), str, SETTINGS, str)
     running = asyncio.ensure_future(response(SCOPE, client.receive, client.send))
     await client.until(b"data: 1\n\n")
     running.cancel()

@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.supervisor.environ import backend_environ
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import BackendProcess
-from gateway.supervisor.warden import PROGRAM, Warden
+from gateway.supervisor.warden import PROGRAM, Warden, backend_environ
 from tests.gateway.gateway_process import WAIT, tiny
 from tests.gateway.supervising import (
     ask,

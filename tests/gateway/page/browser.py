@@ -16,10 +16,14 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from gateway.supervisor.environ import backend_environ
+from gateway.supervisor.warden import backend_environ
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DRIVER = "chromedriver"
+FORGET = """
+const done = arguments[0];
+indexedDB.deleteDatabase('chat').onsuccess = () => done(true);
+"""
 WAIT = 60.0
 _Result = TypeVar("_Result")
 
@@ -70,6 +74,7 @@ class Page:
             "localStorage.setItem('settings', JSON.stringify(arguments[0]))",
             settings,
         )
+        self.driver.execute_async_script(FORGET)
         self.reload()
 
     def reload(self) -> None:

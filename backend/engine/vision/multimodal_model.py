@@ -1,0 +1,124 @@
+"""Adapts an mlx-vlm model to the interface that the engine expects: tokens in, logits out.
+
+The engine needs `layers`, `make_cache` and a call with tokens and caches. Here the call runs the
+language part; images and sounds are passed in as embeddings (`media_prefill`). Positions are passed
+for every row, so the state that mlx-vlm keeps on the model is never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import cache as lm
+from mlx_vlm.models import cache as vlm
+
+from backend.engine.row_shift import RowShift
+from backend.engine.vision.row_scale import scale_by_row
+
+_ONE_AXIS = ("minimax_m3_vl",)  # positions are [rows, tokens], not [3, rows, tokens]
+
+
+class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
+    """An mlx-vlm model (`whole`) that is called as its language part.
+
+    shifts: whether positions differ from token counts (multimodal RoPE); if so, every row has a
+    `RowShift` as its last cache.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.whole = whole
+        if hasattr(whole, "disable_talker"):
+            whole.disable_talker()  # Qwen3-Omni's voice, which no call of ours asks for
+        scale_by_row(whole.language_model)
+        self.shifts = hasattr(whole.language_model, "get_rope_index")
+        self._one_axis = getattr(whole.config, "model_type", "") in _ONE_AXIS
+
+    @property
+    def language_model(self) -> Any:
+        return self.whole.language_model
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        layers: Sequence[Any] = self.whole.layers
+        return layers
+
+    @property
+    def cast_predicate(self) -> Any:
+        own = getattr(self.whole, "cast_predicate", None)
+        return (lambda path: own(path.removeprefix("whole."))) if own else (lambda _: True)
+
+    def make_cache(self) -> list[Any]:
+        """Caches for one row, of mlx-lm's classes where it has an equivalent.
+
+        Rows with caches of other classes are served one at a time (`kv.can_batch`).
+        """
+        language = self.language_model
+        if hasattr(language, "make_cache"):
+            row = [_of_mlx_lm(layer) for layer in language.make_cache()]
+        else:
+            row = [lm.KVCache() for _ in self.layers]
+        return [*row, RowShift()] if self.shifts else row
+
+    def __call__(
+        self,
+        inputs: mx.array,
+        cache: list[Any],
+        position_ids: mx.array | None = None,
+        **features: Any,
+    ) -> mx.array:
+        """Logits for [rows, tokens] ids, or for the embeddings in `features`.
+
+        position_ids: [3, rows, tokens]; None if they continue each row's positions. Qwen3.5 and the
+        families built on it may replace caches in the list (mlx-vlm 0.7.10,
+        `qwen3_5/language.py`); `cache` then holds the new ones.
+        """
+        layers = list(cache)
+        if self.shifts:
+            shift = layers.pop()
+            if position_ids is None:
+                position_ids = _following(layers, shift.shifts, inputs.shape[1])
+            features["position_ids"] = position_ids[0] if self._one_axis else position_ids
+        output = self.language_model(inputs, cache=layers, **features)
+        cache[: len(layers)] = layers
+        logits: mx.array = getattr(output, "logits", output)
+        return logits
+
+
+def _following(layers: Sequence[Any], shifts: mx.array, tokens: int) -> mx.array:
+    """The positions after the tokens in the caches, [3, rows, tokens]."""
+    offset = next(layer.offset for layer in layers if hasattr(layer, "offset"))
+    first = (shifts + offset)[:, None]
+    positions = first + mx.arange(tokens)[None]
+    return mx.broadcast_to(positions, (3, *positions.shape))
+
+
+def _of_mlx_lm(layer: Any) -> Any:
+    """mlx-lm's equivalent of an empty cache of mlx-vlm, because the engine batches only those."""
+    made: Any
+    match layer:
+        case vlm.RotatingKVCache():
+            made = lm.RotatingKVCache(max_size=layer.max_size, keep=layer.keep)
+        case vlm.ChunkedKVCache():
+            made = lm.ChunkedKVCache(layer.chunk_size)
+        case vlm.CacheList():
+            made = lm.CacheList(*map(_of_mlx_lm, layer.caches))
+        case _ if type(layer) is vlm.KVCache:
+            made = lm.KVCache()
+        case _:
+            made = layer
+    return made
+
+
+def accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments among `given` that a function accepts."""
+    import inspect
+
+    parameters = inspect.signature(call).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return dict(given)
+    names = {one.name for one in parameters}
+    return {name: value for name, value in given.items() if name in names}

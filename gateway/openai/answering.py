@@ -1,0 +1,113 @@
+"""Requests that were understood, on their way through a backend: the events of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from functools import partial
+
+from gateway import exchange
+from gateway.asking import ask
+from gateway.context import Gateway
+from gateway.errors import ApiError
+from gateway.generation import Done, Event, generate_all
+from gateway.metrics import AnswerTimes
+from gateway.models.config import ModelConfig
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.chat_to_wire import options_of
+from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.field_names import names_of
+from gateway.openai.translation import Translation
+from gateway.supervisor.supervisor import Lease
+from wire import backend_pb2 as pb
+
+
+async def events_of(
+    request: ChatCompletionRequest | CompletionRequest,
+    wanted: Sequence[pb.PredictOptions],
+    gateway: Gateway,
+) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of the answers, each with its choice. Raises ApiError in the client's words."""
+
+    def lend() -> AbstractAsyncContextManager[Lease]:
+        return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)
+
+    since = exchange.current().started
+
+    async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
+        for options in wanted:
+            options.ModelIdentity = lease.identity
+        times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
+        limit = gateway.settings.request_timeout
+        names = partial(names_of, request)
+        answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
+        async with aclosing(answers) as events:
+            async for index, event in events:
+                times[index].take(event)
+                yield index, event
+
+    async with aclosing(ask(lend, send, request)) as answers:
+        async for answer in answers:
+            yield answer
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A translated request that was found right, and what the backend will be asked for it."""
+
+    translation: Translation
+    config: ModelConfig
+    options: pb.PredictOptions
+
+    @property
+    def model(self) -> str:
+        """The model's name as the client says it, if it does."""
+        return self.translation.chat.model or self.config.name
+
+
+async def question_of(
+    translation: Translation,
+    gateway: Gateway,
+    *,
+    prompt_only: bool = False,
+    count_only: bool = False,
+) -> Question:
+    """The question, before any model is loaded. Raises ApiError in the client's terms.
+
+    prompt_only: read the prompt into the prefix cache, count it, and generate nothing.
+    count_only: compute nothing at all; the prompt may be longer than the context.
+    """
+    config = gateway.supervisor.resolve(translation.chat.model)
+    try:
+        options = (await options_of(translation.chat, config, gateway))[0]
+    except ApiError as error:
+        raise translation.named(error) from None
+    if prompt_only:
+        options.Metadata["mlx.prompt_only"] = "true"
+    if count_only:
+        options.Metadata["mlx.count_only"] = "true"
+    return Question(translation, config, options)
+
+
+async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
+    """The events of the answer (see `events_of`). Raises ApiError in the client's terms."""
+    translation = question.translation
+    try:
+        stream = events_of(translation.chat, [question.options], gateway)
+        async with aclosing(stream) as events:
+            async for _, event in events:
+                yield event
+    except ApiError as error:
+        raise translation.named(error) from None
+
+
+async def count_prompt(translation: Translation, gateway: Gateway) -> int:
+    """Tokens of the prompt as the model's chat template renders it. Raises ApiError."""
+    counted = 0
+    question = await question_of(translation, gateway, count_only=True)
+    async with aclosing(answer(question, gateway)) as events:
+        async for event in events:
+            if isinstance(event, Done):
+                counted = event.usage.prompt_tokens
+    return counted

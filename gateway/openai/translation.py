@@ -1,0 +1,116 @@
+"""Requests of other APIs as chat requests, with errors that name what the client itself sent.
+
+A translation keeps beside the chat request where each of its parts came from: chat path → path of
+the client's own body. The longest path that begins an error's `param` names the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway import refusals
+from gateway.errors import ApiError, bad_field, found_in, renamed
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.problems import likeliest
+
+Json = dict[str, Any]
+Part = tuple[Json, str]  # a part of a chat message's content, and where it came from
+
+
+class Conversation:
+    """Chat messages so far, and for each the path of the client's body that it came from.
+
+    Images of a tool's result are shown with the user turn that follows it, because chat requests
+    know images of users only.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self.places: dict[str, str] = {}
+        self._images: list[Part] = []
+
+    def system(self, texts: Sequence[str], place: str) -> None:
+        """One system turn of several texts; many chat templates know one, at the beginning."""
+        self.add({"role": "system", "content": "\n\n".join(texts)}, place)
+
+    def user(self, parts: Sequence[Part], place: str) -> None:
+        """A turn of text and image parts."""
+        self.turn("user", [*self._take_images(), *parts], place)
+
+    def turn(self, role: str, parts: Sequence[Part], place: str) -> None:
+        """A turn of parts, under whatever role."""
+        path = f"messages[{len(self.messages)}]"
+        for at, (_, origin) in enumerate(parts):
+            self.places[f"{path}.content[{at}]"] = origin
+        content: str | list[Json] = [part for part, _ in parts]
+        self.add({"role": role, "content": content or ""}, place)
+
+    def result(self, call_id: str, parts: Sequence[Part], place: str, before: str = "") -> None:
+        """What a call came to; `before` is put before its text."""
+        texts = [part["text"] for part, _ in parts if part["type"] == "text"]
+        images = self._take_images()
+        message = {"role": "tool", "tool_call_id": call_id, "content": before + "\n".join(texts)}
+        self.add(message, place)
+        self._images = images + [(part, at) for part, at in parts if part["type"] != "text"]
+
+    def add(self, message: Json, place: str) -> None:
+        self.close()
+        self.places[f"messages[{len(self.messages)}]"] = place
+        self.messages.append(message)
+
+    def close(self) -> None:
+        """Nothing follows, or nothing of the user: show what images are left."""
+        images = self._take_images()
+        if images:
+            self.turn("user", images, images[0][1])
+
+    def _take_images(self) -> list[Part]:
+        images, self._images = self._images, []
+        return images
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A chat request, and where its parts came from."""
+
+    chat: ChatCompletionRequest
+    places: Mapping[str, str]
+
+    def named(self, error: ApiError) -> ApiError:
+        return named(error, self.places)
+
+
+def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
+    """The chat request of these fields; null counts as absent. Raises ApiError.
+
+    Tools are distinguished by name, so every name must be unique.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        chat = ChatCompletionRequest.model_validate(given)
+        _require_own_names([tool.function.name for tool in chat.tools or ()])
+        return Translation(chat, places)
+    except ValidationError as failure:
+        raise named(refusals.invalid(likeliest(failure.errors())), places) from None
+    except ApiError as error:
+        raise named(error, places) from None
+
+
+def _require_own_names(tools: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for index, name in enumerate(tools):
+        if name in seen:
+            place = f"tools[{index}].function.name"
+            sentence = f"{place} is {name!r}, which another tool has: give each its own name"
+            raise bad_field(place, sentence)
+        seen.add(name)
+
+
+def named(error: ApiError, places: Mapping[str, str]) -> ApiError:
+    if error.param is None:
+        return error
+    return renamed(error, error.param, found_in(places, error.param)[0])

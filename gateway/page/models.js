@@ -1,0 +1,85 @@
+// The dialog with every model of the gateway: what it is doing, and a button to load or unload it.
+
+import { post } from "./api.js";
+import { el } from "./dom.js";
+import { downloaded, sentence } from "./status.js";
+
+const ACTS = {
+  stopped: ["Load", "models/load"],
+  failed: ["Load", "models/load"],
+  "backing off": ["Load", "models/load"],
+  ready: ["Unload", "models/unload"],
+};
+
+const dialog = document.getElementById("models");
+const list = document.getElementById("models-list");
+const rows = new Map(); // by the name of the model
+
+/** Make the dialog work; `key()` is the API key, `look()` asks anew what the models are doing. */
+export function wire({ key, look }) {
+  document.getElementById("status").addEventListener("click", () => {
+    dialog.showModal();
+    look();
+  });
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
+  list.addEventListener("click", async ({ target }) => {
+    const { model, path } = target.dataset;
+    if (!path) return;
+    const row = rows.get(model);
+    row.trouble.textContent = "";
+    row.busy = true;
+    row.button.disabled = true;
+    try {
+      await post(path, { model }, key());
+    } catch (error) {
+      row.trouble.textContent = error.message;
+    }
+    row.busy = false;
+    look();
+  });
+}
+
+/** Show the models as they are now (`/api/status`). Rows stay, so that the focus does too. */
+export function update(models) {
+  for (const [name, { element }] of rows) {
+    if (models.some((model) => model.name === name)) continue;
+    element.remove();
+    rows.delete(name);
+  }
+  for (const model of models) {
+    if (!rows.has(model.name)) rows.set(model.name, begun(model.name));
+    show(rows.get(model.name), model);
+  }
+}
+
+function begun(name) {
+  const row = {
+    state: el("p", { className: "state" }),
+    trouble: el("p", { className: "trouble", role: "alert" }),
+    progress: el("progress", { "aria-label": `Download of ${name}`, hidden: true }),
+    button: el("button", { type: "button", className: "wide" }),
+    busy: false,
+  };
+  row.element = el("li", {}, el("div", {}, el("h3", {}, name), row.state, row.progress, row.trouble), row.button);
+  row.button.dataset.model = name;
+  list.append(row.element);
+  return row;
+}
+
+function show({ state, progress, button, busy }, model) {
+  const memory = model.memory_bytes ? [`${(model.memory_bytes / 2 ** 30).toFixed(2)} GiB`] : [];
+  const context = model.context_size ? [`context ${model.context_size.toLocaleString("en")} tokens`] : [];
+  const text = [sentence(model), ...memory, ...context].join(" · ");
+  if (state.textContent !== text) state.textContent = text;
+  const part = downloaded(model);
+  progress.hidden = part === null;
+  progress.value = part ?? 0;
+  // A variant with an adapter or a draft model is loaded by the request that asks for it.
+  const [label, path] = ACTS[model.state] ?? ["Load", ""];
+  button.textContent = label;
+  button.setAttribute("aria-label", `${label} ${model.name}`);
+  button.dataset.path = path;
+  button.disabled = busy || !path;
+}

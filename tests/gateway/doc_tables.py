@@ -1,0 +1,103 @@
+"""The tables in docs/gateway.md and docs/models.md: `python -m tests.gateway.doc_tables`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from itertools import groupby
+from typing import Any
+
+from gateway.arguments import KEY_FILE, flag_of
+from gateway.models.config import ModelConfig
+from gateway.models.foreign import NEUTRAL, REFUSED
+from gateway.settings import GatewaySettings, Rule
+
+
+def settings_table() -> str:
+    """The settings as the table of docs/gateway.md."""
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{flag_of(row)}` | {_setting(row)} | {row.metadata['rule'].meaning} |"
+        for row in fields(GatewaySettings)
+    ]
+    return "\n".join([*rows, f"| `--api-key-file` |  | {KEY_FILE} |", ""])
+
+
+def _setting(row: Field[Any]) -> str:
+    rule: Rule = row.metadata["rule"]
+    if row.default is MISSING:
+        return "required"
+    if rule.kind == "switch":
+        return "off"
+    if row.default is None:
+        return "by device"
+    if rule.kind == "bytes":
+        return f"{row.default >> 20} MiB" if row.default else "0"
+    if rule.kind == "seconds":
+        return f"{row.default:g} s" if row.default else "0"
+    return str(row.default or "") if rule.kind != "count" else str(row.default)
+
+
+def tables() -> dict[str, str]:
+    """Each table by the name that stands around it in docs/models.md."""
+    schema = ModelConfig.model_json_schema()
+    keys = [
+        f"| `{key}` | {_value(field)} | {_default(field)} | {field['description']} |"
+        for key, field in _fields(schema, schema["$defs"], "")
+    ]
+    return {
+        "keys": _table("key | value | default | meaning", keys),
+        "neutral keys": _table("keys | why", _reasons(NEUTRAL)),
+        "refused keys": _table("keys | instead", _reasons(REFUSED)),
+    }
+
+
+def _table(head: str, rows: list[str]) -> str:
+    return "\n".join([f"| {head} |", "|" + "---|" * (head.count("|") + 1), *rows, ""])
+
+
+def _reasons(keys: Mapping[str, str]) -> list[str]:
+    return [
+        f"| {', '.join(f'`{key}`' for key, _ in group)} | {why} |"
+        for why, group in groupby(keys.items(), lambda row: row[1])
+    ]
+
+
+def _fields(
+    schema: Mapping[str, Any], sections: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, field in schema["properties"].items():
+        if "$ref" in field:
+            section = sections[field["$ref"].rpartition("/")[2]]
+            yield from _fields(section, sections, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field | {"required": name in schema.get("required", ())}
+
+
+def _default(field: Mapping[str, Any]) -> str:
+    if field["required"] or field["default"] in (None, "", [], {}):
+        return ""
+    return f"`{json.dumps(field['default'])}`"
+
+
+def _value(field: Mapping[str, Any]) -> str:
+    if "anyOf" in field:  # or nothing
+        return _value(field["anyOf"][0])
+    kind = field["type"]
+    if kind == "array":
+        return f"list of {_value(field['items'])}"
+    if kind == "object":
+        return "map"
+    if kind == "boolean":
+        return f"`{json.dumps(field['const'])}`" if "const" in field else "true or false"
+    name = {"integer": "a whole number", "number": "a number", "string": "text"}[kind]
+    if "minimum" in field:
+        name += f" from {field['minimum']}"
+    if "maximum" in field:
+        name += f" to {field['maximum']}"
+    return name
+
+
+if __name__ == "__main__":
+    print("\n".join([settings_table(), *tables().values()]), end="")
