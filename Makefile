@@ -8,7 +8,7 @@ FUZZ ?=
 SERVE ?=
 MODELS ?=
 MINUTES ?= 30
-CHECKED := backend bench common demo gateway tests
+CHECKED := backend bench common demo gateway scripts/package.py tests
 PYTEST := OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/test_planner_*.py \
   tests/gateway/test_*_to_*.py tests/gateway/test_*_answer.py tests/gateway/test_*_fields.py \
@@ -17,10 +17,10 @@ FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz soak doctor bench protogen package lock vendor clean
+.PHONY: help install install-dev demo demo-distributed serve test test-fast test-models lint fuzz soak doctor bench protogen package wheel lock vendor clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## install the backend into venv/ (see ./install.sh --help)
 	@./install.sh
@@ -34,6 +34,9 @@ serve: ## start the HTTP gateway (MODELS=folder, MODEL=path or hub id, SERVE="--
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat
+
+demo-distributed: install ## the same with three ranks here, each with a part of the model
+	@RANKS=3 $(PYTHON_ENV) -m demo.chat
 
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
 	@$(PYTEST) --durations=20 $(TESTS)
@@ -62,7 +65,7 @@ soak: install-dev ## send the gateway and three models everything (MINUTES=30)
 	@BENCH_SECONDS=$$((60 * $(MINUTES))) $(PYTHON_ENV) -m bench soak-gateway
 
 doctor: install ## try this machine with a model, and write a report (MODEL=path or hub id)
-	@$(PYTHON_ENV) -m bench.doctor
+	@$(PYTHON_ENV) -m bench.doctor build/doctor.json
 
 bench: install-dev ## run the measurements (BENCH="…" passes arguments)
 	@$(PYTHON_ENV) -m bench $(BENCH)
@@ -71,7 +74,11 @@ protogen: install ## regenerate wire/ from backend.proto
 	@./install.sh --stubs
 
 package: install ## lay out a directory that LocalAI installs from (PACKAGE_DIR=…)
-	@scripts/package.sh "$(PACKAGE_DIR)"
+	@$(PYTHON_ENV) scripts/package.py "$(PACKAGE_DIR)"
+
+wheel: install ## build the wheel with the mlx-backend command, in build/
+	@$(PYTHON_ENV) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
+	@ls build/mlx_backend-*.whl
 
 lock: ## resolve requirements/*.in anew (needs uv)
 	@scripts/lock.sh

@@ -15,7 +15,7 @@ usage: ./install.sh [--gateway] [--dev] [--stubs] [--print-profile]
 environment:
   BUILD_TYPE               cublas or l4t (NVIDIA), mps or metal (Apple), cpu; empty: detect
   CUDA_MAJOR_VERSION       12 or 13, for cublas and l4t; empty: by the driver
-  PYTHON                   the interpreter to use; empty: python/ beside this file, then PATH
+  PYTHON                   the interpreter to use; empty: from PATH
   ENV_DIR                  the folder that gets venv/; empty: the folder of this file
   EXTRA_PIP_INSTALL_FLAGS  appended to every pip install
 USAGE
@@ -193,7 +193,7 @@ choose_python() {
         return
     fi
     # An interpreter that a person chose once stays until it stops working.
-    for candidate in "$venv/bin/python" "$root/python/bin/python3" python3 python3.13 python3.12 python3.11 python3.14; do
+    for candidate in "$venv/bin/python" python3 python3.13 python3.12 python3.11 python3.14; do
         version=$(python_version "$candidate") || continue
         python=$candidate
         ! supported "$version" || return 0
@@ -251,32 +251,13 @@ create_venv() {
     rm -rf "$venv"
     mkdir -p "$(dirname -- "$venv")"
     "$base" -m venv "$venv"
-    if [ "$base" != "${base#"$root/python/"}" ] && [ -z "${ENV_DIR:-}" ]; then
-        # The interpreter travels with this folder: the link must not name where it is today.
-        ln -sf "../../python/${base#"$root/python/"}" "$venv/bin/python3"
-        ln -sf python3 "$venv/bin/python"
-    fi
 }
 
-# OpenBLAS needs libgfortran.so.5. The mlx-cpu wheel carries one under a name of its own, so
-# links in a folder for the dynamic linker save a system package. They are relative: the venv
-# may be moved.
-link_openblas() {
-    local folder=$venv/lib/openblas packages file
-    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    packages=../${packages#"$venv/lib/"}
-    mkdir -p "$folder"
-    (
-        cd "$folder"
-        for file in "$packages"/mlx_cpu.libs/libgfortran*; do
-            ln -sf "$file" libgfortran.so.5
-        done
-        for file in "$packages"/mlx_cpu.libs/libquadmath*; do
-            [ ! -e "$file" ] || ln -sf "$file" .
-        done
-        ln -sf "$packages/cmeel.prefix/lib/libopenblas.so.0" .
-        [ -e libgfortran.so.5 ] && [ -e libopenblas.so.0 ]
-    ) || fail "the installed packages carry no usable OpenBLAS: see requirements/linux-cpu.in"
+# common/launch.py makes the links through which OpenBLAS is found at the first start.
+require_openblas() {
+    MLX_BACKEND_OPENBLAS=1 "$venv/bin/python" -I "$root/common/launch.py" \
+        -c 'import os, sys; sys.exit("LD_PRELOAD" not in os.environ)' ||
+        fail "the installed packages carry no usable OpenBLAS: see requirements/linux-cpu.in"
 }
 
 install_packages() {
@@ -300,7 +281,7 @@ install_packages() {
         say "installing $profile for Python ${version%% *} into $venv"
         create_venv
         pip_install "$profile.lock"
-        [ "$profile" != linux-cpu ] || link_openblas
+        [ "$profile" != linux-cpu ] || require_openblas
         missing=$wanted
     fi
     for extra in $missing; do

@@ -1,4 +1,4 @@
-#!/usr/bin/env bash
+#!/bin/bash
 # Starts the backend: ./run.sh --addr HOST:PORT. Replaces itself with Python, so that the host
 # that started it is Python's parent and its signals reach Python.
 set -eu
@@ -18,4 +18,4 @@ esac
 root=$(CDPATH='' cd -P -- "${script%/*}/" && pwd)
 
 . "$root/scripts/environment.sh"
-exec "$python" -m backend "$@"
+exec "${launch[@]}" -m backend "$@"

@@ -1,4 +1,4 @@
-"""`make doctor`: whether the backend works rightly on this machine, in about two minutes.
+"""`make doctor`, `mlx-backend doctor`: does the backend work on this machine? In about two minutes.
 
 Loads one model, tries what can differ from device to device, and compares the speed with plain
 mlx-lm on the same checkpoint. Prints a report, and writes it as JSON, to paste into an issue. The
@@ -22,13 +22,14 @@ from typing import Any, Literal
 
 import grpc
 
-from bench.process import ROOT, environment_of, process
+from bench.process import environment_of, process
+from common.launch import ROOT, command
 from common.version import VERSION
 from demo.chat import chosen_model
+from demo.default_model import ModelUnavailable
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-REPORT = ROOT / "build" / "doctor.json"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "grpcio", "llguidance", "transformers")
 QUESTIONS = (
     "What is the capital of France?",
@@ -297,9 +298,13 @@ def _words(count: int) -> str:
 
 def _child(arguments: Sequence[str]) -> str:
     """What a Python process in the backend's environment prints last."""
-    command = [str(ROOT / "scripts/python"), *arguments]
     done = subprocess.run(
-        command, env=environment_of({}), cwd=ROOT, check=True, capture_output=True, text=True
+        command(*arguments),
+        env=environment_of({}),
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return done.stdout.strip().splitlines()[-1]
 
@@ -313,8 +318,12 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["--plain"]:
         print(json.dumps(plain(arguments[1])))
         return 0
-    report = Path(arguments[0]) if arguments else REPORT
-    options = chosen_model()
+    report = Path(arguments[0] if arguments else "mlx-backend-doctor.json")
+    try:
+        options = chosen_model()
+    except ModelUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     findings = []
     for finding in examine(options):
         print(finding, flush=True)

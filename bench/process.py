@@ -18,6 +18,7 @@ from typing import IO, Any
 import grpc
 from grpc.experimental import ChannelOptions
 
+from common.launch import command
 from gateway.supervisor.warden import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
@@ -66,10 +67,10 @@ def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
 def process(
     environment: Mapping[str, str] | None = None, stderr: IO[bytes] | None = None
 ) -> Iterator[tuple[int, backend_pb2_grpc.BackendStub]]:
-    """The id of a backend's process, through run.sh, and the stub that speaks to it."""
+    """The id of a backend's process, and the stub that speaks to it."""
     port = free_port()
     child = subprocess.Popen(
-        [ROOT / "run.sh", "--addr", f"127.0.0.1:{port}"],
+        command("-m", "backend", "--addr", f"127.0.0.1:{port}"),
         env=environment_of({"MLX_BACKEND_LOG": "error", **(environment or {})}),
         stdin=subprocess.DEVNULL,
         stderr=stderr,

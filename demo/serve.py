@@ -1,8 +1,8 @@
 """`make serve`: the gateway on a models folder that has at least one model.
 
-`MODELS=` names the user's own folder, and nothing is written there. Otherwise a folder in the
-cache is used, with a file for the default model, or for the one that `MODEL=` names: it stays
-there, so the folder grows with what was asked for.
+`MODELS=` names the user's own folder, and nothing is written there. Otherwise each model, the
+default one or the one that `MODEL=` names, has a folder of its own in the cache, with a file that
+may be edited.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from demo import default_model
 CONTEXT_SIZE = 4096
 
 
-def default_folder() -> Path:
-    """The models folder of whoever has none of their own."""
-    return default_model.cache_directory() / "gateway" / "models"
+def plain(text: str) -> str:
+    """A name without characters that a URL or a file name cannot have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
 def model_file(reference: str) -> tuple[str, str]:
     """A file's name and text for a model named by a path or a hub id."""
     local = Path(reference).expanduser()
     place = str(local.absolute()) if local.exists() else reference
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", place.rstrip("/").rpartition("/")[2]) or "model"
+    name = plain(place.rstrip("/").rpartition("/")[2]) or "model"
     lines = [
         f"name: {json.dumps(name)}",  # JSON is YAML
         f"context_size: {CONTEXT_SIZE}",
@@ -47,9 +47,10 @@ def models_folder(environ: Mapping[str, str]) -> Path:
     """
     if own := environ.get("MODELS"):
         return Path(own).expanduser()
-    folder = default_folder()
+    reference = environ.get("MODEL") or str(default_model.ensure())
+    name, text = model_file(reference)
+    folder = default_model.cache_directory() / "gateway" / plain(reference).strip("-.")
     folder.mkdir(parents=True, exist_ok=True)
-    name, text = model_file(environ.get("MODEL") or str(default_model.ensure()))
     if not (folder / name).exists():
         (folder / name).write_text(text, "utf-8")
     return folder

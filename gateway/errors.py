@@ -166,5 +166,11 @@ def found_in(names: Names, place: str) -> tuple[str, str]:
 
 def renamed(error: ApiError, old: str, new: str) -> ApiError:
     """The error about a field by another name, in `param` and in the sentence."""
-    sentence = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, error.message)
+    sentence = error.message
+    if new != old:
+        # Backends write the YAML key before the field: `max_tokens (Tokens)`.
+        field = re.escape(old)
+        sentence = re.sub(
+            rf"(?<![\w.])([a-z_.]+ \({field}\)|{field}(?!\w))", lambda _: new, sentence
+        )
     return replace(error, param=new, message=sentence)

@@ -84,6 +84,7 @@ class Chooser:
         requests = [one.request for one in sequences]
         self._sequences = list(sequences)
         self._vocabulary = model.vocabulary
+        self._spread = model.spread
         self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
         self._sampler = BatchSampler(
             [request.sampling for request in requests],
@@ -119,6 +120,8 @@ class Chooser:
             mx.async_eval(logits)
             allowed = self._advance(ids(fed) if new else None, faults)
         tokens = self._sampler(logits, fed, steps, allowed)
+        if self._spread is not None:
+            tokens = self._spread(tokens)
         logprobs = []
         if self._logprobs:
             sampled = self._logprobs(logits, tokens)

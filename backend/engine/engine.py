@@ -42,6 +42,7 @@ from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.loading.stages import Place, Stages
+    from backend.engine.ranks.leader import Leader
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
 _LOOK_SECONDS = 1.0  # that Status waits for a step to end
@@ -58,7 +59,9 @@ Answer = TypeVar("Answer")
 class Engine:
     """Owner of the engine thread. All methods are called from one asyncio loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, leader: Leader | None = None) -> None:
+        """leader: the other ranks, if this is rank 0 of several."""
+        self._leader = leader
         self._worker = Worker(self._deliver_threadsafe, self._fatal_threadsafe)
         self._generations: dict[int, Generation | Encoding] = {}
         self._preparer = Preparer(self._worker, self._generations, self._deliver_threadsafe)
@@ -90,6 +93,19 @@ class Engine:
         self._failure = self._loop.create_future()
         self._given_up = self._loop.create_future()
         self._worker.start()
+        if self._leader is not None:
+            self._leader.open(self._fatal_threadsafe, self.heartbeat)
+
+    def _lead(self, request: LoadRequest) -> None:
+        """Become rank 0 of the ranks that a load names. Raises InvalidRequest."""
+        hostfile = request.settings.get("hostfile", "")
+        if not hostfile or self._leader is not None:
+            return
+        from backend.engine.ranks.leader import leader_of
+
+        leader = leader_of(hostfile, request.settings.get("distributed_backend", ""))
+        leader.open(self._fatal_threadsafe, self.heartbeat)
+        self._leader = leader
 
     @property
     def heartbeat(self) -> Heartbeat:
@@ -122,7 +138,8 @@ class Engine:
     async def load(self, request: LoadRequest) -> ServedModel:
         """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
 
-        A failed load leaves a loaded model as it was. Cancelling the awaiting task cancels a
+        A failed load leaves a loaded model as it was, except where ranks divide it: they take
+        their steps together, so they drop the model first. Cancelling the awaiting task cancels a
         download. Work on files that does not end even then is left behind, with its thread.
         """
         self._refuse_when_stopping()
@@ -134,6 +151,9 @@ class Engine:
                     " look at the disk, and restart the backend"
                 )
             self._before_load()
+            self._lead(request)
+            if self._leader is not None:
+                await self._drop_model()
             abandoned = self._abandoned = threading.Event()
             self._loading = self.heartbeat.patient = True
             loading = asyncio.ensure_future(self._load(request, abandoned))
@@ -160,13 +180,27 @@ class Engine:
         """Cancel all generations, drop the model, release its memory. False: nothing loaded."""
         self._refuse_when_stopping()
         async with self._slot:
-            served, self._served = self._served, None
-            command = Free()
-            self._worker.send(command)
-            await self._answered(command.done)
-            if served is not None and served.disk is not None:
-                await asyncio.to_thread(served.disk.close, _SAVE_SECONDS_AT_FREE)
-            return served is not None
+            return await self._drop_model()
+
+    async def _drop_model(self) -> bool:
+        served, self._served = self._served, None
+        command = Free()
+        self._worker.send(command)
+        await self._answered(command.done)
+        if served is not None and served.disk is not None:
+            await asyncio.to_thread(served.disk.close, _SAVE_SECONDS_AT_FREE)
+        if self._leader is not None:
+            self._leader.drop()
+        return served is not None
+
+    def require_room(self) -> None:
+        """Raise Overloaded if the loaded model's queue is full; does nothing without a model."""
+        served = self._served
+        if served is not None and len(self._generations) >= served.capacity:
+            raise Overloaded(
+                f"the queue is full: {len(self._generations)} requests are running or waiting;"
+                " try again later, or load the model with a larger max_queue"
+            )
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
@@ -194,11 +228,7 @@ class Engine:
 
     def _queue(self, owner_of: Callable[[Callable[[], None]], Owner], work: Work) -> Owner:
         served = self._require()
-        if len(self._generations) >= served.capacity:
-            raise Overloaded(
-                f"the queue is full: {len(self._generations)} requests are running or waiting;"
-                " try again later, or load the model with a larger max_queue"
-            )
+        self.require_room()
         ticket = next(self._tickets)
         owner = owner_of(lambda: self._cancel(ticket))
         self._generations[ticket] = owner
@@ -230,7 +260,8 @@ class Engine:
         total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)
         if self._served is not None:
             memory["weights"] = self._served.weights_bytes
-        return EngineStatus(state, total, memory)
+        ranks = self._leader.report() if self._leader is not None else ()
+        return EngineStatus(state, total, memory, ranks)
 
     def _begin_look(self) -> asyncio.Future[dict[str, int]]:
         def seen(look: asyncio.Future[dict[str, int]]) -> None:
@@ -272,6 +303,8 @@ class Engine:
             self._given_up.set_result(None)
         started = time.monotonic()
         await asyncio.to_thread(self._worker.join, grace)
+        if self._leader is not None:
+            self._leader.close()
         if self._served is not None and self._served.disk is not None:
             left = grace - (time.monotonic() - started)
             await asyncio.to_thread(self._served.disk.close, min(max(left, 0.0), _SAVE_SECONDS))
@@ -288,7 +321,7 @@ class Engine:
         from backend.engine.loading.loader import load
 
         assert self._loop is not None
-        stages = load(request, next(self._epochs), abandoned)
+        stages = load(request, next(self._epochs), abandoned, self._leader)
         at: Place | ServedModel = "files"
         while isinstance(at, str):
             if at == "files" and not abandoned.is_set():

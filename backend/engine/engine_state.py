@@ -18,11 +18,12 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """State plus memory figures in bytes, as MLX reports them."""
+    """State plus memory figures in bytes, as MLX reports them. ranks: a line for each."""
 
     state: EngineState
     total_bytes: int
     breakdown: dict[str, int] = field(default_factory=dict)
+    ranks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

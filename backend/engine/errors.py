@@ -79,6 +79,10 @@ class ShuttingDown(EngineError):
         super().__init__(why)
 
 
+class RankLost(ShuttingDown):
+    """A rank that has a part of the model is gone, so nothing can be computed any more."""
+
+
 class Cancelled(EngineError):
     """The work was cancelled by its owner, by Free, or by the end of the process."""
 

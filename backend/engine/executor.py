@@ -49,6 +49,8 @@ from backend.engine.plan import (
 from backend.engine.request import GenerationRequest
 from backend.engine.scoring import Scoring
 
+GRAMMAR = "grammar"  # where a fault is that leaves the KV whole
+
 if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.vision.media_plan import MediaPlan
@@ -252,9 +254,13 @@ class Executor:
             one.scoring.restart(width=start.width - 1)
         generated = start.tokens[len(one.prompt) :]
         one.delivered = len(generated)
-        try:
-            if one.constraint is not None:
+        if one.constraint is not None:
+            try:
                 one.constraint.restart(generated)
+            except Exception as fault:
+                # It ends with the next plan. Until then it runs: other ranks do not know of this.
+                self.failures.append(Failure((one.number,), GRAMMAR, fault))
+        try:
             row, reused = self._fill(one, start)
             if self._model.media is not None:
                 one.media_prefill = self._model.media.begin(one.media, one.prompt, row)
@@ -658,7 +664,9 @@ class Executor:
             entry.nbytes = max(kv.nbytes(entry.cache) + sum(kept), 1)
             length = len(entry.tokens)
             places = None
-            if not kv.can_trim(entry.cache):
+            # Other ranks may have layers that cannot be cut back, and this one none.
+            divided = self._model.leader is not None
+            if not kv.can_trim(entry.cache) or (divided and not self._model.trims):
                 places = tuple(sorted({*entry.snapshots, length}))
             after = tuple(entry.tokens[entry.prompt :])
             events.append(Stored(number, length, after, entry.nbytes, places))

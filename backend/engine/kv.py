@@ -293,14 +293,27 @@ def vocabulary_size(model: Any) -> int:
     return int(model(mx.array([[0]]), cache=new_row(model)).shape[-1])
 
 
-def can_prefill_together(model: Any) -> bool:
+def keeps_states(cache: RowCache) -> bool:
+    """Whether a layer is recurrent."""
+    return any(map(keeps_state, leaves(cache)))
+
+
+def known_sizes(cache: RowCache) -> bool:
+    """Whether one token shows what every layer costs."""
+    return all(_is_measured(layer) for layer in leaves(cache))
+
+
+def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
     """Whether `BatchCache.prefill` may give sequences of this model different numbers of tokens.
 
     Attention never looks at what comes after. A recurrent layer must skip the padding, and not
-    every model does: those are tried on a few tokens. Equal numbers are always possible.
+    every model does: those are tried on a few tokens. Equal numbers are always possible. tried:
+    whether to try in any case, for the recurrent layers of another rank.
     """
     row = new_row(model)
-    return can_batch(row) and (not any(map(keeps_state, leaves(row))) or _skips_padding(model))
+    if tried is None:
+        tried = keeps_states(row)
+    return can_batch(row) and (not tried or _skips_padding(model))
 
 
 def _skips_padding(model: Any) -> bool:
@@ -314,10 +327,10 @@ def _skips_padding(model: Any) -> bool:
         for at, count in enumerate(counts):
             part = texts[at][done[at] : done[at] + count]
             done[at] += count
-            model(mx.array([part]), cache=alone[at])
+            feed_tokens(model, alone[at], [part])
             tokens.append(part + [0] * (max(counts) - count))
         with batch.prefill(counts) as layers:
-            model(mx.array(tokens), cache=layers)
+            feed_tokens(model, layers, tokens)
     return all(_alike(batch.extract(at), row) for at, row in enumerate(alone))
 
 
@@ -363,6 +376,7 @@ def cost(model: Any) -> CacheCost:
             keys = (layer.keys or (None,))[0] if isinstance(layer, QuantizedRow) else layer.keys
             per_token += 0 if keys is None else layer.nbytes // keys.shape[2]
         else:
+            assert not _is_measured(layer)
             unknown.append(layer)
     if unknown:
         feed(model, row, _SETTLED - 2)
@@ -374,13 +388,24 @@ def cost(model: Any) -> CacheCost:
     return CacheCost(per_token, fixed, tuple(windowed))
 
 
+def _is_measured(layer: Any) -> bool:
+    kinds = (RowShift, RotatingKVCache, ChunkedKVCache)
+    return keeps_state(layer) or isinstance(layer, kinds) or hasattr(layer, "keys")
+
+
 def _keeps_all(layer: Any) -> bool:
     """Whether a layer keeps every token, so that it can be cut back to any length."""
     return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 
 def feed(model: Any, row: RowCache, tokens: int) -> None:
-    mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=row), [layer.state for layer in row])
+    feed_tokens(model, row, [[0] * tokens])
+
+
+def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> None:
+    """Run a pass and wait for it: passes that are computed together are computed in any order,
+    and ranks that divide a model need the same one."""
+    mx.eval(model(mx.array([*map(list, tokens)]), cache=layers), [layer.state for layer in layers])
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from backend.engine.loading.adapters import Adapter, AdapterRequest
     from backend.engine.loading.checkpoint import Checkpoint
     from backend.engine.media.limits import MediaLimits
+    from backend.engine.ranks.rank_load import RankLoad
     from backend.engine.settings import Settings
 
 
@@ -52,7 +53,7 @@ class LoadOrder:
     """A load request whose every part has passed the checks that need no weights.
 
     epoch: the number of the load. started: when the checkpoint had been found, by the clock of
-    time.perf_counter.
+    time.perf_counter. ranks: those that divide the model, where there are any.
     """
 
     request: LoadRequest
@@ -64,3 +65,4 @@ class LoadOrder:
     draft: Checkpoint | None
     media_limits: MediaLimits
     started: float = field(default_factory=time.perf_counter)
+    ranks: RankLoad | None = None

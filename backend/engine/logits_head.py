@@ -32,6 +32,7 @@ class LogitsHead:
 
         def run() -> mx.array:
             logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
+            mx.eval(logits)  # before the next pass: ranks need one order
             return logits
 
         whole = run()
@@ -86,12 +87,18 @@ def _at(states: mx.array, places: mx.array) -> mx.array:
 
 
 def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
-    """Layers that are wide enough, the likeliest first: heads stand behind what they close."""
+    """Layers that are wide enough, the likeliest first: heads stand behind what they close.
+
+    None of a list, where models have their blocks: ranks of a pipeline have different ones, and
+    each try is a pass of all ranks.
+    """
     kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
     wide = [
         layer
-        for layer in model.modules()
-        if isinstance(layer, kinds) and layer.weight.shape[0] >= vocabulary
+        for path, layer in model.named_modules()
+        if isinstance(layer, kinds)
+        and layer.weight.shape[0] >= vocabulary
+        and not any(map(str.isdigit, path.split(".")))
     ]
     yield from sorted(wide, key=lambda layer: hasattr(layer, "as_linear"))
 

@@ -13,8 +13,11 @@ from backend.engine.plan import CacheCost, PassCost
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.encode_queue import NewEncoder
+    from backend.engine.ranks.leader import Leader
     from backend.engine.served_model import ServedModel
     from backend.engine.vision.media_prefill import MediaReader
 
@@ -32,6 +35,8 @@ class EngineModel:
     prompt caches that survive the process. media: what reads images and sounds, where the model
     takes any. stream_interval_ms: for which text may wait for more. blas: the threads of matrix
     products on a CPU. repetition_guard: tokens of repetition after which an answer ends; 0: never.
+    leader: the other ranks, where the model is divided. spread: gives all ranks the tokens of rank
+    0, inside the graph.
     """
 
     model: Any
@@ -57,6 +62,8 @@ class EngineModel:
     blas: BlasThreads | None = None
     repetition_guard: int = 0
     passes: PassCost = field(default_factory=PassCost)
+    leader: Leader | None = None
+    spread: Callable[[mx.array], mx.array] | None = None
 
 
 Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"

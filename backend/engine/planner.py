@@ -147,6 +147,7 @@ class Planner:
         self._other = 0
         self._features = 0
         self._owed_to_decode = 0.0  # seconds
+        self._step_seconds = 0.0  # of the latest decode step
         self._scored = False  # in the latest step that had time for prefill
         self._shortest_next = False  # where a step is too small for two prompts
 
@@ -242,6 +243,7 @@ class Planner:
                 self.pace.measured(tokens, seconds, behind)
                 self._owed_to_decode += seconds * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
             case DecodeTimed(seconds):
+                self._step_seconds = seconds
                 self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
             case OtherBytes(nbytes, features):
                 self._other, self._features = nbytes, features
@@ -463,7 +465,10 @@ class Planner:
             return starts, refused  # not even the shortest fits, with the copy while it joins
         waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
-        for one in sorted(waiting, key=lambda one: (urgent[one.number], one.number)):
+        waiting.sort(key=lambda one: (urgent[one.number], one.number))
+        if self._gathers(waiting, slots):
+            return starts, refused
+        for one in waiting:
             if len(starts) + expecting >= slots:
                 break
             # Memory comes first because it is asked quickly: in a long queue, most do not fit.
@@ -495,6 +500,28 @@ class Planner:
             starts.append(self._start(one, source, self._room - needed))
             used = self._used() + storing
         return starts, refused
+
+    def _gathers(self, waiting: Sequence[SequenceState], free: int) -> bool:
+        """Whether to leave the free slots free until the next sequence ends.
+
+        The prompts that start then share one pass, and a pass of few tokens takes about as long as
+        one of PASS_TOKENS. That is worth it while more prompts wait than slots are free, and the
+        free slots would generate less in the meantime than in the time of a pass.
+
+        waiting: in the order in which they would start. free: slots.
+        """
+        speed = self.pace.tokens_per_second
+        running = self.of("decode")
+        if not (self.limits.together and speed and running) or len(waiting) <= free:
+            return False
+        if len(running) < len(self._admitted):
+            return False  # the pass of one in prefill can be shared now
+        steps = min(one.arrived.limit - len(one.generated) for one in running)
+        if steps * self._step_seconds * free / self.limits.slots >= PASS_TOKENS / speed:
+            return False
+        return all(
+            one.target - self._match(one).length < PASS_TOKENS for one in waiting[: free + 1]
+        )
 
     def _urgency(self, one: SequenceState, now: float) -> float:
         """Tokens left to prefill, less those of the time that it has waited: smallest first.

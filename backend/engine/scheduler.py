@@ -35,6 +35,7 @@ from backend.engine.plan import (
 )
 from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
+from backend.engine.ranks.leading_executor import LeadingExecutor
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.scoring import Scoring
 from backend.engine.units import MIB
@@ -86,7 +87,9 @@ class Scheduler:
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that generate nothing
         self._watched: set[int] = set()  # sequences whose owners want to know how far they are
-        self.executor = Executor(model)
+        self.executor = (
+            Executor(model) if model.leader is None else LeadingExecutor(model, model.leader)
+        )
         self.planner = Planner(
             Limits(
                 cost=model.cost,

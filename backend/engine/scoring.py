@@ -52,6 +52,10 @@ class Scoring:
         self._begun = False
 
     @property
+    def plan(self) -> ScorePlan:
+        return self._plan
+
+    @property
     def done(self) -> bool:
         return self._begun and self._rectangle is None and not self._waiting
 

@@ -32,7 +32,7 @@ class ServedModel:
     default_max_tokens: for requests that set no limit; 0 means up to the end of the context.
     template_words: which of `REASONING_WORDS` the chat template knows.
     step_timeout: seconds. constraints: for models that generate text. reader: what the model
-    answers besides generating.
+    answers besides generating. division: how ranks divide it, in words; "" where none do.
     """
 
     name: str
@@ -59,6 +59,7 @@ class ServedModel:
     constraints: ConstraintCompiler | None = None
     disk: DiskCache | None = None
     reader: Reader | None = None
+    division: str = ""
 
     def parser(
         self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from grpc import StatusCode
 
 from backend.engine import errors
+from backend.rpc.yaml_keys import with_keys
 
 IDENTITY_MISMATCH = "model identity mismatch"
 ERROR_CODE = "mlx-error-code"
@@ -95,7 +96,8 @@ def _trailers(error: Exception) -> tuple[tuple[str, str], ...]:
 
 
 def _defused(error: Exception) -> str:
-    sentence = str(error)
+    fields = error.fields if isinstance(error, errors.EngineError) else ()
+    sentence = with_keys(str(error), fields)
     for phrase, owner, harmless in _TRIGGERS:
         if owner is None or not isinstance(error, owner):
             sentence = phrase.sub(harmless, sentence)

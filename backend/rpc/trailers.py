@@ -1,10 +1,12 @@
-"""Trailing metadata of Predict and PredictStream, for what the protocol has no field for.
+"""Trailing metadata of Predict, PredictStream and Status, for what the protocol has no field for.
 
 A host needs to know why an answer ended, how many prompt tokens came from the cache, and how many
 answer tokens were reasoning. Only successful calls have these trailers, and hosts may ignore them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from backend.engine.events import Finished
 
@@ -13,6 +15,7 @@ CACHED_TOKENS = "mlx-cached-tokens"
 REASONING_TOKENS = "mlx-reasoning-tokens"
 STOP_SEQUENCE = "mlx-stop-sequence-bin"
 ENDED_BY = "mlx-ended-by"
+RANK = "mlx-rank"  # of Status: a line for each rank
 
 
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
@@ -27,3 +30,7 @@ def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], .
     if end.repeated:
         trailers.append((ENDED_BY, "repetition"))
     return tuple(trailers)
+
+
+def of_ranks(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((RANK, line.encode("ascii", "replace").decode()) for line in lines)

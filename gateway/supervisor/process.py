@@ -12,10 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from common.launch import command
 from gateway.supervisor.failures import LoadFailed, end_of
 from gateway.supervisor.warden import Child, Warden
 
-OWN_RUN = Path(__file__).parents[2] / "run.sh"
+OWN_RUN = Path(__file__).parents[2] / "run.sh"  # a wheel has no such file: see BackendProcess.start
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
 _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
@@ -48,15 +49,18 @@ class BackendProcess:
     ) -> BackendProcess:
         """Start `run` on a free loopback port, with a token of its own in its environment.
 
-        Our own run.sh gets port 0 and reports its choice; another gets a port that is free now, and
-        ends with an error if that is taken first. Raises LoadFailed.
+        Our own backend is started without its run.sh, with port 0, and prints its choice. Another
+        run.sh is given a port that is free now, and ends with a sentence if another process takes
+        it first. Raises LoadFailed.
         """
         token = secrets.token_urlsafe(32)
         secret = {TOKEN: token, _PARENT_WATCH: "on"}
         try:
-            port = 0 if run == OWN_RUN else _free_port()
-            command = (str(run), "--addr", f"127.0.0.1:{port}")
-            child = await warden.spawn(command, run.parent, environ | secret)
+            own = run == OWN_RUN
+            port = 0 if own else _free_port()
+            program = command("-m", "backend") if own else [str(run)]
+            address = ("--addr", f"127.0.0.1:{port}")
+            child = await warden.spawn((*program, *address), run.parent, environ | secret)
         except OSError as problem:
             raise LoadFailed(f"no process could be started: {problem.strerror}") from None
         self = cls(child, name)

@@ -28,8 +28,9 @@ def test_a_named_model_gets_a_file_once(tmp_path: Path, monkeypatch: pytest.Monk
         told = yaml.safe_load((folder / name).read_text())
         assert told["parameters"]["model"] == place
         assert told["name"] + ".yaml" == name
-    assert len(list(folder.iterdir())) == 2
+        assert [file.name for file in folder.iterdir()] == [name]
     (folder / name).write_text("mine")
+    assert serve.models_folder({"MODEL": "else/Qwen3-0.6B-4bit"}) != folder
     serve.models_folder({"MODEL": "mlx-community/Qwen3-0.6B-4bit"})
     assert (folder / name).read_text() == "mine"
 

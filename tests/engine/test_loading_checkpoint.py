@@ -158,12 +158,24 @@ def test_vision_weights_are_served_and_their_text_part_is_an_option(
     assert not inspect(model, "mine", Settings(type="text")).media
 
 
-@pytest.mark.parametrize("model_type", ["smolvlm", "unlimited_ocr", "internvl_chat", "idefics3"])
+@pytest.mark.parametrize("model_type", ["smolvlm", "internvl_chat", "idefics3"])
 def test_a_family_that_takes_its_tower_from_another_is_seen(model_type: str) -> None:
     assert why_not_seen({"model_type": model_type}) == ""
 
 
-@pytest.mark.parametrize("model_type", ["mllama", "hunyuan_vl", "ernie4_5_moe_vl"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "mllama",
+        "hunyuan_vl",
+        "ernie4_5_moe_vl",
+        "deepseekocr",
+        "deepseekocr_2",
+        "molmo",
+        "phi4mm",
+        "unlimited-ocr",
+    ],
+)
 def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
     model: Path, model_type: str
 ) -> None:
@@ -171,6 +183,24 @@ def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
     index = {"weight_map": {"vision_tower.a.weight": "model.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     assert f"vision-language models of type '{model_type}' are not served" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "instead"),
+    [("phi4mm", "serve Phi-4-mini-instruct"), ("unlimited-ocr", "serve dots.ocr")],
+)
+def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(
+    model: Path, model_type: str, instead: str
+) -> None:
+    configure(model, model_type=model_type, **VISION)
+    assert instead in refusal(model, type="text")
+
+
+def test_a_family_whose_text_is_right_elsewhere_is_refused_with_the_way_to_it(model: Path) -> None:
+    configure(model, model_type="gemma3n", **VISION)
+    write_weights(model, read_weights(model) | {"vision_tower.a.weight": mx.zeros((2,))})
+    assert refusal(model).endswith("set the option type:text")
+    assert not inspect(model, "mine", Settings(type="text")).of_vlm
 
 
 def test_a_text_model_cannot_be_told_to_see(model: Path) -> None:

@@ -306,13 +306,14 @@ DIALOGUE = (
     {"role": "assistant", "content": "It is 42."},
     {"role": "user", "content": [{"type": "text", "text": "And?"}]},
 )
-_SHOWN = '[AVAILABLE_TOOLS][{"type": "function", "function": {"name": "look", "parameters": {}}}]'
+_SHOWN = '[AVAILABLE_TOOLS][{"type": "function", "function": {"name": "look", "description": "",'
+_SHOWN += ' "parameters": {}}}]'
 _SHOWN += "[/AVAILABLE_TOOLS]"
 _LISTED = '[TOOL_CALLS][{"name": "look", "arguments": {"at": "it"}, "id": "abc123def"}]</s>'
 WRITTEN = {
     "v3": "<s>[INST]hello[/INST]"
     + _LISTED
-    + '[TOOL_RESULTS]{"content": "42", "call_id": "abc123def"}[/TOOL_RESULTS]It is 42.</s>'
+    + '[TOOL_RESULTS]{"content": 42, "call_id": "abc123def"}[/TOOL_RESULTS]It is 42.</s>'
     + _SHOWN
     + "[INST]Be kind.\n\nAnd?[/INST]",
     "v7": "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]hello[/INST]"

@@ -102,8 +102,13 @@ def test_every_row_says_what_it_says_alone(kind: str) -> None:
     assert seen["entries moved"] > 0 or not models[0].trims
 
 
-def check_schedule(model: EngineModel, dice: random.Random) -> Counter[str]:
-    """Play one schedule; returns how often it came by what could spoil an answer."""
+def check_schedule(
+    model: EngineModel, dice: random.Random, reference: EngineModel | None = None
+) -> Counter[str]:
+    """Play one schedule; returns how often it came by what could spoil an answer.
+
+    reference: computes what every row says alone; by default the same model.
+    """
     rounds = Rounds(model)
     requests: dict[int, Request] = {}
     cancelled: set[int] = set()
@@ -131,7 +136,7 @@ def check_schedule(model: EngineModel, dice: random.Random) -> Counter[str]:
     seen = _passed_by([call.args[0] for call in launch.call_args_list])
     assert not rounds.faults
     for ticket in requests.keys() - cancelled:
-        lonely = Rounds(model)
+        lonely = Rounds(reference or model)
         requests[ticket].play(lonely, 1)
         lonely.drain()
         expected, heard = lonely.heard[1], rounds.heard[ticket]

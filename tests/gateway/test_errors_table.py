@@ -85,6 +85,13 @@ def test_what_is_not_for_users_is_replaced(code: grpc.StatusCode) -> None:
             "messages[0].content[2].image_url is no image",
             "messages[0].content[2].image_url",
         ),
+        (
+            "temperature (Temperature) is -1, but Temperature is not below 0",
+            ["Temperature"],
+            "heat is -1, but heat is not below 0",
+            "heat",
+        ),
+        ("top_k (TopK) is -5", ["TopK"], "top_k (TopK) is -5", "TopK"),
         ("TemperatureX and Temperature", ["Temperature"], "TemperatureX and heat", "heat"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240
+SECONDS = 600
 
 # What the environment of the test run must not decide for the scripts under test.
 STEERING = ("BUILD_TYPE", "CUDA_MAJOR_VERSION", "PYTHON", "EXTRA_PIP_INSTALL_FLAGS")

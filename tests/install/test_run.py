@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,8 @@ def project(tmp_path: Path) -> Path:
     folder.mkdir()
     shutil.copy(ROOT / "run.sh", folder)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
+    (folder / "common").mkdir()
+    shutil.copy(ROOT / "common" / "launch.py", folder / "common")
     (folder / "backend").mkdir()
     (folder / "backend" / "__main__.py").write_text(WITNESS)
     return folder
@@ -123,20 +127,32 @@ def test_a_missing_venv_is_one_line(project: Path, tmp_path: Path) -> None:
     assert f"run {project}/install.sh" in line
 
 
-def test_a_travelling_interpreter_is_found_where_it_is_now(project: Path) -> None:
-    write_program(project / "python" / "bin" / "python3", "exit 0")
-    write_program(project / "venv" / "bin" / "python", 'cat "$(dirname "$0")/../pyvenv.cfg"')
-    config = project / "venv" / "pyvenv.cfg"
-    config.write_text("home = /where/it/was/python/bin\nversion = 3.12.1\n")
-    environment = clean_environment()
-    environment.pop("ENV_DIR", None)
-    result = shell(project / "run.sh", cwd=project, environment=environment)
-    assert result.stdout == f"home = {project}/python/bin\nversion = 3.12.1\n"
+def test_an_interpreter_beside_it_comes_first(project: Path) -> None:
+    write_program(project / "python" / "bin" / "python3", 'printf "%s\\n" "$0" "$@"')
+    full = clean_environment(ENV_DIR=str(VENV.parent))
+    result = shell(project / "run.sh", "--version", cwd=project, environment=full)
+    python, *arguments = result.stdout.splitlines()
+    assert python == f"{project}/python/bin/python3"
+    assert arguments == ["-I", f"{project}/common/launch.py", "-m", "backend", "--version"]
 
 
 preloads = pytest.mark.skipif(
     not (VENV / "lib" / "openblas").exists(), reason="only Linux CPU installs preload a BLAS"
 )
+
+
+def with_openblas(environment: Path) -> Path:
+    """A new environment with the packages of OpenBLAS, in which Python was never started."""
+    venv.create(environment, symlinks=True)
+    (packages,) = VENV.glob("lib/python3*/site-packages")
+    for name in ("cmeel.prefix", "mlx_cpu.libs"):
+        (environment / packages.relative_to(VENV) / name).symlink_to(packages / name)
+    return environment
+
+
+def launch(environment: Path, code: str) -> subprocess.CompletedProcess[str]:
+    command = [environment / "bin/python", "-I", ROOT / "common/launch.py"]
+    return shell(*map(str, command), "-c", code, environment=clean_environment())
 
 
 @preloads
@@ -161,6 +177,28 @@ class TestOpenBLAS:
         assert isinstance(seen, dict)
         assert "LD_PRELOAD" not in seen
         assert "OPENBLAS_NUM_THREADS" not in seen
+
+    def test_links_that_lead_nowhere_are_made_again(self, tmp_path: Path) -> None:
+        """As after an upgrade of the packages, whose files have other names then."""
+        environment = with_openblas(tmp_path / "venv")
+        links = environment / "lib" / "openblas"
+        links.mkdir()
+        for name in ("libopenblas.so.0", "libgfortran.so.5"):
+            (links / name).symlink_to("gone")
+        report = "import os; print(os.environ['LD_LIBRARY_PATH'])"
+        result = launch(environment, report)
+        assert result.stdout == f"{links}\n", result.stderr
+        assert all(link.exists() and not link.readlink().is_absolute() for link in links.iterdir())
+        assert [path.name for path in links.parent.glob("openblas*")] == ["openblas"]
+
+    def test_a_folder_that_cannot_be_made_is_said(self, tmp_path: Path) -> None:
+        environment = with_openblas(tmp_path / "venv")
+        (environment / "lib" / "openblas").write_text("a file")
+        report = "import os; print('LD_PRELOAD' in os.environ)"
+        result = launch(environment, report)
+        assert result.stdout == "False\n"
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("mlx-backend: OpenBLAS is not used, so a CPU computes")
 
     def test_gives_mlx_its_speed(self) -> None:
         # Both in one process each, on the same product; the margin is some 15 times.

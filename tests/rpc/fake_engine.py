@@ -15,7 +15,7 @@ from typing import cast
 
 from backend.engine.engine import Asked, Engine
 from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
-from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
+from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.heartbeat import Heartbeat
@@ -113,6 +113,7 @@ class FakeEngine(Engine):
         self.running: list[FakeGeneration] = []
         self.holding = threading.Event()
         self.left = threading.Event()
+        self.full: Overloaded | None = None
         self.state = EngineState.READY
         self.stopping = False
 
@@ -151,6 +152,10 @@ class FakeEngine(Engine):
     async def free(self) -> bool:
         had, self.facts = self.facts is not None, None
         return had
+
+    def require_room(self) -> None:
+        if self.full:
+            raise self.full
 
     def submit(self, request: GenerationRequest) -> Generation:
         if self.stopping:

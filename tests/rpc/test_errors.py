@@ -19,7 +19,7 @@ from wire.backend_pb2_grpc import BackendStub
 Code = grpc.StatusCode
 
 CASES = [
-    (errors.InvalidRequest("TopK is -5"), Code.INVALID_ARGUMENT, "TopK is -5"),
+    (errors.InvalidRequest("TopK is -5"), Code.INVALID_ARGUMENT, "top_k (TopK) is -5"),
     (errors.ModelRejected("no config.json"), Code.INVALID_ARGUMENT, "no config.json"),
     (errors.NotLoaded(), Code.FAILED_PRECONDITION, "model not loaded: call LoadModel first"),
     (errors.Overloaded("the queue is full"), Code.RESOURCE_EXHAUSTED, "the queue is full"),

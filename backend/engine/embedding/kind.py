@@ -82,7 +82,7 @@ def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> Mo
         return ModelKind.RERANK
     if (
         config["model_type"] in _ONLY_ENCODERS
-        or any(name.endswith("ForMaskedLM") for name in architectures)
+        or any(name.endswith("ForMaskedLM") or "Embedding" in name for name in architectures)
         or _SENTENCE_TRANSFORMERS & files
     ):
         return ModelKind.EMBEDDING
@@ -116,7 +116,13 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
         raise ModelRejected.because(
             name,
             f"it {kind.words}, and its model type {shown(model_type)} is not among those that are"
-            f" served for that: {_listed(sorted(families))}",
+            f" served for that: {_listed(sorted(families))}; load one of those",
+        )
+    if kind is ModelKind.RERANK and model_type in ANSWERING_RERANKERS and _scores(config):
+        raise ModelRejected.because(
+            name,
+            "it was converted to give a score instead of an answer; load the original, such as"
+            " Qwen3-Reranker-0.6B, with Reranking set",
         )
     if kind is ModelKind.RERANK and model_type not in ANSWERING_RERANKERS:
         _require_one_score(name, config)
@@ -130,8 +136,15 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
         value = config.get(key, computed[0])
         if "bert" in families[model_type] and value not in computed:
             raise ModelRejected.because(
-                name, f"its {key} is {shown(value)}, and only {_listed(computed)} is computed"
+                name,
+                f"its {key} is {shown(value)}, and only {_listed(computed)} is computed; load a"
+                " model that has that, such as BGE-M3",
             )
+
+
+def _scores(config: Mapping[str, Any]) -> bool:
+    names = config.get("architectures") or ()
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
 def _require_one_score(name: str, config: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.tekken import of_tekken
+from backend.engine.loading.tekken import of_tekken, settle_chats
 from backend.engine.settings import Settings
 from backend.engine.template_limits import limit_templates
 from common.wording import did_you_mean, shown
@@ -30,9 +30,15 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
         "trust_remote_code": settings.trust_remote_code,
         "local_files_only": True,
     }
-    extra |= of_tekken(checkpoint.path)
+    try:
+        extra |= of_tekken(checkpoint.path)
+    except ValueError as fault:
+        raise ModelRejected.because(
+            checkpoint.name, f"{fault}: put the tokenizer.json of the same model into its folder"
+        ) from None
     try:
         tokenizer = open_tokenizer(checkpoint.path, extra)
+        settle_chats(tokenizer, checkpoint.path)
     except ValueError as fault:
         if settings.trust_remote_code or "trust_remote_code" not in str(fault):
             raise
@@ -51,7 +57,9 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
             raise InvalidRequest(
                 f"{name} {shown(token)} is not a token of this model{did_you_mean(token, specials)}"
             )
-    return open_tokenizer(checkpoint.path, extra | overrides)
+    tokenizer = open_tokenizer(checkpoint.path, extra | overrides)
+    settle_chats(tokenizer, checkpoint.path)
+    return tokenizer
 
 
 def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozenset[int]:

@@ -30,7 +30,7 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     """
     name = require_format(content, "sound", FORMATS)
     mixed, rate = _read(content, name, most, allowed)
-    samples = _resampled(mixed, rate)
+    samples = resampled(mixed, rate)
     if not np.isfinite(samples).all():
         raise BadItem("has samples that are not finite numbers, or too large to be added up")
     digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
@@ -96,14 +96,15 @@ def _require_shape(rate: int, channels: int) -> None:
         raise BadItem(f"has {channels} channels, and at most {MAX_CHANNELS} are mixed: send fewer")
 
 
-def _resampled(mixed: Any, rate: int) -> Any:
-    if rate == SOUND_RATE:
+def resampled(mixed: Any, rate: int, wanted: int = SOUND_RATE) -> Any:
+    """Samples of one channel at another rate, in float32."""
+    if rate == wanted:
         return mixed
     from scipy.signal import resample_poly
 
-    common = gcd(rate, SOUND_RATE)
+    common = gcd(rate, wanted)
     with np.errstate(all="ignore"):
-        samples = resample_poly(mixed, SOUND_RATE // common, rate // common)
+        samples = resample_poly(mixed, wanted // common, rate // common)
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +18,8 @@ from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.seeing_model import SeeingModel, accepted
 
 # Outputs of mlx-vlm's get_input_embeddings. Positions are computed for the whole prompt instead.
-_READ = {"inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs"}
+_DEEP = "deepstack_visual_embeds"
+_READ = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _RECOMPUTED = {"position_ids", "rope_deltas"}
 # Gemma 3's mask is made, and read by nothing in mlx-vlm's own generation either.
 _IDLE = {"gemma3": {"attention_mask_4d"}}
@@ -34,20 +35,18 @@ class Features:
     """Embeddings of tokens: of an item, or of a stretch of text.
 
     embeddings: [tokens, hidden]. visual: [tokens], which of them are added to by the `deep` ones,
-    one array [visual tokens, hidden] for each layer that adds. per_layer: [tokens, …].
+    one array [visual tokens, hidden] for each layer that adds. by_token: what else layers take for
+    each token, [tokens, …], by the language model's names.
     """
 
     embeddings: mx.array
     visual: np.ndarray | None = None
     deep: tuple[mx.array, ...] = ()
-    per_layer: mx.array | None = None
+    by_token: Mapping[str, mx.array] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        arrays = [self.embeddings, *self.deep]
-        return sum(array.nbytes for array in arrays) + (
-            0 if self.per_layer is None else self.per_layer.nbytes
-        )
+        return sum(array.nbytes for array in (self.embeddings, *self.deep, *self.by_token.values()))
 
     def part(self, start: int, stop: int) -> Features:
         """Those of the tokens from `start` to `stop`."""
@@ -57,8 +56,8 @@ class Features:
         if visual is not None:
             first, last = int(visual[:start].sum()), int(visual[:stop].sum())
             visual, deep = visual[start:stop], tuple(layer[first:last] for layer in deep)
-        per_layer = None if self.per_layer is None else self.per_layer[start:stop]
-        return Features(self.embeddings[start:stop], visual, deep, per_layer)
+        by_token = {name: array[start:stop] for name, array in self.by_token.items()}
+        return Features(self.embeddings[start:stop], visual, deep, by_token)
 
 
 def encode(model: SeeingModel, item: MediaItem) -> Features:
@@ -68,7 +67,7 @@ def encode(model: SeeingModel, item: MediaItem) -> Features:
     mask = mx.ones((1, len(item.whole)), dtype=mx.int32)
     features = _features(model, item.whole, pixels, {"mask": mask, **arrays})
     own = features.part(item.first, item.first + len(item.tokens))
-    mx.eval(own.embeddings, own.deep, own.per_layer)
+    mx.eval(own.embeddings, own.deep, own.by_token)
     return own
 
 
@@ -101,31 +100,47 @@ def _features(
     if len(embeddings) != len(tokens):
         raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {len(tokens)} tokens")
     visual = given.get("visual_pos_masks")
-    deep = given.get("deepstack_visual_embeds")
-    per_layer = given.get("per_layer_inputs")
+    deep = given.get(_DEEP)
+    by_token = {"per_layer_inputs": given.get("per_layer_inputs")}
+    if isinstance(deep, mx.array) and deep.shape[:2] == (1, len(tokens)):
+        # Qwen3-Omni's: [rows, tokens, layers, hidden], with zeros for text.
+        by_token[_DEEP], deep = deep, None
     return Features(
         embeddings,
         None if visual is None else np.array(visual).reshape(-1).astype(bool),
         () if deep is None else tuple(deep),
-        None if per_layer is None else per_layer[0],
+        {name: array[0] for name, array in by_token.items() if array is not None},
     )
 
 
+class _OfMlx(np.ndarray):
+    """An array that was MLX's."""
+
+
 def frozen(value: Any) -> Any:
-    """A processor's output without MLX: its arrays as NumPy's."""
+    """A processor's output without MLX: its arrays as NumPy's, which has no bfloat16."""
     if isinstance(value, mx.array):
-        return np.array(value)
+        held = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
+        return np.array(held).view(_OfMlx)
     if isinstance(value, list | tuple):
         return type(value)(map(frozen, value))
     return value
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the encoder: NumPy's arrays as MLX's, but for lists, which stay as they are."""
+    """The same for the encoder: all arrays as MLX's, but for NumPy's own in lists."""
     return {
-        name: mx.array(value) if isinstance(value, np.ndarray) else value
+        name: mx.array(value) if isinstance(value, np.ndarray) else _thawed(value)
         for name, value in arrays.items()
     }
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, _OfMlx):
+        return mx.array(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_thawed, value))
+    return value
 
 
 class FeatureCache:

@@ -109,8 +109,7 @@ class MediaPrefill:
             features["visual_pos_masks"] = mx.array(chunk.visual)[None]
             if chunk.deep:
                 features["deepstack_visual_embeds"] = list(chunk.deep)
-        if chunk.per_layer is not None:
-            features["per_layer_inputs"] = chunk.per_layer[None]
+        features |= {name: array[None] for name, array in chunk.by_token.items()}
         if self._positions is not None:
             features["position_ids"] = mx.array(self._positions[:, None, start:stop])
         logits = model(mx.array([list(self._tokens[start:stop])]), cache=cache, **features)
@@ -149,12 +148,14 @@ def _joined(pieces: Sequence[Features]) -> Features:
         )
     deep = [piece.deep for piece in pieces if piece.deep]
     layers = tuple(mx.concatenate(list(layer)) for layer in zip(*deep, strict=True))
-    per_layer = [piece.per_layer for piece in pieces if piece.per_layer is not None]
     return Features(
         mx.concatenate([piece.embeddings for piece in pieces]),
         visual,
         layers,
-        mx.concatenate(per_layer) if per_layer else None,
+        {
+            name: mx.concatenate([piece.by_token[name] for piece in pieces])
+            for name in pieces[0].by_token
+        },
     )
 
 

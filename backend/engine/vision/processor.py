@@ -22,8 +22,9 @@ import numpy as np
 from PIL import Image
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.media.items import Picture, Sound, Video
+from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
+from backend.engine.media.sound import resampled
 from backend.engine.vision.features import frozen
 from backend.engine.vision.media_plan import MediaItem
 
@@ -77,6 +78,7 @@ class ItemProcessor:
         self._image_token = getattr(config, "image_token_index", None)
         self._markers = markers
         self._number = _number(processor)
+        self._rate = _sound_rate(processor)
         self._most_bytes = most_bytes
         self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
         self._lock = threading.Lock()
@@ -168,7 +170,7 @@ class ItemProcessor:
             prompts=self._markers[kind],
             image_token_index=self._image_token,
             add_special_tokens=False,
-            **_as_mlx_vlm_takes(given),
+            **_as_mlx_vlm_takes(given, self._rate),
         )
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
@@ -185,13 +187,14 @@ class ItemProcessor:
             self._prepared_items.popitem(last=False)
 
 
-def _as_mlx_vlm_takes(given: Picture | Video | Sound) -> dict[str, Any]:
-    """Frames of a video as [frames, channels, height, width], with what tells their times."""
+def _as_mlx_vlm_takes(given: Picture | Video | Sound, rate: int) -> dict[str, Any]:
+    """Frames of a video as [frames, channels, height, width], with what tells their times. rate:
+    of sounds, in Hz."""
     match given:
         case Picture():
             return {"images": [given.pixels]}
         case Sound():
-            return {"audio": [given.samples]}
+            return {"audio": [resampled(given.samples, given.rate, rate)]}
     from mlx_vlm.utils import VideoMetadata
 
     frames = np.stack([np.asarray(frame.pixels) for frame in given.frames])
@@ -213,6 +216,12 @@ def _number(processor: Any) -> tuple[str, str] | None:
     if images is None or not getattr(images, "use_image_id", False):
         return None
     return images.im_id_start, images.im_id_end
+
+
+def _sound_rate(processor: Any) -> int:
+    """The rate at which the processor reads samples: mlx-vlm takes an array of them as it is."""
+    named = getattr(getattr(processor, "feature_extractor", None), "sampling_rate", None)
+    return named if isinstance(named, int) and named > 0 else SOUND_RATE
 
 
 def end_tokens(processor: Any) -> frozenset[int]:

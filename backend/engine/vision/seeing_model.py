@@ -31,6 +31,8 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
     def __init__(self, whole: Any) -> None:
         super().__init__()
         self.whole = whole
+        if hasattr(whole, "disable_talker"):
+            whole.disable_talker()  # Qwen3-Omni's voice, which no call of ours asks for
         scale_by_row(whole.language_model)
         self.shifts = hasattr(whole.language_model, "get_rope_index")
         self._one_axis = getattr(whole.config, "model_type", "") in _ONE_AXIS

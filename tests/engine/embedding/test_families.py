@@ -137,9 +137,19 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it sorts texts into 2 classes"),
         ("bert_labels", {"id2label": None}, "does not name the labels"),
         ("xlm_roberta", {"model_type": "mpnet"}, "its model type 'mpnet' is not among those"),
-        # jina-embeddings-v3, and nomic-embed-text-v2-moe.
-        ("xlm_roberta", {"position_embedding_type": "rotary"}, "its position_embedding_type is"),
+        # jina-embeddings-v3 and v4, nomic-embed-text-v2-moe, and a converted Qwen3-Reranker.
+        ("xlm_roberta", {"position_embedding_type": "rotary"}, "'rotary', .* such as BGE-M3"),
+        (
+            "qwen3_rerank",
+            {"model_type": "qwen2_5_vl", "architectures": ["JinaEmbeddingsV4Model"]},
+            "'qwen2_5_vl' is not among those .* load one of those",
+        ),
         ("bert", {"model_type": "nomic_bert"}, "its model type 'nomic_bert' is not among those"),
+        (
+            "qwen3_rerank",
+            {"architectures": ["Qwen3ForSequenceClassification"]},
+            "load the original, such as Qwen3-Reranker-0.6B",
+        ),
     ],
 )
 async def test_what_would_be_computed_wrongly_is_refused(

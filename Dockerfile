@@ -1,0 +1,22 @@
+# The gateway and the backend. A GPU by NVIDIA:
+#   docker build --build-arg BUILD_TYPE=cublas --build-arg CUDA_MAJOR_VERSION=12 …
+FROM python:3.12-slim-bookworm AS build
+ARG BUILD_TYPE=cpu
+ARG CUDA_MAJOR_VERSION=
+WORKDIR /opt/mlx-backend
+COPY . .
+# The bytecode is never compared with its source, because layers may change the files' dates.
+RUN ./install.sh --gateway && \
+    scripts/python -m compileall -qf -j0 --invalidation-mode unchecked-hash venv/lib backend bench common demo gateway wire
+
+FROM python:3.12-slim-bookworm
+COPY --from=build /opt/mlx-backend /opt/mlx-backend
+RUN useradd --uid 1000 --create-home mlx && install -d -o mlx /cache
+USER 1000
+WORKDIR /home/mlx
+ENV MLX_BACKEND_CACHE=/cache/mlx-backend HF_HOME=/cache/huggingface MLX_GATEWAY_HOST=0.0.0.0
+VOLUME /cache
+EXPOSE 8080
+HEALTHCHECK --start-period=30s CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/health', timeout=5)"]
+ENTRYPOINT ["/opt/mlx-backend/scripts/python", "-m", "demo.command"]
+CMD ["serve"]

@@ -1,0 +1,92 @@
+"""What a model's YAML file, LocalAI's or the gateway's, calls the fields of the protocol.
+
+Whoever reads a refusal wrote the file, or a request with the same names, and has never seen the
+protocol. So each sentence names both: `context_size (ContextSize)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+YAML_KEYS: Mapping[str, str] = {
+    # ModelOptions
+    "ContextSize": "context_size",
+    "MaxModelLen": "max_model_len",
+    "DType": "dtype",
+    "TrustRemoteCode": "trust_remote_code",
+    "Embeddings": "embeddings",
+    "Reranking": "reranking",
+    "Options": "options",
+    "EngineArgs": "engine_args",
+    "CacheTypeKey": "cache_type_k",
+    "CacheTypeValue": "cache_type_v",
+    "LoraAdapter": "lora_adapter",
+    "LoraAdapters": "lora_adapters",
+    "LoraScale": "lora_scale",
+    "LoraScales": "lora_scales",
+    "LoraBase": "lora_base",
+    "DraftModel": "draft_model",
+    "MMProj": "mmproj",
+    "Quantization": "quantization",
+    "LoadFormat": "load_format",
+    "Tokenizer": "tokenizer",
+    "Overrides": "overrides",
+    "RopeScaling": "rope_scaling",
+    "RopeFreqBase": "rope_freq_base",
+    "RopeFreqScale": "rope_freq_scale",
+    "YarnExtFactor": "yarn_ext_factor",
+    "YarnAttnFactor": "yarn_attn_factor",
+    "YarnBetaFast": "yarn_beta_fast",
+    "YarnBetaSlow": "yarn_beta_slow",
+    "TensorParallelSize": "tensor_parallel_size",
+    "LimitImagePerPrompt": "limit_mm_per_prompt.image",
+    "LimitVideoPerPrompt": "limit_mm_per_prompt.video",
+    "LimitAudioPerPrompt": "limit_mm_per_prompt.audio",
+    # PredictOptions: keys of `parameters`, and fields of LocalAI's requests
+    "Tokens": "max_tokens",
+    "StopPrompts": "stopwords",
+    "IgnoreEOS": "ignore_eos",
+    "Temperature": "temperature",
+    "TopP": "top_p",
+    "TopK": "top_k",
+    "MinP": "min_p",
+    "TypicalP": "typical_p",
+    "Seed": "seed",
+    "Penalty": "repeat_penalty",
+    "Repeat": "repeat_last_n",
+    "FrequencyPenalty": "frequency_penalty",
+    "PresencePenalty": "presence_penalty",
+    "LogitBias": "logit_bias",
+    "PromptCachePath": "prompt_cache_path",
+    "PromptCacheAll": "prompt_cache_all",
+    "PromptCacheRO": "prompt_cache_ro",
+    "NDraft": "n_draft",
+    "Logprobs": "logprobs",
+    "TopLogprobs": "top_logprobs",
+    "TailFreeSamplingZ": "tfz",
+    "Mirostat": "mirostat",
+    "NegativePrompt": "negative_prompt",
+}
+# Names that cannot be words of a sentence; the others are replaced where the error names its field.
+_COMPOUND = frozenset(name for name in YAML_KEYS if re.search(r"[a-zA-Z].*[A-Z]", name))
+
+_WORDS = re.compile(rf"(?<![\w.'\"])(?:{'|'.join(sorted(YAML_KEYS, key=len, reverse=True))})(?!\w)")
+
+
+def with_keys(sentence: str, fields: Collection[str]) -> str:
+    """The sentence with the YAML key before the first mention of each field.
+
+    fields: those that the error is about.
+    """
+    names = _COMPOUND.union(YAML_KEYS.keys() & fields)
+    seen: set[str] = set()
+
+    def named(found: re.Match[str]) -> str:
+        name = found[0]
+        if name in seen or name not in names:
+            return name
+        seen.add(name)
+        return f"{YAML_KEYS[name]} ({name})"
+
+    return _WORDS.sub(named, sentence)

@@ -1,0 +1,125 @@
+"""Starts Python in this project's environment: `launch.py -m backend --addr HOST:PORT`.
+
+run.sh, scripts/python and the `mlx-backend` command start Python through this file, which replaces
+its process by Python with the given arguments. It is part of the time to the first answer of
+Health, so it imports as little as possible.
+
+On Linux without a GPU, OpenBLAS is preloaded in place of the reference BLAS that MLX's build for
+CPUs carries.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # type checkers know the name; importing typing takes time
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+# The folder that holds `backend`, `gateway` and the other packages.
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SWITCH = "MLX_BACKEND_OPENBLAS"
+_OFF = ("0", "off", "no", "false")
+_OPENBLAS = "libopenblas.so.0"
+_FORTRAN = "libgfortran.so.5"
+
+
+def command(*arguments: str) -> list[str]:
+    """The command that runs Python with these arguments in this project's environment."""
+    return [sys.executable, "-I", os.path.abspath(__file__), *arguments]
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` as Python needs it for the packages in ROOT.
+
+    The host's own settings of Python are replaced. Where OpenBLAS is preloaded, the variables
+    MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE hold the values for the
+    children of the process.
+    """
+    found = {name: value for name, value in environ.items() if name != "PYTHONHOME"}
+    found |= {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    if environ.get(SWITCH, "").lower() in _OFF:
+        return found
+    if folder := openblas_folder():
+        # The library goes by its bare name, because the dynamic linker splits LD_PRELOAD at
+        # spaces, which a path may contain.
+        for variable, value in (("LD_PRELOAD", _OPENBLAS), ("LD_LIBRARY_PATH", folder)):
+            before = environ.get(variable, "")
+            found[f"MLX_BACKEND_{variable}_BEFORE"] = before
+            found[variable] = f"{value}:{before}" if before else value
+    return found
+
+
+def openblas_folder() -> str | None:
+    """The folder of OpenBLAS and the libgfortran.so.5 that it needs; None where none is installed.
+
+    The mlx-cpu package has a libgfortran, but under a name of its own. Links to both save a system
+    package; they are made at the first start, and are relative, so that the environment may be
+    moved.
+    """
+    folder = os.path.join(sys.prefix, "lib", "openblas")
+    if _complete(folder):
+        return folder
+    for packages in sys.path:
+        built = os.path.join(packages, "cmeel.prefix", "lib", _OPENBLAS)
+        if os.path.exists(built):
+            break
+    else:
+        return None
+    try:
+        _link(folder, built, os.path.join(packages, "mlx_cpu.libs"))
+    except OSError as problem:
+        print(
+            f"mlx-backend: OpenBLAS is not used, so a CPU computes several times more slowly:"
+            f" {folder} cannot be made ({problem.strerror}); start once as a user who may write"
+            " there",
+            file=sys.stderr,
+        )
+        return None
+    return folder
+
+
+def _complete(folder: str) -> bool:
+    """Whether the links are there, and lead to files."""
+    return all(os.path.exists(os.path.join(folder, name)) for name in (_OPENBLAS, _FORTRAN))
+
+
+def _link(folder: str, built: str, bundled: str) -> None:
+    """Make `folder`, as a whole, because other processes may start at the same time."""
+    import shutil
+
+    targets = {_OPENBLAS: built}
+    for name in os.listdir(bundled):
+        if name.startswith("libgfortran"):
+            targets[_FORTRAN] = os.path.join(bundled, name)
+        elif name.startswith("libquadmath"):
+            targets[name] = os.path.join(bundled, name)
+    fresh = f"{folder}.{os.getpid()}"
+    try:
+        os.makedirs(fresh)
+        place = os.path.realpath(fresh)
+        for name, target in targets.items():
+            os.symlink(os.path.relpath(os.path.realpath(target), place), os.path.join(fresh, name))
+        if not _complete(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.rename(fresh, folder)
+    except OSError:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if not _complete(folder):  # otherwise another process was faster
+            raise
+
+
+def run(*arguments: str) -> NoReturn:
+    """Replace this process by Python in this project's environment."""
+    os.execve(sys.executable, [sys.executable, *arguments], environment(os.environ))
+
+
+def mlx_backend() -> NoReturn:
+    """The `mlx-backend` command of the wheel."""
+    run("-m", "demo.command", *sys.argv[1:])
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])

@@ -1,0 +1,214 @@
+"""`make package`: a directory with run.sh and all that it needs, its own Python included.
+
+The directory can be copied to any place of any machine with the same system and processor, and on
+Linux with a C library that is not older than the one here. Nothing in it names a place of this
+machine. Python is the one that the venv was made with, without what serving does not need.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("run.sh", "backend", "common", "wire", "LICENSE", "README.md")
+SCRIPTS = ("environment.sh", "python")
+# Only generates the stubs, which are here already.
+NOT_SERVING = {"grpcio-tools"}
+STDLIB_UNUSED = shutil.ignore_patterns(
+    *("__pycache__", "site-packages", "dist-packages", "config-*", "test", "tests"),
+    *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "tkinter", "turtledemo"),
+    *("_curses*", "_dbm*", "_gdbm*", "_test*", "_tkinter*", "_ctypes_test*", "_xxtestfuzz*"),
+    *("nis.*", "ossaudiodev*", "readline*", "xxlimited*"),
+)
+# Part of the C library, which belongs to the machine like the kernel.
+C_LIBRARY = re.compile(
+    r"(ld-linux.*|linux-vdso|lib(c|m|mvec|dl|rt|pthread|util|resolv|anl|nss_.*))\.so(\..*)?"
+)
+# Three names of one library arrive as three copies; the dynamic linker asks for the third name.
+COPIES = ("libopenblas.so", "libopenblas.so.0.3")
+ELF = b"\x7fELF"
+OTHER_PYTHON = (
+    "this Python cannot be moved to another place; install with one that can, for example"
+    ' PYTHON="$(uv python find --managed-python 3.12)" ./install.sh'
+)
+
+
+class CannotPackage(Exception):
+    """Why there is no package; the text says what to do."""
+
+
+def copy_interpreter(target: Path) -> Path:
+    """Copy Python to `target`. Returns its executable."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    shutil.copytree(stdlib, target / sys.platlibdir / stdlib.name, ignore=STDLIB_UNUSED)
+    executable = target / "bin" / stdlib.name
+    executable.parent.mkdir()
+    shutil.copy(Path(str(getattr(sys, "_base_executable", sys.executable))).resolve(), executable)
+    (target / "bin" / "python3").symlink_to(executable.name)
+    folder, name = map(sysconfig.get_config_var, ("LIBDIR", "LDLIBRARY"))
+    library = Path(str(folder), str(name))
+    if sys.platform == "darwin" and library.suffix == ".dylib" and library.exists():
+        shutil.copy(library, target / "lib")
+    return executable
+
+
+def copy_libraries(package: Path) -> None:
+    """Copy the shared libraries of this system that files in `package` need into its lib/."""
+    if sys.platform != "linux":
+        return
+    folder = package / "lib"
+    folder.mkdir(exist_ok=True)
+    environ = os.environ | {"LD_LIBRARY_PATH": str(folder), "LD_PRELOAD": ""}
+    for file in binaries(package):
+        listed = subprocess.run(
+            ["ldd", file], env=environ, capture_output=True, text=True, check=False
+        )
+        for name, place in re.findall(r"^\s*(\S+) => (/\S.*) \(0x", listed.stdout, re.MULTILINE):
+            inside = Path(place).resolve().is_relative_to(package.resolve())
+            if not inside and not C_LIBRARY.fullmatch(name) and not (folder / name).exists():
+                shutil.copy(Path(place).resolve(), folder / name)
+
+
+def binaries(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.is_symlink():
+            with file.open("rb") as opened:
+                if opened.read(len(ELF)) == ELF:
+                    yield file
+
+
+def remove_places(package: Path) -> None:
+    """Remove where Python was built and installed from its files."""
+    if shutil.which("strip"):
+        for file in binaries(package):
+            subprocess.run(["strip", "--strip-debug", file], check=True)
+    names = ("abs_builddir", "abs_srcdir", "projectbase")
+    places = {str(sysconfig.get_config_var(name)) for name in names} | {sys.base_prefix}
+    changes = [(place.encode(), hidden(place).encode()) for place in sorted(places, key=len)]
+    for file in package.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            before = after = file.read_bytes()
+            for place, instead in reversed(changes):
+                after = after.replace(place, instead)
+            if after != before:
+                file.write_bytes(after)
+
+
+def hidden(place: str) -> str:
+    """A path of the same length that says nothing of this machine, and does not exist on others.
+
+    The last part stays, because linkers merge equal ends of strings: Python's version may be the
+    end of its folder's name. A folder of two parts, such as /usr/local, says nothing.
+    """
+    folder, _, name = place.rpartition("/")
+    return f"{'/' * len(folder)}/{name}" if folder.count("/") > 1 else place
+
+
+def copy_packages(venv: Path, target: Path) -> None:
+    """Copy the packages that serving needs: those of the platform's lock."""
+    stamp = (venv / ".installed").read_text()
+    (profile,) = re.findall(r"^profile (\S+)$", stamp, re.MULTILINE)
+    lock = (ROOT / "requirements" / f"{profile}.lock").read_text()
+    wanted = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE)) - NOT_SERVING
+    source = Path(sysconfig.get_path("purelib"))
+    for distribution in distributions(path=[str(source)]):
+        if re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower() not in wanted:
+            continue
+        for file in distribution.files or ():
+            if ".." in file.parts or "tests" in file.parts or file.suffix == ".pyc":
+                continue
+            if file.name not in COPIES:
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source / file, target / file)
+
+
+def copy_own(package: Path) -> None:
+    for name in OURS:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, package)
+    (package / "scripts").mkdir()
+    for name in SCRIPTS:
+        shutil.copy(ROOT / "scripts" / name, package / "scripts")
+
+
+def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
+    """What the package's own Python prints. Raises CannotPackage.
+
+    launch: start it as run.sh does.
+    """
+    # -B: what Python compiles by itself goes stale when the file is copied.
+    plain = [package / "python/bin/python3", "-I", "-B"]
+    command = [package / "scripts/python"] if launch else plain
+    environ = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(package / "lib")}
+    done = subprocess.run(
+        [*command, *arguments], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise CannotPackage(f"{OTHER_PYTHON}\n{done.stderr}")
+    return done.stdout.strip()
+
+
+def build(package: Path, venv: Path) -> None:
+    """Lay out the package in an empty directory. Raises CannotPackage."""
+    copy_interpreter(package / "python")
+    copy_libraries(package)
+    remove_places(package)
+    prefix, *places = python_in(
+        package, "-c", "import site, sys; print(sys.prefix, *site.getsitepackages(), sep='\\n')"
+    ).splitlines()
+    if Path(prefix).resolve() != (package / "python").resolve():
+        raise CannotPackage(OTHER_PYTHON)
+    copy_packages(venv, Path(places[0]))
+    copy_libraries(package)
+    copy_own(package)
+    # Files that are never compared with their source stay valid where copying changes the dates.
+    compiling = ("-m", "compileall", "-qf", "-j0", "--invalidation-mode", "unchecked-hash")
+    python_in(package, *compiling, "-s", str(package), str(package))
+    python_in(package, "-c", "import mlx.core, mlx_lm, wire.backend_pb2_grpc", launch=True)
+
+
+def main() -> int:
+    """0: the package is there."""
+    if len(sys.argv) != 2:
+        print("usage: scripts/python scripts/package.py DIRECTORY", file=sys.stderr)
+        return 2
+    target = Path(sys.argv[1]).absolute()
+    if target.exists() and not (target / "run.sh").exists() and any(target.iterdir()):
+        print(
+            f"package: {target} exists and is no package: name another PACKAGE_DIR, or remove it",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"package: copying Python {platform.python_version()} and its packages", flush=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".package.") as scratch:
+        staging = Path(scratch) / "package"
+        staging.mkdir()
+        try:
+            build(staging, Path(sys.prefix))
+        except CannotPackage as problem:
+            print(f"package: {problem}", file=sys.stderr)
+            return 1
+        size = sum(file.lstat().st_size for file in staging.rglob("*")) >> 20
+        shutil.rmtree(target, ignore_errors=True)
+        staging.rename(target)
+    print(f"package: {target} is ready ({size} MiB); install it in LocalAI with")
+    print(f"  local-ai backends install {target} mlx-backend mlx")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The image and the services: what is written there exists here, and tools can read it."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import plistlib
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.command import MODULES
+from gateway.settings import GatewaySettings
+from tests.install.shell import ROOT, clean_environment, shell
+
+SERVICES = ROOT / "scripts" / "services"
+UNIT = SERVICES / "mlx-backend.service"
+PLIST = SERVICES / "mlx-backend.plist"
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GatewaySettings)}
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, each as its word and the rest."""
+    text = (ROOT / "Dockerfile").read_text()
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", "")
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in text.splitlines() if line]
+
+
+def only(word: str) -> str:
+    (rest,) = [rest for given, rest in instructions() if given == word]
+    return rest
+
+
+def test_the_image_is_made_by_commands_that_exist() -> None:
+    install, compiling = next(rest for word, rest in instructions() if word == "RUN").split(" && ")
+    program, option = install.split()
+    assert option in shell(ROOT / program, "--help").stdout
+    arguments = compiling.split()
+    assert (ROOT / arguments[0]).exists()
+    ours = arguments[arguments.index("venv/lib") + 1 :]
+    assert set(ours) == {"backend", "bench", "common", "demo", "gateway", "wire"}
+    usage = shell(ROOT / "install.sh", "--help").stdout
+    for word, rest in instructions():
+        if word == "ARG":
+            assert rest.partition("=")[0] in usage
+
+
+def test_the_image_starts_the_command_of_the_wheel() -> None:
+    program, *arguments = json.loads(only("ENTRYPOINT"))
+    assert (ROOT / Path(program).relative_to("/opt/mlx-backend")).exists()
+    assert arguments == ["-m", "demo.command"]
+    (word,) = json.loads(only("CMD"))
+    assert word in MODULES
+    assert only("USER") not in ("0", "root")
+    for name, _, value in (pair.partition("=") for pair in only("ENV").split()):
+        if name.startswith("MLX_GATEWAY_"):
+            assert name.removeprefix("MLX_GATEWAY_").lower() in DEFAULTS
+        else:
+            assert value.startswith(only("VOLUME"))
+
+
+def test_the_image_is_healthy_where_the_gateway_answers() -> None:
+    options, _, check = only("HEALTHCHECK").partition("CMD ")
+    assert "--start-period" in options
+    ast.parse(json.loads(check)[-1])
+    assert f":{DEFAULTS['port']}/health'" in check
+    assert only("EXPOSE") == str(DEFAULTS["port"])
+
+
+def test_the_services_start_the_command_and_let_requests_end() -> None:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(UNIT)
+    agent = plistlib.loads(PLIST.read_bytes())
+    for command in (unit["Service"]["ExecStart"].split(), agent["ProgramArguments"]):
+        assert Path(command[0]).name == "mlx-backend"
+        assert command[1] == "serve"
+    for seconds in (int(unit["Service"]["TimeoutStopSec"]), agent["ExitTimeOut"]):
+        assert seconds > DEFAULTS["drain_timeout"] + 15  # what a backend has after SIGTERM
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    program = re.escape("%h/.local/bin/mlx-backend")
+    text, changed = re.subn(rf"ExecStart={program}", "ExecStart=/bin/true", UNIT.read_text())
+    assert changed == 1
+    (tmp_path / UNIT.name).write_text(text)
+    environment = clean_environment(XDG_RUNTIME_DIR=str(tmp_path))
+    result = shell(
+        "systemd-analyze", "verify", "--user", tmp_path / UNIT.name, environment=environment
+    )
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,0 +1,171 @@
+"""The wheel: what is in it, and that its command works where it is installed."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import email
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.version import VERSION
+from tests.install.shell import ROOT, clean_environment, shell
+
+PACKAGES = Path(sysconfig.get_path("purelib"))
+UV = Path(sys.prefix, "bin", "uv")
+TINY = ROOT / "tests" / "models" / "tiny_text"
+EMPTY = os.environ.get("WHEEL_FROM_NOTHING") == "1"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    result = shell(UV, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
+    assert result.returncode == 0, result.stderr
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv with the wheel; its dependencies are those of the tests, or with
+    WHEEL_FROM_NOTHING=1 what its metadata asks for."""
+    folder = tmp_path_factory.mktemp("installed") / "some where"
+    install(wheel, folder, "[cpu]" if EMPTY else None)
+    if not EMPTY:
+        place = folder / PACKAGES.relative_to(sys.prefix)
+        (place / "dependencies.pth").write_text(f"{PACKAGES}\n")
+    return folder
+
+
+def install(wheel: Path, folder: Path, extra: str | None) -> None:
+    """extra: install the dependencies too, with those of this extra."""
+    venv.create(folder, symlinks=True)
+    what = ["--no-deps", str(wheel)] if extra is None else [f"{wheel}{extra}"]
+    result = shell(UV, "pip", "install", "--quiet", "--python", folder / "bin" / "python", *what)
+    assert result.returncode == 0, result.stderr
+
+
+def mlx_backend(environment: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return shell(environment / "bin" / "mlx-backend", *arguments, cwd=environment.parent)
+
+
+def test_it_has_every_module_under_one_name(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name.split("/")[0] for name in names} == {
+        "mlx_backend",
+        f"mlx_backend-{VERSION}.dist-info",
+    }
+    for room in ("backend", "common", "demo", "gateway"):
+        for file in (ROOT / room).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                assert f"mlx_backend/{file.relative_to(ROOT)}" in names
+    for stub in ("__init__", "backend_pb2", "backend_pb2_grpc"):
+        assert f"mlx_backend/wire/{stub}.py" in names
+    assert not any("/tests/" in name or name.endswith(".pyc") for name in names)
+
+
+def test_its_stubs_are_those_of_the_checkout(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in ("backend_pb2.py", "backend_pb2_grpc.py"):
+            assert archive.read(f"mlx_backend/wire/{name}") == (ROOT / "wire" / name).read_bytes()
+
+
+def test_its_metadata_agrees_with_the_locks(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        folder = f"mlx_backend-{VERSION}.dist-info"
+        metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
+        entries = configparser.ConfigParser()
+        entries.read_string(archive.read(f"{folder}/entry_points.txt").decode())
+    assert dict(entries["console_scripts"]) == {
+        "mlx-backend": "mlx_backend.common.launch:mlx_backend"
+    }
+    assert metadata["Version"] == VERSION
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda12", "cuda13"}
+    wanted: dict[str, set[str]] = {"cpu": set(), "cuda12": set(), "cuda13": set(), "": set()}
+    for line in metadata.get_all("Requires-Dist", []):
+        requirement, _, marker = line.partition("; extra == ")
+        wanted[marker.strip("'")].add(requirement)
+    locked = (ROOT / "requirements" / "macos-metal.lock").read_text()
+    locked += (ROOT / "requirements" / "gateway.lock").read_text()
+    for requirement in wanted.pop("") - {"pip"}:
+        name, _, number = requirement.partition("==")
+        assert re.search(rf"^{re.escape(name)}=={re.escape(number)}", locked, re.MULTILINE), name
+    for extra, requirements in wanted.items():
+        lock = (ROOT / "requirements" / f"linux-{extra}.lock").read_text()
+        for requirement in requirements:
+            name, _, number = requirement.partition("==")
+            assert f"\n{name.partition('[')[0]}=={number} " in lock
+
+
+def test_it_says_its_version_and_its_commands(environment: Path) -> None:
+    assert mlx_backend(environment, "--version").stdout == f"mlx-backend {VERSION}\n"
+    assert mlx_backend(environment, "backend", "--version").stdout == f"mlx-backend {VERSION}\n"
+    usage = mlx_backend(environment).stdout
+    for word in ("serve", "backend", "doctor"):
+        assert f"mlx-backend {word} " in usage
+    assert "--max-body-bytes" in mlx_backend(environment, "serve", "--help").stdout
+    unknown = mlx_backend(environment, "sevre")
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("mlx-backend: unknown command 'sevre'")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac needs no extra")
+def test_without_an_extra_it_names_them(wheel: Path, tmp_path: Path) -> None:
+    install(wheel, tmp_path / "venv", None)
+    result = mlx_backend(tmp_path / "venv", "serve", TINY)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert "pip install 'mlx-backend[cpu]'" in line
+
+
+def test_it_serves_a_model(environment: Path, tmp_path: Path) -> None:
+    cache = clean_environment(MLX_BACKEND_CACHE=str(tmp_path), HF_HUB_OFFLINE="1")
+    with serving(environment, cache) as url:
+        question = {"model": "tiny_text", "temperature": 0, "messages": []}
+        question["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions",
+            json.dumps(question).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            message = json.load(answer)["choices"][0]["message"]["content"]
+    assert "Paris" in message
+
+
+@contextlib.contextmanager
+def serving(environment: Path, environ: dict[str, str]) -> Iterator[str]:
+    """`mlx-backend serve` on the small model, and where it listens."""
+    process = subprocess.Popen(
+        [environment / "bin" / "mlx-backend", "serve", TINY, "--port", "0"],
+        cwd=environment.parent,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        lines = iter(process.stderr.readline, "")
+        found = next(filter(None, (re.search(r"listening on (\S+)", line) for line in lines)))
+        yield found[1]
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+        assert process.returncode == 0, rest
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,61 @@
+"""Refusals name the key of a model's YAML file beside the field of the protocol."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from backend.engine import errors
+from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS
+from backend.rpc.statuses import status_of
+from backend.rpc.yaml_keys import YAML_KEYS
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+# What a model's file cannot set: these are a request's own, or lead to the model.
+WITHOUT_KEY = {
+    *("Prompt", "Messages", "UseTokenizerTemplate", "Metadata", "Images", "Videos", "Audios"),
+    *("Tools", "ToolChoice", "Grammar", "CorrelationId", "ModelIdentity", "EmbeddingTokens"),
+    *("Model", "ModelFile", "ModelPath"),
+}
+
+
+def test_every_field_that_a_file_can_set_has_its_key() -> None:
+    tables = (MODEL_OPTIONS, PREDICT_OPTIONS)
+    fields = {name for table in tables for name in (*table.honoured, *table.refused)}
+    assert fields - WITHOUT_KEY == set(YAML_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            errors.InvalidRequest("ContextSize is -1: send 0"),
+            "context_size (ContextSize) is -1: send 0",
+        ),
+        (errors.InvalidRequest("Tokens is -5", "Tokens"), "max_tokens (Tokens) is -5"),
+        (errors.InvalidRequest("Tokens of the prompt"), "Tokens of the prompt"),
+        (
+            errors.InvalidRequest("LoraScales has 2, LoraAdapters 1, LoraScales"),
+            "lora_scales (LoraScales) has 2, lora_adapters (LoraAdapters) 1, LoraScales",
+        ),
+        (
+            errors.InvalidRequest("the key 'TopK' of x.DType is MyTopK"),
+            "the key 'TopK' of x.DType is MyTopK",
+        ),
+        (errors.ModelRejected("DraftModel is set"), "draft_model (DraftModel) is set"),
+    ],
+)
+def test_a_sentence_names_both_once(error: Exception, sentence: str) -> None:
+    assert status_of(error).sentence == sentence
+
+
+def test_a_load_that_is_refused_names_both(stub: BackendStub) -> None:
+    for options, start in (
+        (pb.ModelOptions(Model="x", ContextSize=-1), "context_size (ContextSize) is -1: "),
+        (pb.ModelOptions(Model="x", RopeFreqBase=2), "rope_freq_base (RopeFreqBase) is 2, but "),
+        (pb.ModelOptions(Model="x", Quantization="q4"), "quantization (Quantization) is set, but "),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.LoadModel(options)
+        assert (refused.value.details() or "").startswith(start)
