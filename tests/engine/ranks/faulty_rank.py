@@ -11,11 +11,12 @@ from backend.__main__ import main
 from backend.engine.errors import ModelRejected
 from backend.engine.executor import Executor
 from backend.engine.plan import PlannerEvent, StepPlan
+from backend.engine.loading.weights import load_model
 from backend.engine.ranks import followed_model
 
 POISON = 77
 
-_load, _launch = followed_model.load_model, Executor.launch
+_load, _launch = load_model, Executor.launch
 _loads = 0
 
 
