@@ -12,7 +12,6 @@ from backend.engine.errors import ModelRejected
 from backend.engine.executor import Executor
 from backend.engine.loading.weights import load_model
 from backend.engine.plan import PlannerEvent, StepPlan
-from backend.engine.loading.weights import load_model
 from backend.engine.ranks import followed_model
 
 POISON = 77
