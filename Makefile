@@ -17,10 +17,10 @@ FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo serve test test-fast test-models lint fuzz soak doctor bench protogen package wheel lock vendor clean
+.PHONY: help install install-dev demo demo-distributed serve test test-fast test-models lint fuzz soak doctor bench protogen package wheel lock vendor clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## install the backend into venv/ (see ./install.sh --help)
 	@./install.sh
@@ -34,6 +34,9 @@ serve: ## start the HTTP gateway (MODELS=folder, MODEL=path or hub id, SERVE="--
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat
+
+demo-distributed: install ## the same with three ranks here, each with a part of the model
+	@RANKS=3 $(PYTHON_ENV) -m demo.chat
 
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
 	@$(PYTEST) --durations=20 $(TESTS)

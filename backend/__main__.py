@@ -12,10 +12,15 @@ import os
 import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from backend.rpc import logs
 from common.log_lines import traceback_of
 from common.version import VERSION
+
+if TYPE_CHECKING:
+    from backend.engine.ranks.leader import Leader
+    from backend.engine.ranks.place import Place
 
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 LEVEL = "MLX_BACKEND_LOG"
@@ -52,6 +57,15 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     if "--version" in arguments:
         print(f"mlx-backend {VERSION}")
         return 0
+    from backend.engine.ranks.place import TOKEN as RANKS_TOKEN
+    from backend.engine.ranks.place import Place
+
+    place = Place.read(environ)
+    secret = environ.get(RANKS_TOKEN, "")
+    if place is None and (code := _supervise(arguments, environ)) is not None:
+        return code
+    if place is not None and place.rank > 0:
+        return _follow(place, secret, environ)
     try:
         address = address_of(arguments)
     except UsageError as misuse:
@@ -59,6 +73,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
         return _MISUSED
 
     from backend.engine.engine import Engine
+    from backend.engine.errors import InvalidRequest
     from backend.rpc import parent_watch
     from backend.rpc.lifetime import EngineStopped, serve
 
@@ -73,14 +88,58 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(serve(Engine(), address, token, ready))
+        engine = Engine(_leader(place, secret) if place is not None else None)
+        loop.run_until_complete(serve(engine, address, token, ready))
     except UsageError as misuse:
         logs.error("exit", cause=misuse)
+        return _MISUSED
+    except InvalidRequest as refusal:
+        logs.error("exit", cause=refusal)
         return _MISUSED
     except (AddressInUse, EngineStopped) as failure:
         logs.error("exit", cause=failure)
         return _FAILED
     return 0
+
+
+def _supervise(arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """Start ranks and wait for their end; None where the command line asks for none."""
+    from backend.engine.ranks.hostfile import Misuse
+    from backend.supervising.command_line import plan_of
+
+    try:
+        plan = plan_of(arguments, environ)
+    except Misuse as misuse:
+        logs.error("exit", cause=misuse)
+        return _MISUSED
+    if plan is None:
+        return None
+    from backend.supervising.supervisor import Supervisor
+
+    return Supervisor(plan, environ).run()
+
+
+def _leader(place: Place, secret: str) -> Leader:
+    from backend.engine.ranks.leader import Leader
+
+    return Leader(place, secret)
+
+
+def _follow(place: Place, secret: str, environ: Mapping[str, str]) -> int:
+    """Be another rank. Rank 0 says when it ends; signals to the group are not meant for it."""
+    import signal
+
+    from backend.engine.ranks.follower import follow
+    from backend.rpc import parent_watch
+
+    def end(code: int) -> NoReturn:
+        logs.flush()
+        os._exit(code)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    parent_watch.arm(environ)
+    follow(place, secret, end)
 
 
 def _restore(environ: MutableMapping[str, str]) -> None:

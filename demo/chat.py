@@ -47,12 +47,14 @@ class Backend:
 
     def __init__(self, port: int) -> None:
         environment = dict(os.environ)
+        count = environment.pop("RANKS", "")
+        ranks = ["--ranks", count] if count else []
         # This backend is ours alone; a token meant for a host's backends would lock us out.
         environment.pop("LOCALAI_GRPC_AUTH_TOKEN", None)
         try:
             # In a session of its own: Ctrl-C is for this program, which then stops the backend.
             self.process = subprocess.Popen(
-                [str(ROOT / "run.sh"), "--addr", f"127.0.0.1:{port}"],
+                [str(ROOT / "run.sh"), "--addr", f"127.0.0.1:{port}", *ranks],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

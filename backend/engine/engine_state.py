@@ -1,13 +1,15 @@
-"""What the engine reports of itself."""
+"""The engine's state and metrics, as reported by Status and GetMetrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
 
+from backend.engine.guess_width import GuessReport
+
 
 class EngineState(Enum):
-    """What the one model slot of this process is doing."""
+    """The state of the process's model."""
 
     EMPTY = "empty"
     LOADING = "loading"
@@ -18,19 +20,24 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """State plus memory figures in bytes, as MLX reports them."""
+    """State plus memory figures in bytes, as MLX reports them. ranks: a line for each."""
 
     state: EngineState
     total_bytes: int
     breakdown: dict[str, int] = field(default_factory=dict)
+    ranks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Totals since the process started, and the speed of the latest decode step."""
+    """Totals since the process started, and the speed of the latest decode step.
+
+    guessing: what drafting does; None where the model does not draft.
+    """
 
     running: int
     queued: int
     tokens_generated: int
     prompt_tokens_processed: int
     tokens_per_second: float
+    guessing: GuessReport | None = None

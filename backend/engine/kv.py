@@ -19,6 +19,7 @@ from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_p
 from backend.engine.gather import BatchKV, gathered, gathers, keeps_state, taken
 from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedBatch, QuantizedRow
+from backend.engine.rectangle import Rectangle
 from backend.engine.row_shift import BatchShift, RowShift
 
 RowCache = list[Any]
@@ -53,6 +54,22 @@ def can_trim(cache: RowCache) -> bool:
 def always_trims(cache: RowCache) -> bool:
     """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
     return all(map(_keeps_all, cache))
+
+
+def takes_back(cache: RowCache) -> bool:
+    """Whether tokens of the latest pass can be cut off the row: no recurrent state."""
+    return all(_keeps_all(leaf) or type(leaf) is RotatingKVCache for leaf in leaves(cache))
+
+
+def _shorten(layer: RotatingKVCache, tokens: int) -> None:
+    """Cut off the end of a window that a pass has just put into the order of time.
+
+    mlx-lm refuses that for a full window. But what the pass's first token saw is still there.
+    """
+    end = layer.keys.shape[2] - tokens
+    layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
+    layer.offset -= tokens
+    layer._idx = end
 
 
 def snapshot(cache: RowCache) -> Snapshot:
@@ -168,6 +185,30 @@ class BatchCache:
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
+
+    def layers_for(self, tokens: int) -> list[Any]:
+        """`layers`, with room for a pass over so many tokens of each sequence."""
+        layers = self.layers
+        for leaf in leaves(layers):
+            if isinstance(leaf, Rectangle):
+                leaf.make_room(tokens)
+        return layers
+
+    def drop(self, tokens: Sequence[int]) -> None:
+        """Forget so many of each sequence's latest tokens; of caches for which `always_trims`, or
+        directly after a pass that appended them, of those for which `takes_back`.
+
+        Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
+        """
+        if not any(tokens):
+            return
+        for leaf in leaves(self.layers):
+            if isinstance(leaf, Rectangle):
+                leaf.drop(tokens)
+            elif isinstance(leaf, RotatingKVCache):
+                _shorten(leaf, tokens[0])
+            elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
+                raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
 
     @property
     def settled(self) -> bool:
@@ -293,14 +334,27 @@ def vocabulary_size(model: Any) -> int:
     return int(model(mx.array([[0]]), cache=new_row(model)).shape[-1])
 
 
-def can_prefill_together(model: Any) -> bool:
+def keeps_states(cache: RowCache) -> bool:
+    """Whether a layer is recurrent."""
+    return any(map(keeps_state, leaves(cache)))
+
+
+def known_sizes(cache: RowCache) -> bool:
+    """Whether one token shows what every layer costs."""
+    return all(_is_measured(layer) for layer in leaves(cache))
+
+
+def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
     """Whether `BatchCache.prefill` may give sequences of this model different numbers of tokens.
 
     Attention never looks at what comes after. A recurrent layer must skip the padding, and not
-    every model does: those are tried on a few tokens. Equal numbers are always possible.
+    every model does: those are tried on a few tokens. Equal numbers are always possible. tried:
+    whether to try in any case, for the recurrent layers of another rank.
     """
     row = new_row(model)
-    return can_batch(row) and (not any(map(keeps_state, leaves(row))) or _skips_padding(model))
+    if tried is None:
+        tried = keeps_states(row)
+    return can_batch(row) and (not tried or _skips_padding(model))
 
 
 def _skips_padding(model: Any) -> bool:
@@ -314,10 +368,10 @@ def _skips_padding(model: Any) -> bool:
         for at, count in enumerate(counts):
             part = texts[at][done[at] : done[at] + count]
             done[at] += count
-            model(mx.array([part]), cache=alone[at])
+            feed_tokens(model, alone[at], [part])
             tokens.append(part + [0] * (max(counts) - count))
         with batch.prefill(counts) as layers:
-            model(mx.array(tokens), cache=layers)
+            feed_tokens(model, layers, tokens)
     return all(_alike(batch.extract(at), row) for at, row in enumerate(alone))
 
 
@@ -363,6 +417,7 @@ def cost(model: Any) -> CacheCost:
             keys = (layer.keys or (None,))[0] if isinstance(layer, QuantizedRow) else layer.keys
             per_token += 0 if keys is None else layer.nbytes // keys.shape[2]
         else:
+            assert not _is_measured(layer)
             unknown.append(layer)
     if unknown:
         feed(model, row, _SETTLED - 2)
@@ -374,13 +429,24 @@ def cost(model: Any) -> CacheCost:
     return CacheCost(per_token, fixed, tuple(windowed))
 
 
+def _is_measured(layer: Any) -> bool:
+    kinds = (RowShift, RotatingKVCache, ChunkedKVCache)
+    return keeps_state(layer) or isinstance(layer, kinds) or hasattr(layer, "keys")
+
+
 def _keeps_all(layer: Any) -> bool:
     """Whether a layer keeps every token, so that it can be cut back to any length."""
     return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 
 def feed(model: Any, row: RowCache, tokens: int) -> None:
-    mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=row), [layer.state for layer in row])
+    feed_tokens(model, row, [[0] * tokens])
+
+
+def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> None:
+    """Run a pass and wait for it: passes that are computed together are computed in any order,
+    and ranks that divide a model need the same one."""
+    mx.eval(model(mx.array([*map(list, tokens)]), cache=layers), [layer.state for layer in layers])
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -171,6 +171,30 @@ class Settings:
         " if that is more; the log then names what was correct and what was not tried. A fault"
         " that it finds is followed up, however long that takes.",
     )
+    parallelism: str = text(
+        "auto",
+        "How ranks divide a model: tensor, a part of every layer for each, or pipeline, some layers"
+        " for each; auto means tensor over jaccl and nccl, and pipeline over others, if mlx-lm"
+        " offers it for the model. Without ranks it has no effect.",
+        ("auto", "tensor", "pipeline"),
+    )
+    hostfile: str = text(
+        "",
+        "Path of a JSON list with the address of every rank, for hosts that start only rank 0 and"
+        " cannot change its command line; the first load that sets it makes the process rank 0 for"
+        " the rest of its life. Empty means as the process was started.",
+    )
+    distributed_backend: str = text(
+        "",
+        "Transport of the ranks in hostfile; empty means `MLX_DISTRIBUTED_BACKEND`, or ring.",
+        ("", "ring", "jaccl", "nccl", "mpi"),
+    )
+    rank_timeout: int = number(
+        10,
+        2,
+        3600,
+        "Seconds of silence after which a rank counts as lost. Without ranks it has no effect.",
+    )
     trust_remote_code: bool = flag(False, "Whether Python files in the checkpoint may be run.")
     allow_media_paths: bool = flag(
         False,

@@ -1,14 +1,18 @@
 """One log line per finished call, with the fields that the servicer added.
 
-Health and similar calls are logged at debug level only, because a host makes them all the time.
+Of many calls that a full queue refuses, most are only counted, because writing their lines would
+take time from the calls that are served. Health and similar calls are logged at debug level only,
+because a host makes them all the time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from contextvars import ContextVar
 
+from backend.engine.errors import Overloaded
 from backend.engine.events import Usage
 from backend.rpc import logs
 from backend.rpc.statuses import Status
@@ -17,6 +21,7 @@ from common.log_lines import traceback_of
 Notes = dict[str, object]
 
 _SPOKEN = frozenset({"Predict", "PredictStream", "LoadModel", "Free"})
+_REFUSALS_SECONDS = 1.0  # that one line speaks for
 _notes: ContextVar[Notes] = ContextVar("notes")
 
 
@@ -50,7 +55,12 @@ def cancelled(method: str, notes: Notes, started: float) -> None:
 
 
 def failed(method: str, notes: Notes, started: float, status: Status, error: Exception) -> None:
-    """Log a failed call: a refusal with its reason, an internal error also with its origin."""
+    """Log a failed call: a refusal with its reason, an internal error also with its origin.
+
+    While the queue is full, refusals after the first are only counted.
+    """
+    if isinstance(error, Overloaded) and _refusals.counted():
+        return
     reason: Notes = {"why": status.sentence}
     if not status.expected:
         reason = {"traceback": traceback_of(error)}
@@ -61,3 +71,28 @@ def failed(method: str, notes: Notes, started: float, status: Status, error: Exc
 def _line(level: int, method: str, status: str, notes: Notes, started: float) -> None:
     ms = (time.monotonic() - started) * 1000
     logs.event(level, "call", {"rpc": method, "status": status, **notes, "ms": ms})
+
+
+class _Refusals:
+    """Counts the requests that a full queue refuses: the first of a second is logged like any call,
+    and one line at the end of that second says how many more there were."""
+
+    def __init__(self) -> None:
+        self._more: int | None = None
+
+    def counted(self) -> bool:
+        """Whether this refusal needs no line of its own."""
+        if self._more is None:
+            self._more = 0
+            asyncio.get_running_loop().call_later(_REFUSALS_SECONDS, self._say)
+            return False
+        self._more += 1
+        return True
+
+    def _say(self) -> None:
+        more, self._more = self._more, None
+        if more:
+            logs.info("overloaded", more_refused=more)
+
+
+_refusals = _Refusals()

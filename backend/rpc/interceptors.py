@@ -25,6 +25,8 @@ from backend.rpc.statuses import status_of
 
 SERVICE = "backend.Backend"
 REACHED = (("mlx-reached", "1"),)
+QUEUED = frozenset({"Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify"})
+"""The methods whose requests wait for the engine, and are refused while its queue is full."""
 _PREFIX = f"/{SERVICE}/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
@@ -69,10 +71,16 @@ _REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Parses the request, checks the model identity, and turns exceptions into statuses."""
+    """Parses the request, checks the model identity, and turns exceptions into statuses.
 
-    def __init__(self, identity: Identity) -> None:
+    require_room: raises Overloaded while the queue is full. It is asked before anything else is
+    done for a request, because far more requests may come than can be served, and each refusal
+    takes time from those that are served.
+    """
+
+    def __init__(self, identity: Identity, require_room: Callable[[], None]) -> None:
         self._identity = identity
+        self._require_room = require_room
         self._closed = False
         self._answered: Container[str] = ()
 
@@ -131,6 +139,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 " or its bytes are cut short"
             ) from None
         self._identity.check(method, request)
+        if method in QUEUED:
+            self._require_room()
         # From here on the request may be what ends this process: a host must not send it again.
         await context.send_initial_metadata(REACHED)
         behaviour: Behaviour = handler.unary_stream or handler.unary_unary

@@ -40,10 +40,12 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
     engine.start(watchdog.start_monitor)
     ready(await server.start(address))
     watching = asyncio.ensure_future(watchdog.watch())
+    again = asyncio.ensure_future(server.load_again())
     failure = asyncio.ensure_future(engine.failed())
     ends: list[asyncio.Future[Any]] = [asked, failure]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     failed = not asked.done()
+    again.cancel()
     if not failed:
         logs.info("stopping", signal=signal.Signals(asked.result()).name)
     await server.refuse_new(failed=failed)

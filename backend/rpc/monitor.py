@@ -31,7 +31,7 @@ def main(file: int, process: int) -> None:
         due = heartbeat.guarded
         stuck = engine.look(heartbeat.steps, due=due and heartbeat.running)
         silent = loop.look(heartbeat.ticks, due=due)
-        if silent >= _DOUBTFUL and _stopped(process):
+        if silent >= _DOUBTFUL and is_stopped(process):
             engine, loop = Standstill(), Standstill()
         elif due and silent >= heartbeat.limit + GRACE:
             if os.getppid() == process:  # otherwise the pid may belong to another process by now
@@ -43,7 +43,7 @@ def main(file: int, process: int) -> None:
             return
 
 
-def _stopped(process: int) -> bool:
+def is_stopped(process: int) -> bool:
     """Whether a signal or a debugger has stopped the process, so that it cannot make progress."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -10,6 +12,7 @@ from backend.rpc import reflection
 from backend.rpc.address import Address, AddressInUse, require_free
 from backend.rpc.identity import Identity
 from backend.rpc.interceptors import SERVICE, CallInterceptor, TokenInterceptor
+from backend.rpc.last_load import LastLoad
 from backend.rpc.servicer import Servicer
 from wire import backend_pb2_grpc
 
@@ -33,11 +36,12 @@ class Server:
 
     def __init__(self, engine: Engine, token: str = "") -> None:
         identity = Identity()
-        self._calls = CallInterceptor(identity)
+        self._calls = CallInterceptor(identity, engine.require_room)
         guards = [TokenInterceptor(token)] if token else []
         self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=_OPTIONS)
         self._health = health.aio.HealthServicer()
-        backend_pb2_grpc.add_BackendServicer_to_server(Servicer(engine, identity), self._server)
+        self._servicer = Servicer(engine, identity, LastLoad(os.environ))
+        backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable(self._server, (SERVICE, health.SERVICE_NAME))
 
@@ -53,6 +57,10 @@ class Server:
         await self._health.set(SERVICE, _SERVING)
         await self._server.start()
         return port
+
+    async def load_again(self) -> None:
+        """Load what a lost process had loaded, if this one takes its place."""
+        await self._servicer.load_again()
 
     async def refuse_new(self, *, failed: bool = False) -> None:
         """Answer further calls with UNAVAILABLE, and health checks with NOT_SERVING.

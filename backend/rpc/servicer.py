@@ -15,7 +15,7 @@ import grpc
 
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import EngineError, InvalidRequest
 from backend.engine.events import Finished, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
@@ -33,6 +33,7 @@ from backend.rpc import (
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
+from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
 from common.chat_events import ChatEvent, message_of
@@ -56,10 +57,11 @@ _STATES = {
 class Servicer(backend_pb2_grpc.BackendServicer):
     """`backend.Backend` on top of one engine."""
 
-    def __init__(self, engine: Engine, identity: Identity) -> None:
+    def __init__(self, engine: Engine, identity: Identity, last_load: LastLoad) -> None:
         self._engine = engine
         self._identity = identity
         self._loading = asyncio.Lock()
+        self._last_load = last_load
 
     async def Health(self, _: pb.HealthMessage, _context: Context) -> pb.Reply:
         return pb.Reply(message=b"OK")
@@ -71,8 +73,11 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             logs.warning("load_option", model=request.Model, warning=warning)
         logs.info("load", model=request.Model)
         facts = await self._load(request.Model, wanted)
+        self._last_load.remember(request)
         note(type=facts.model_type, context=facts.context_size)
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
+        if facts.division:
+            words += f" on {facts.division}"
         return pb.Result(success=True, message=words)
 
     async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
@@ -86,7 +91,18 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 if after is not None and after is not before:
                     self._identity.learn(name)
 
+    async def load_again(self) -> None:
+        """Load what the process before this one had loaded; a failure is logged."""
+        if (request := self._last_load.request()) is None:
+            return
+        try:
+            await self._load(request.Model, load_request(request)[0])
+            logs.info("loaded_again", model=request.Model)
+        except EngineError as error:
+            logs.error("loaded_again", model=request.Model, failed=error)
+
     async def Free(self, _: pb.HealthMessage, _context: Context) -> pb.Result:
+        self._last_load.forget()
         freed = await self._engine.free()
         words = "the model is unloaded" if freed else "there was no model to unload"
         return pb.Result(success=True, message=words)
@@ -152,13 +168,18 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             )
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 
-    async def Status(self, _: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
+    async def Status(self, _: pb.HealthMessage, context: Context) -> pb.StatusResponse:
         status = await self._engine.status()
+        guessing = self._engine.metrics().guessing
+        if shown := (*trailers.of_guessing(guessing), *trailers.of_ranks(status.ranks)):
+            context.set_trailing_metadata(shown)
         memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
         return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 
-    async def GetMetrics(self, _: pb.MetricsRequest, _context: Context) -> pb.MetricsResponse:
+    async def GetMetrics(self, _: pb.MetricsRequest, context: Context) -> pb.MetricsResponse:
         metrics = self._engine.metrics()
+        if shown := trailers.of_guessing(metrics.guessing):
+            context.set_trailing_metadata(shown)
         return pb.MetricsResponse(
             tokens_per_second=metrics.tokens_per_second,
             tokens_generated=min(metrics.tokens_generated, _INT32_MAX),

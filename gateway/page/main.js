@@ -48,7 +48,7 @@ function show(conversation) {
   if (running) running.view = null;
   transcript.replaceChildren();
   const messages = threads.thread(shown);
-  for (const message of messages) append(message);
+  const views = new Map(messages.map((message) => [message, append(message)]));
   element("welcome").hidden = messages.length > 0;
   chooseModel();
   showContext();
@@ -57,6 +57,7 @@ function show(conversation) {
   following = true;
   follow();
   composer.focus();
+  return views;
 }
 
 function append(message) {
@@ -134,10 +135,16 @@ function versions(message) {
   return threads.versions(shown, message);
 }
 
-/** Show another version of a message, with what was said after it. */
+/** Show another version of a message, with what was said after it, where the last one was. */
 function choose(message) {
+  const { scrollTop } = scroller;
+  const { title } = document.activeElement;
   threads.choose(shown, message);
-  show(shown);
+  const { element: there } = show(shown).get(message);
+  following = false;
+  scroller.scrollTop = scrollTop;
+  const button = [`[title="${title}"]:enabled`, ".version ~ button:enabled", "button:has(+ .version):enabled"];
+  button.map((one) => there.querySelector(one)).find(Boolean)?.focus();
   conversations.change(shown);
 }
 
@@ -158,7 +165,7 @@ async function answerCalls(message, texts) {
 async function answer() {
   const conversation = shown;
   const message = begun();
-  const body = requestOf(threads.thread(conversation), conversation.settings, models.value);
+  const asked = threads.thread(conversation);
   const abort = new AbortController();
   const ended = Promise.withResolvers();
   running = { message, view: null, abort, conversation, ended: ended.promise };
@@ -169,7 +176,7 @@ async function answer() {
   tell("");
   follow();
   status.look();
-  await written(message, body, abort.signal);
+  await written(message, () => requestOf(asked, conversation.settings, models.value), abort.signal);
   const { view } = running;
   running = null;
   view?.update();
@@ -183,7 +190,7 @@ async function answer() {
   ended.resolve();
 }
 
-async function written(message, body, signal) {
+async function written(message, request, signal) {
   const reader = new Reader(message);
   let painting = 0;
   let free = 0; // the time from which the browser may be kept busy again
@@ -199,7 +206,7 @@ async function written(message, body, signal) {
     free = end + PAUSE * (end - start);
   };
   try {
-    for await (const chunk of chat(body, settings.apiKey(), signal)) {
+    for await (const chunk of chat(request(), settings.apiKey(), signal)) {
       reader.add(chunk);
       painting ||= requestAnimationFrame(paint);
     }

@@ -1,10 +1,15 @@
 // From a conversation and the settings to the body of a chat completion.
 
+import { ApiFailure } from "./api.js";
+
 /** The settings of a conversation that have a field, by name. */
 export const FIELDS = ["system", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "thinking", "tools"];
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
+export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
-/** The body for the next answer. A setting that is empty is not sent: the model's own counts. */
+/**
+ * The body for the next answer. A setting that is empty is not sent: the model's own counts. Throws
+ * ApiFailure where the tools are not what they should be.
+ */
 export function requestOf(messages, settings, model) {
   const body = { model, messages: answered(messages).map(wireMessage) };
   if (settings.system?.trim()) body.messages.unshift({ role: "system", content: settings.system });
@@ -12,6 +17,8 @@ export function requestOf(messages, settings, model) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
   }
   if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  const wrong = wrongTools(settings.tools);
+  if (wrong) throw new ApiFailure(wrong);
   if (settings.tools?.trim()) body.tools = JSON.parse(settings.tools);
   return body;
 }

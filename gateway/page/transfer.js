@@ -2,10 +2,11 @@
 // taken from it, and only where it has the right type.
 
 import { newId } from "./conversations.js";
-import { FIELDS } from "./request.js";
+import { FIELDS, NUMBERS } from "./request.js";
 
 const FORMAT = "mlx-backend-chat";
 const VERSION = 1;
+const SETTINGS = [...FIELDS, "model"];
 const STATES = ["done", "stopped", "failed"];
 const FACTS = ["first", "tokens", "rate", "finish", "thought", "context"];
 
@@ -42,7 +43,7 @@ function conversation({ id, title, updated, settings = {}, messages, leaf }) {
     id: id === undefined ? newId() : text(id),
     title: text(title),
     updated: finite(updated),
-    settings: Object.fromEntries(FIELDS.filter((name) => name in settings).map((name) => [name, text(settings[name])])),
+    settings: Object.fromEntries(SETTINGS.filter((name) => name in settings).map((name) => [name, setting(name, settings[name])])),
     messages: messages.map(message),
     leaf: place(leaf, messages.length),
   };
@@ -68,6 +69,12 @@ function message(given, at) {
     facts: Object.fromEntries(facts.map((name) => [name, given.facts[name]])),
     ...(given.error !== undefined && { error: text(given.error) }),
   };
+}
+
+function setting(name, value) {
+  must(!NUMBERS.includes(name) || Number.isFinite(Number(value)));
+  must(name !== "thinking" || ["", "on", "off"].includes(value));
+  return text(value);
 }
 
 function must(condition) {

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,19 @@ WAIT = 60.0
 class Backend:
     """A running backend; `stub` speaks to it, `log` is what it wrote to stderr.
 
-    before: called in the new process, before it runs.
+    before: called in the new process, before it runs. arguments: behind --addr.
     """
 
-    def __init__(self, before: Callable[[], None] | None = None, **environ: str) -> None:
+    def __init__(
+        self,
+        before: Callable[[], None] | None = None,
+        arguments: Sequence[str] = (),
+        **environ: str,
+    ) -> None:
         self.log: list[str] = []
         self._bound = threading.Event()
         self.child = subprocess.Popen(
-            [ROOT / "run.sh", "--addr", "127.0.0.1:0"],
+            [ROOT / "run.sh", "--addr", "127.0.0.1:0", *arguments],
             cwd="/",
             env=os.environ | environ,
             stdin=subprocess.DEVNULL,

@@ -179,7 +179,10 @@ async def test_the_queue_is_bounded_and_leaving_makes_room(model: Path) -> None:
         admitted = [engine.submit(ENDLESS) for _ in range(3)]
         with pytest.raises(Overloaded, match="3 requests"):
             engine.submit(ENDLESS)
+        with pytest.raises(Overloaded, match="3 requests"):
+            engine.require_room()
         admitted[1].cancel()
+        engine.require_room()
         admitted.append(engine.submit(ENDLESS))
         for generation in admitted:
             generation.cancel()

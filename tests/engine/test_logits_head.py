@@ -21,7 +21,7 @@ class Watched:
     """A model that remembers the shapes of its logits; its layers are whatever `inside` says."""
 
     def __init__(self, model: Any, inside: Any) -> None:
-        self._model, self.layers, self.modules = model, model.layers, inside
+        self._model, self.layers, self.named_modules = model, model.layers, inside
         self.shapes: list[tuple[int, ...]] = []
 
     def make_cache(self) -> Any:
@@ -47,7 +47,7 @@ def _each_alone(model: Any) -> mx.array:
 def test_each_row_gets_the_logits_of_its_last_token(kind: str, known: bool) -> None:
     model = kv_model(kind)
     expected = _each_alone(model)
-    watched = Watched(model, model.modules if known else list)
+    watched = Watched(model, model.named_modules if known else list)
     head = LogitsHead(watched, VOCABULARY)
     assert head.found is known
     rows = [kv.new_row(model) for _ in COUNTS]

@@ -83,7 +83,7 @@ class _Broken:
     def __init__(self, model: Any, poison: int) -> None:
         self._model, self._poison = model, poison
         self.layers = model.layers
-        self.modules = model.modules
+        self.named_modules = model.named_modules
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
         logits: mx.array = self._model(tokens, cache=cache)
@@ -305,7 +305,7 @@ class _Short:
     def __init__(self, model: Any, calls: set[int]) -> None:
         self._model, self._calls, self._call = model, calls, 0
         self.layers = model.layers
-        self.modules = model.modules
+        self.named_modules = model.named_modules
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
         self._call += 1

@@ -19,6 +19,7 @@ from backend.engine.events import TokenLogprob
 from backend.engine.score_plan import ScoreRequest
 from backend.rpc.identity import Identity
 from backend.rpc.interceptors import CallInterceptor
+from backend.rpc.last_load import LastLoad
 from backend.rpc.servicer import Servicer
 from tests.common.grammar_walks import byte_tokenizer
 from tests.fuzz.messages import fill
@@ -103,7 +104,7 @@ async def _call(number: int, given: bytes) -> None:
         return _SHAPES.get(method, (len(piece.ids), len(LABELS)))
 
     identity, methods = Identity(), _Methods()
-    servicer = Servicer(_Engine(shape_of), identity)
+    servicer = Servicer(_Engine(shape_of), identity, LastLoad({}))
     backend_pb2_grpc.add_BackendServicer_to_server(servicer, methods)
     method, handler = sorted(methods.handlers.items())[number % len(methods.handlers)]
 
@@ -111,7 +112,7 @@ async def _call(number: int, given: bytes) -> None:
         return handler
 
     details: Any = _Details(f"/backend.Backend/{method}")
-    guarded: Any = await CallInterceptor(identity).intercept_service(found, details)
+    guarded: Any = await CallInterceptor(identity, lambda: None).intercept_service(found, details)
     message = handler.request_deserializer.__self__()
     fill(message, given)
     written = guarded.response_serializer

@@ -15,9 +15,10 @@ from typing import cast
 
 from backend.engine.engine import Asked, Engine
 from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
-from backend.engine.errors import Cancelled, NotLoaded, ShuttingDown, WrongKind
+from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
+from backend.engine.guess_width import GuessReport
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.prompts import PromptBuilder
@@ -113,8 +114,10 @@ class FakeEngine(Engine):
         self.running: list[FakeGeneration] = []
         self.holding = threading.Event()
         self.left = threading.Event()
+        self.full: Overloaded | None = None
         self.state = EngineState.READY
         self.stopping = False
+        self.guessing: GuessReport | None = None
 
     def start(self, before_load: Callable[[], None] = lambda: None) -> None: ...
 
@@ -152,6 +155,10 @@ class FakeEngine(Engine):
         had, self.facts = self.facts is not None, None
         return had
 
+    def require_room(self) -> None:
+        if self.full:
+            raise self.full
+
     def submit(self, request: GenerationRequest) -> Generation:
         if self.stopping:
             raise ShuttingDown
@@ -170,7 +177,7 @@ class FakeEngine(Engine):
         return EngineStatus(self.state, 300, {"weights": 200, "cache": 100})
 
     def metrics(self) -> EngineMetrics:
-        return EngineMetrics(1, 0, 2**40, 12, 34.5)
+        return EngineMetrics(1, 0, 2**40, 12, 34.5, self.guessing)
 
     async def stop(self, grace: float) -> None:
         self.stopping = True

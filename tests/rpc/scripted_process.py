@@ -19,7 +19,7 @@ from tests.rpc.fake_engine import FakeEngine, Script
 
 
 class ScriptedEngine(FakeEngine):
-    def __init__(self) -> None:
+    def __init__(self, leader: None = None) -> None:
         super().__init__()
         self.script = Script(pieces=["a"], hold=True)
         self._cause: asyncio.Future[str] | None = None
@@ -46,5 +46,5 @@ class ScriptedEngine(FakeEngine):
 
 
 if __name__ == "__main__":
-    seam.Engine = ScriptedEngine  # type: ignore[misc]
+    seam.Engine = ScriptedEngine  # type: ignore[misc,assignment]
     os._exit(entry.main(sys.argv[1:], os.environ))

@@ -57,8 +57,12 @@ _MEDIA_MODULES = frozenset({
 
 
 def is_multimodal(config: dict[str, Any]) -> bool:
-    """Whether a model was made for images or sound too, whatever of it the weights still hold."""
-    return any(config.get(key) for key in _MEDIA_KEYS)
+    """Whether a model was made for images or sound too, whatever of it the weights still hold.
+
+    Qwen3-Omni describes its towers within a part of its own (`thinker_config`).
+    """
+    parts = (config, *(part for part in config.values() if isinstance(part, dict)))
+    return any(part.get(key) for part in parts for key in _MEDIA_KEYS)
 
 
 def holds_media(tensors: frozenset[str]) -> bool:

@@ -25,7 +25,7 @@ from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
-from backend.engine.vision.families import why_not_seen
+from backend.engine.vision.families import why_not_read, why_not_seen
 from common.wording import did_you_mean, shown
 
 _TOKENIZER_FILES = (
@@ -148,6 +148,8 @@ def _require_text_family(name: str, model_type: str) -> None:
             f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
             f"{did_you_mean(model_type, known)}",
         )
+    if why := why_not_read(model_type):
+        raise ModelRejected.because(name, why)
 
 
 def _kind(config: dict[str, Any], files: frozenset[str], settings: Settings) -> ModelKind:

@@ -16,16 +16,20 @@ _KEYS = (
     "n_ctx",
     "seq_length",
 )
+_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 
 
 def context_of(config: dict[str, Any]) -> int:
     """Tokens of prompt plus output that the model was made for.
 
-    Families write the number under different names, multimodal ones inside `text_config`. A
-    scaled model mostly gives the scaled length; with YaRN it may give the length before scaling,
-    and then the scaling says how far it reaches.
+    Families write the number under different names, multimodal ones inside the configuration of
+    their language part. A scaled model mostly gives the scaled length; with YaRN it may give the
+    length before scaling, and then the scaling says how far it reaches.
     """
-    for part in (config, config.get("text_config"), config.get("llm_config")):
+    thinker = config.get("thinker_config")
+    holders = (config, thinker) if isinstance(thinker, dict) else (config,)
+    parts = (holder.get(name) for holder in holders for name in _LANGUAGE_PARTS)
+    for part in (config, *parts):
         if isinstance(part, dict):
             lengths = (part.get(key) for key in _KEYS)
             own = next((length for length in lengths if type(length) is int and length > 0), 0)

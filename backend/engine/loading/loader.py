@@ -24,23 +24,43 @@ from backend.engine.loading.stages import Stages
 from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompts import CostlyPrompt
+from backend.engine.ranks.rank_load import RankLoad
+from backend.engine.ranks.undivided import require_divisible
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.model import Built
+    from backend.engine.ranks.leader import Leader
 
 _log = logging.getLogger(__name__)
 
 
-def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages[Built]:
-    """Begins on `files`, and ends on `engine`. cancelled: ends a download.
+def load(
+    request: LoadRequest, epoch: int, cancelled: threading.Event, leader: Leader | None = None
+) -> Stages[Built]:
+    """Begins on `files`, and ends on `engine`. cancelled: ends a download. leader: the other ranks,
+    where there are any, which load their parts of the model.
 
-    Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
+    Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled, and ShuttingDown for ranks that
+    do not join.
     """
-    order = _find(request, epoch, cancelled)
+    order = find(request, epoch, cancelled)
     import_mlx_lm()
+    if leader is None:
+        return (yield from _build(order))
+    require_divisible(order)
+    yield from leader.form(cancelled)
+    try:
+        member = leader.begin(request, epoch, order.settings.rank_timeout, cancelled)
+        return (yield from _build(replace(order, ranks=RankLoad(leader, member))))
+    except BaseException:
+        leader.abandon(epoch)
+        raise
+
+
+def _build(order: LoadOrder) -> Stages[Built]:
     if order.checkpoint.kind is not ModelKind.TEXT:
         from backend.engine.embedding.embedding_builder import build
     elif order.checkpoint.of_vlm:
@@ -67,7 +87,7 @@ def load(request: LoadRequest, epoch: int, cancelled: threading.Event) -> Stages
     return built
 
 
-def _find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOrder:
+def find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOrder:
     """Everything that can be refused by files alone."""
     settings = Settings.from_values(
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})

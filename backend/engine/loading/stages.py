@@ -17,3 +17,13 @@ Place = Literal["engine", "files"]
 _Result = TypeVar("_Result")
 
 Stages = Generator[Place, None, _Result]
+
+
+def at_once(stages: Stages[_Result]) -> _Result:
+    """What the stages end with, all of them on the caller's thread."""
+    while True:
+        try:
+            next(stages)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result

@@ -1,7 +1,8 @@
 """Tokenizers in Mistral's own form: a `tekken.json`, often without any chat template beside it.
 
 transformers reads the vocabulary. The names of the special tokens, and how a conversation is
-written, are known to mistral-common alone; its instruct tokenizers v3 to v13 are followed here.
+written, are known to mistral-common alone; its instruct tokenizers v3 to v13 are followed here
+(`tests/engine/tekken` compares the tokens).
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from backend.engine.loading.tekken_messages import settled_messages, settled_tools
+
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+# For messages and tools as `tekken_messages` settles them.
 _TEMPLATE = """
 {%- macro text(content) %}
   {%- if content is string %}{{- content }}
@@ -24,16 +28,9 @@ _TEMPLATE = """
     {%- endfor %}
   {%- endif %}
 {%- endmacro %}
-{%- macro arguments(call) %}
-  {%- if call.function.arguments is string %}{{- call.function.arguments }}
-  {%- else %}{{- call.function.arguments | tojson }}
-  {%- endif %}
-{%- endmacro %}
-{%- set found = namespace(system="", first=-1, last=-1) %}
+{%- set found = namespace(first=-1, last=-1) %}
 {%- for message in messages %}
-  {%- if message.role in ("system", "developer") %}
-    {%- set found.system = found.system + text(message.content) + "\n\n" %}
-  {%- elif message.role == "user" %}
+  {%- if message.role == "user" %}
     {%- set found.last = loop.index0 %}
     {%- if found.first < 0 %}{%- set found.first = loop.index0 %}{%- endif %}
   {%- endif %}
@@ -49,28 +46,32 @@ _TEMPLATE = """
       {{- "[AVAILABLE_TOOLS]" + tools | tojson + "[/AVAILABLE_TOOLS]" }}
     {%- endif %}
     {{- "[INST]" }}
-    {%- if VERSION < 7 and loop.index0 == found.last %}{{- found.system }}{%- endif %}
+    {%- if VERSION < 7 and loop.index0 == found.last and messages[0].role == "system" %}
+      {{- text(messages[0].content) + "\n\n" }}
+    {%- endif %}
     {{- text(message.content) + "[/INST]" }}
   {%- elif message.role == "assistant" %}
     {{- text(message.content) }}
     {%- if message.tool_calls and VERSION >= 11 %}
       {%- for call in message.tool_calls %}
         {{- "[TOOL_CALLS]" + call.function.name }}
-        {%- if VERSION < 13 %}{{- "[CALL_ID]" + call.id }}{%- endif %}
-        {{- "[ARGS]" + arguments(call) }}
+        {%- if VERSION < 13 and call.id %}{{- "[CALL_ID]" + call.id }}{%- endif %}
+        {{- "[ARGS]" + call.function.arguments | tojson }}
       {%- endfor %}
     {%- elif message.tool_calls %}
       {{- "[TOOL_CALLS][" }}
       {%- for call in message.tool_calls %}
-        {{- '{"name": ' + call.function.name | tojson + ', "arguments": ' + arguments(call) }}
-        {{- ', "id": ' + call.id | tojson + "}" + ("" if loop.last else ", ") }}
+        {{- '{"name": ' + call.function.name | tojson }}
+        {{- ', "arguments": ' + call.function.arguments | tojson }}
+        {%- if call.id %}{{- ', "id": ' + call.id | tojson }}{%- endif %}
+        {{- "}" + ("" if loop.last else ", ") }}
       {%- endfor %}
       {{- "]" }}
     {%- endif %}
     {{- eos_token }}
   {%- elif message.role == "tool" %}
     {%- if VERSION < 7 %}
-      {{- '[TOOL_RESULTS]{"content": ' + text(message.content) | tojson }}
+      {{- '[TOOL_RESULTS]{"content": ' + message.content | tojson }}
       {{- ', "call_id": ' + message.tool_call_id | tojson + "}[/TOOL_RESULTS]" }}
     {%- elif VERSION < 13 %}
       {{- "[TOOL_RESULTS]" + message.tool_call_id + "[TOOL_CONTENT]" }}
@@ -87,17 +88,56 @@ _TEMPLATE = """
 
 def of_tekken(path: Path) -> dict[str, Any]:
     """Arguments that transformers needs for a folder's `tekken.json`; none if the folder has a
-    `tokenizer.json`, or neither file."""
+    `tokenizer.json`, or neither file. Raises ValueError for a file of the oldest form."""
+    tekken = _read(path)
+    if tekken is None:
+        return {}
+    if "special_tokens" not in tekken:
+        raise ValueError("its tekken.json does not name its special tokens")
+    known = _special(tekken)
+    arguments: dict[str, Any] = {name: text for name, text in _NAMES.items() if text in known}
+    if _is_written_here(path, known):
+        arguments["chat_template"] = _TEMPLATE.replace("VERSION", str(_version(tekken)))
+    return arguments
+
+
+def settle_chats(tokenizer: Any, path: Path) -> None:
+    """Let a tokenizer of mlx-lm's write messages as mistral-common would, where its template is the
+    one made here."""
+    tekken = _read(path)
+    if tekken is None or not _is_written_here(path, _special(tekken)):
+        return
+    version = _version(tekken)
+
+    def write(messages: Any, *, tools: Any = None, **arguments: Any) -> Any:
+        return tokenizer._tokenizer.apply_chat_template(
+            settled_messages(messages, version),
+            tools=settled_tools(tools),
+            **arguments | {"tokenize": False},
+        )
+
+    tokenizer._chat_template = write
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     file = path / "tekken.json"
     if (path / "tokenizer.json").exists() or not file.is_file():
-        return {}
-    tekken = json.loads(file.read_bytes())
-    known = {token["token_str"] for token in tekken.get("special_tokens") or ()}
-    arguments: dict[str, Any] = {name: text for name, text in _NAMES.items() if text in known}
-    if not _has_template(path) and "[INST]" in known:
-        version = re.search(r"\d+", str(tekken["config"].get("version", "")))
-        arguments["chat_template"] = _TEMPLATE.replace("VERSION", version[0] if version else "3")
-    return arguments
+        return None
+    tekken: dict[str, Any] = json.loads(file.read_bytes())
+    return tekken
+
+
+def _special(tekken: dict[str, Any]) -> set[str]:
+    return {token["token_str"] for token in tekken.get("special_tokens") or ()}
+
+
+def _version(tekken: dict[str, Any]) -> int:
+    number = re.search(r"\d+", str(tekken["config"].get("version", "")))
+    return int(number[0]) if number else 3
+
+
+def _is_written_here(path: Path, special: set[str]) -> bool:
+    return "[INST]" in special and not _has_template(path)
 
 
 def _has_template(path: Path) -> bool:

@@ -5,34 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from mlx.utils import tree_flatten
-
-from backend.engine import device, kv
+from backend.engine import device
 from backend.engine.blas_threads import blas_threads
-from backend.engine.cache_form import use_cache_kind
-from backend.engine.cache_kind import CacheKind
 from backend.engine.chat import chat_format
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.drafting.draft_loading import load_drafting
 from backend.engine.embedding.embedding_builder import text_embedder
 from backend.engine.embedding.readers import Limits
-from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.errors import ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.context import served_context
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_trial import PlainPass, ServingTrial, plain_pass
 from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
+from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
-from backend.engine.logits_head import LogitsHead
 from backend.engine.model import Built, EngineModel
-from backend.engine.pass_cost import pass_cost
-from backend.engine.plan import CacheCost, PassCost
 from backend.engine.prompts import PromptBuilder
+from backend.engine.ranks.group import spread
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
 from backend.engine.tool_support import call_format
@@ -77,7 +72,7 @@ def build(
     open_model: as for `load_model`. open_senses: gives a model that sees or hears what it does so
     with; it takes the model, its prompts and the width of its logits.
     """
-    settings, request = order.settings, order.request
+    settings, request, ranks = order.settings, order.request, order.ranks
     yield "engine"
     here = device.detect()
     device.prepare(here)
@@ -88,11 +83,17 @@ def build(
         dtype=request.dtype,
         adapters=order.adapters,
         open_model=open_model,
+        member=ranks.member if ranks else None,
     )
     fit_row_masks(loaded.model)
-    blas = blas_threads(_matrix_bytes(loaded)) if here.kind == "cpu" else None
-    traits = yield from _traits(loaded, order.cache_kind)
-    vocabulary, head, cost, passes, batches, trims, together = traits
+    blas = blas_threads(loaded.matrix_bytes) if here.kind == "cpu" else None
+    traits = yield from measure(
+        loaded,
+        order.cache_kind,
+        device.memory_limit(here, settings),
+        ranks.member if ranks else None,
+    )
+    vocabulary, batches, trims = traits.vocabulary, traits.batches, traits.trims
     if batches and (why := why_alone(loaded.model_type)):
         batches = False
         _log.warning("model %s: requests are served one at a time: %s", shown(loaded.name), why)
@@ -101,11 +102,16 @@ def build(
     drafting = yield from load_drafting(
         order.draft, loaded, context_size, settings, here, dtype=request.dtype
     )
-    taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
+    taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_senses is not None:
         # Half of it is the processor's; features, the other half, give way to sequences.
         taken += settings.vision_cache_mib * MIB // 2
     plan = device.memory_plan(here, settings, taken)
+    if ranks is not None:
+        room = min(plan.limit - taken, traits.room)
+        stored = min(plan.prompt_cache, traits.room // 2)
+        plan = replace(plan, limit=taken + room, prompt_cache=stored)
+        ranks.leader.shards = traits.shards
 
     yield "files"
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
@@ -128,9 +134,11 @@ def build(
     words = {token for token in prompts.tokenize(_WORDS) if 0 <= token < vocabulary}
     if len(words) < _FEW_WORDS:
         words |= set(range(min(vocabulary, _FEW_WORDS)))
-    new_encoder, reader = text_embedder(
-        loaded, settings, here, Limits(context_size, vocabulary), plan.limit - taken
-    )
+    new_encoder, reader = None, None
+    if ranks is None:
+        new_encoder, reader = text_embedder(
+            loaded, settings, here, Limits(context_size, vocabulary), plan.limit - taken
+        )
     if request.embeddings and reader is None:
         raise ModelRejected(
             f"Embeddings is true, but model {shown(loaded.name)} does not show the vectors of its"
@@ -140,16 +148,16 @@ def build(
     yield "engine"
     engine = EngineModel(
         model=loaded.model,
-        head=head,
+        head=traits.head,
         vocabulary=vocabulary,
         end_tokens=end_tokens,
         new_text=texts.stream,
-        cost=cost,
-        passes=passes,
+        cost=traits.cost,
+        passes=traits.passes,
         slots=slots,
         batches=batches,
         trims=trims,
-        together=together,
+        together=traits.together,
         weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache,
@@ -161,10 +169,14 @@ def build(
         media=senses.reader if senses else None,
         repetition_guard=settings.repetition_guard,
         blas=blas,
+        leader=ranks.leader if ranks else None,
+        spread=spread if ranks else None,
     )
     warm = False
     if settings.load_trial:
         plain = senses.plain if senses else plain_pass(loaded.model)
+        if ranks is not None:
+            plain = ranks.plain(plain)
         seconds = max(_TRIAL_SHARE * (time.perf_counter() - order.started), _TRIAL_SECONDS)
         trial = ServingTrial(loaded, plain, sorted(words), senses.tried if senses else (), seconds)
         if not (yield from trial.run(engine)) and open_model is not None:
@@ -177,15 +189,16 @@ def build(
     most = min(device.warm_up_tokens(here, settings), context_size // 2)
     yield from warm_up(engine, most, begun=warm)
     yield "engine"
-    engine.disk = open_disk_cache(
-        loaded.model,
-        order.checkpoint.path,
-        settings,
-        dtype=loaded.arithmetic,
-        kv_kind=repr(order.cache_kind),
-        adapter=loaded.adapter_digest,
-        copy=device.host_reads_disturb(here),
-    )
+    if ranks is None:
+        engine.disk = open_disk_cache(
+            loaded.model,
+            order.checkpoint.path,
+            settings,
+            dtype=loaded.arithmetic,
+            kv_kind=repr(order.cache_kind),
+            adapter=loaded.adapter_digest,
+            copy=device.host_reads_disturb(here),
+        )
     served = ServedModel(
         name=loaded.name,
         model_type=loaded.model_type,
@@ -210,44 +223,7 @@ def build(
         step_timeout=device.step_timeout(here, settings),
         weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
         reader=reader,
+        division=ranks.division(traits.shards) if ranks else "",
     )
     device.apply(plan)
     return engine, new_encoder, served
-
-
-def _traits(
-    loaded: LoadedModel, kind: CacheKind
-) -> Stages[tuple[int, LogitsHead, CacheCost, PassCost, bool, bool, bool]]:
-    """What only tokens show, a stage for each. Raises ModelRejected, InvalidRequest.
-
-    The fields of `EngineModel`: vocabulary, head, cost, passes, batches, trims, together.
-    """
-    model = loaded.model
-    try:
-        yield "engine"
-        use_cache_kind(model, kind)
-        yield "engine"
-        cost = kv.cost(model)
-        row = kv.new_row(model)
-        yield "engine"
-        together = kv.can_prefill_together(model)
-        yield "engine"
-        vocabulary = kv.vocabulary_size(model)
-        head = LogitsHead(model, vocabulary)
-        yield "engine"
-        passes = pass_cost(model, vocabulary, whole=not head.found)
-        return vocabulary, head, cost, passes, kv.can_batch(row), kv.always_trims(row), together
-    except EngineError:
-        raise
-    except Exception as fault:
-        _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
-        raise ModelRejected.because(
-            loaded.name, f"it failed on its first token ({type(fault).__name__})"
-        ) from None
-
-
-def _matrix_bytes(loaded: LoadedModel) -> int:
-    """The size of an average weight matrix."""
-    arrays: Any = tree_flatten(loaded.model.parameters())
-    sizes: list[int] = [array.nbytes for _, array in arrays if array.ndim > 1]
-    return sum(sizes) // max(len(sizes), 1)

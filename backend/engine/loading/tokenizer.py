@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.tekken import of_tekken
+from backend.engine.loading.tekken import of_tekken, settle_chats
 from backend.engine.settings import Settings
 from backend.engine.template_limits import limit_templates
 from common.wording import did_you_mean, shown
+
+_MOST_GROWTH = 1000  # times; those of published models stay below twenty
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -30,9 +34,15 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
         "trust_remote_code": settings.trust_remote_code,
         "local_files_only": True,
     }
-    extra |= of_tekken(checkpoint.path)
+    try:
+        extra |= of_tekken(checkpoint.path)
+    except ValueError as fault:
+        raise ModelRejected.because(
+            checkpoint.name, f"{fault}: put the tokenizer.json of the same model into its folder"
+        ) from None
     try:
         tokenizer = open_tokenizer(checkpoint.path, extra)
+        settle_chats(tokenizer, checkpoint.path)
     except ValueError as fault:
         if settings.trust_remote_code or "trust_remote_code" not in str(fault):
             raise
@@ -41,6 +51,7 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
             "its tokenizer is Python code of its own, which is not run unless the host sets"
             " trust_remote_code; do so only if you trust its author",
         ) from None
+    _require_bounded(checkpoint.name, tokenizer)
     overrides = settings.tokenizer_overrides
     if not overrides:
         return tokenizer
@@ -51,7 +62,40 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
             raise InvalidRequest(
                 f"{name} {shown(token)} is not a token of this model{did_you_mean(token, specials)}"
             )
-    return open_tokenizer(checkpoint.path, extra | overrides)
+    tokenizer = open_tokenizer(checkpoint.path, extra | overrides)
+    settle_chats(tokenizer, checkpoint.path)
+    return tokenizer
+
+
+def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
+    """Refuse a tokenizer that can turn a short text into one that fills the memory."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None:
+        return
+    growth = _growth(json.loads(normalizer.__getstate__()))
+    if growth > _MOST_GROWTH:
+        raise ModelRejected.because(
+            name,
+            f"the normalizer in its tokenizer.json can make a text {growth:.3g} times longer, and"
+            f" {_MOST_GROWTH} is the most that is allowed",
+        )
+
+
+def _growth(normalizer: dict[str, Any]) -> float:
+    """How many times longer, in bytes, a normalizer may make a text: an upper bound of its own
+    replacements. Unicode's normal forms, which lengthen no text by more than 18, are left out."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": [*parts]}:
+            return math.prod(map(_growth, parts))
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+            return max(len(content.encode()) / max(len(pattern.encode()), 1), 1)
+        case {"type": "Replace", "content": str(added)} | {
+            "type": "Prepend",
+            "prepend": str(added),
+        }:
+            return 1 + len(added.encode())
+        case _:
+            return 1
 
 
 def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozenset[int]:

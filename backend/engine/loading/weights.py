@@ -29,6 +29,7 @@ from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.context import context_of
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
+from backend.engine.ranks.member import Member
 from backend.engine.settings import Settings, weight_dtype
 from backend.engine.units import MIB
 from common.wording import shown
@@ -36,6 +37,8 @@ from common.wording import shown
 if TYPE_CHECKING:
     import mlx.core as mx
     from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from backend.engine.ranks.sharding import Shard
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +55,8 @@ class LoadedModel:
     dtype: of the floating-point weights, e.g. `bfloat16`; of the scales where they are quantised.
     dequantized: whether they were quantised in the checkpoint, and are dense now.
     context_size: the model's own; `chat_template` is None where it has none. adapter_digest: names
-    the adapters in it, for the keys of caches; "" without any.
+    the adapters in it, for the keys of caches; "" without any. shard: the part of the model that
+    this rank has; None where it has the whole.
     """
 
     name: str
@@ -66,11 +70,18 @@ class LoadedModel:
     chat_template: str | None
     adapter_digest: str = ""
     dequantized: bool = False
+    shard: Shard | None = None
 
     @property
     def arithmetic(self) -> str:
         """What the weights are computed with, in words; models that differ here differ in KV."""
         return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
+
+    @property
+    def matrix_bytes(self) -> int:
+        """The size of an average weight matrix."""
+        sizes = [array.nbytes for array in _parameters(self.model) if array.ndim > 1]
+        return sum(sizes) // max(len(sizes), 1)
 
     @property
     def model_type(self) -> str:
@@ -85,15 +96,19 @@ def load_model(
     dtype: str = "",
     adapters: Sequence[Adapter] = (),
     open_model: OpenModel | None = None,
+    member: Member | None = None,
 ) -> Stages[LoadedModel]:
     """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
+
+    member: the rank whose part is loaded; None: the whole model.
 
     `dtype` is the load request's own field. open_model: makes the model, its weights still lazy,
     and tells its configuration; None leaves that to mlx-lm. After any error nothing is kept.
     """
     wanted = weight_type(device, weight_dtype(settings, dtype))
     try:
-        return (yield from _load(checkpoint, settings, device, wanted, adapters, open_model))
+        loading = _load(checkpoint, settings, device, wanted, adapters, open_model, member)
+        return (yield from loading)
     except EngineError as error:
         refusal = error
     except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
@@ -113,9 +128,12 @@ def _load(
     wanted: WeightType | None,
     adapters: Sequence[Adapter],
     open_model: OpenModel | None,
+    member: Member | None,
 ) -> Stages[LoadedModel]:
     yield "files"
     from mlx_lm.utils import load_model as open_text_model
+
+    from backend.engine.ranks.sharding import keep_heads, keep_layers, way_of
 
     tokenizer = load_tokenizer(checkpoint, settings)
     yield "engine"
@@ -125,6 +143,15 @@ def _load(
         model, config = open_text_model(
             checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
         )
+    shard: Shard | None = None
+    if member is not None:
+        way = way_of(model, checkpoint.name, settings.parallelism, member.place)
+        if way == "pipeline":
+            yield "files"
+            said = member.agree({"memory": memory_limit(device, settings)})
+            yield "engine"
+            memories = [one["memory"] for one in said]
+            shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
         from backend.engine.loading.adapter_layers import apply_adapters
 
@@ -135,6 +162,8 @@ def _load(
     dequantized = dequantizes(device, settings.dequantize, wanted) and _make_dense(
         model, checkpoint.name, device, limit
     )
+    if member is not None and shard is None:
+        shard = keep_heads(model, checkpoint.name, config, member.place)
     size = _bytes_of(model)
     if size > limit:
         raise ModelRejected.because(
@@ -155,6 +184,7 @@ def _load(
         chat_template=_template_of(tokenizer),
         adapter_digest=adapters_digest(adapters),
         dequantized=dequantized,
+        shard=shard,
     )
 
 

@@ -1,7 +1,7 @@
-"""Which model types are served with what sees and hears, decided without importing mlx-vlm.
+"""Which model types are served with image or audio input, decided without importing mlx-vlm.
 
-What can be found out by trying is found out when the model is loaded (`vision_builder`).
-Listed here is what no trial shows: families that would answer, and wrongly.
+Most families are tested when a model is loaded (`vision_builder`). Listed here are the families for
+which that test would pass although their answers would be wrong.
 """
 
 from __future__ import annotations
@@ -13,38 +13,72 @@ from typing import Any
 from backend.engine.loading.architectures import aliases, model_files
 from common.wording import shown
 
-_ALL_SEEN = "its prompt is read in both directions, which a batch of text rows is not"
-_CROSSES = "its layers look at the image beside the text, which a batch of text rows has not"
+_BIDIRECTIONAL = "its attention over the prompt is bidirectional, which batches do not support"
+_CROSSES = "its layers use cross-attention to the image, which batches do not support"
 _CANVAS = (
-    "its images take positions on a canvas of the whole prompt, and are prepared one by one here"
+    "it places all images of a prompt on one canvas, but here each image is prepared on its own"
 )
-_OWN_PLACES = "its images have positions of another kind than those that are passed on here"
+_OWN_POSITIONS = "its images need a kind of position ids that this backend does not compute"
+_LOSES_A_TOKEN = (
+    "mlx-vlm drops the last token of a prompt with an image; serve dots.ocr or PaddleOCR-VL instead"
+)
+_FORGETS = (
+    "which tokens of an answer are attended to depends on where its prompt ended, and stored KV"
+    " does not record that; serve dots.ocr or PaddleOCR-VL instead"
+)
+_IN_FRONT = (
+    "mlx-vlm puts one image before the whole prompt, wherever it is in the conversation; serve a"
+    " Qwen-VL model instead"
+)
+_CHANGES = (
+    "texts, images and sounds each need other weights (LoRA), which requests in one batch cannot"
+    " have, and mlx-vlm answers texts with the weights for images; serve Phi-4-mini-instruct for"
+    " text, or Gemma 3 for images"
+)
+_SCALED = "mlx-vlm does not scale the embeddings of a prompt as it scales those of an answer"
+_DIFFUSION = (
+    "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
+    " serve a model that writes in that way, such as Gemma 3 or Ling"
+)
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
-    "paligemma": _ALL_SEEN,
-    "moondream2": _ALL_SEEN,
-    "moondream3": _ALL_SEEN,
-    "falcon_ocr": _ALL_SEEN,
-    "falcon_perception": _ALL_SEEN,
+    "paligemma": _BIDIRECTIONAL,
+    "moondream2": _BIDIRECTIONAL,
+    "moondream3": _BIDIRECTIONAL,
+    "falcon_ocr": _BIDIRECTIONAL,
+    "falcon_perception": _BIDIRECTIONAL,
     "mllama": _CROSSES,
     "minicpmv4_7": _CANVAS,
-    "hunyuan_vl": _OWN_PLACES,
-    "ernie4_5_moe_vl": _OWN_PLACES,
+    "hunyuan_vl": _OWN_POSITIONS,
+    "ernie4_5_moe_vl": _OWN_POSITIONS,
+    "deepseekocr": _LOSES_A_TOKEN,
+    "deepseekocr_2": _LOSES_A_TOKEN,
+    "unlimited_ocr": _FORGETS,
+    "molmo": _IN_FRONT,
+    "phi4mm": _CHANGES,
+    "gemma3n": _SCALED,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
-    "diffusion_gemma": _OTHER,
+    "diffusion_gemma": _DIFFUSION,
     "sam3": _OTHER,
     "sam3_1": _OTHER,
     "colidefics3": _OTHER,
     "colqwen2_5": _OTHER,
     "qwen3_vl_embedding": _OTHER,
 }
+# Whose language part alone is wrong as well.
+_NOT_READ: Mapping[str, str] = {
+    "unlimited_ocr": _FORGETS,
+    "phi4mm": _CHANGES,
+    "diffusion_gemma": _DIFFUSION,
+    "llada2_moe": _DIFFUSION,
+}
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:
-    """The end of a sentence about why a model's vision part is not served; '' where it is."""
+    """Why a model's vision part is not served, as the end of a sentence; '' if it is served."""
     model_type = str(config["model_type"]).lower()
-    module = aliases("mlx_vlm").get(model_type, model_type)
+    module = _module(model_type)
     if module not in _modules():
         return f"mlx-vlm has no vision-language model of type {shown(model_type)}"
     if why := _NOT_SERVED.get(module):
@@ -52,9 +86,20 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
     return ""
 
 
+def why_not_read(model_type: str) -> str:
+    """The end of a sentence about why mlx-vlm's language part of a family is not served alone; ''
+    where it may be."""
+    why = _NOT_READ.get(_module(model_type.lower()))
+    return f"models of type {shown(model_type)} are not served: {why}" if why else ""
+
+
+def _module(model_type: str) -> str:
+    return aliases("mlx_vlm").get(model_type, model_type)
+
+
 @cache
 def _modules() -> frozenset[str]:
-    """Those of mlx-vlm's packages that hold a model with a part that sees, be it another's."""
+    """The packages of mlx-vlm whose model has a vision part, its own or one of another package."""
     return frozenset(
         path.parent.name
         for path in model_files("mlx_vlm", "*/*.py")

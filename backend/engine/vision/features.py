@@ -1,86 +1,86 @@
-"""What an image or a sound is to the language model: embeddings, computed once for each content.
+"""The features of images, videos and sounds: the embeddings that the language model receives.
 
-Each item is encoded by itself, with the tokens that stand for it and nothing around them, so its
-features depend on its content alone and serve every prompt in which it appears.
+Each item is encoded on its own, with its placeholder tokens and no others, so its features depend
+only on its content and can be reused in every prompt that contains it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from backend.engine.vision.media_plan import MediaItem
-from backend.engine.vision.seeing_model import SeeingModel, accepted
+from backend.engine.vision.multimodal_model import MultimodalModel, accepted
 
-# Outputs of mlx-vlm's get_input_embeddings. Positions are computed for the whole prompt instead.
-_READ = {"inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs"}
+# Outputs of mlx-vlm's get_input_embeddings. Positions are ignored: they are computed for the whole
+# prompt instead.
+_DEEP = "deepstack_visual_embeds"
+_READ = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _RECOMPUTED = {"position_ids", "rope_deltas"}
-# Gemma 3's mask is made, and read by nothing in mlx-vlm's own generation either.
+# Gemma 3 returns this mask, but mlx-vlm's own generation does not use it either.
 _IDLE = {"gemma3": {"attention_mask_4d"}}
 _GRIDS = ("image_grid_thw", "video_grid_thw")
 
 
 class UnusualFeaturesError(Exception):
-    """The family's features need more than an embedding per token; the argument names what."""
+    """The family's features have outputs that are not supported; the argument names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """Embeddings of tokens: of an item, or of a stretch of text.
 
-    embeddings: [tokens, hidden]. visual: [tokens], which of them are added to by the `deep` ones,
-    one array [visual tokens, hidden] for each layer that adds. per_layer: [tokens, …].
+    embeddings: [tokens, hidden]. visual: [tokens] bool, the tokens to which `deep` is added. deep:
+    for each such layer, an array [visual tokens, hidden]. by_token: other inputs of layers,
+    [tokens, …], by the language model's names.
     """
 
     embeddings: mx.array
     visual: np.ndarray | None = None
     deep: tuple[mx.array, ...] = ()
-    per_layer: mx.array | None = None
+    by_token: Mapping[str, mx.array] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        arrays = [self.embeddings, *self.deep]
-        return sum(array.nbytes for array in arrays) + (
-            0 if self.per_layer is None else self.per_layer.nbytes
-        )
+        return sum(array.nbytes for array in (self.embeddings, *self.deep, *self.by_token.values()))
 
     def part(self, start: int, stop: int) -> Features:
-        """Those of the tokens from `start` to `stop`."""
+        """The features of the tokens from `start` to `stop`."""
         if (start, stop) == (0, self.embeddings.shape[0]):
             return self
         visual, deep = self.visual, self.deep
         if visual is not None:
             first, last = int(visual[:start].sum()), int(visual[:stop].sum())
             visual, deep = visual[start:stop], tuple(layer[first:last] for layer in deep)
-        per_layer = None if self.per_layer is None else self.per_layer[start:stop]
-        return Features(self.embeddings[start:stop], visual, deep, per_layer)
+        by_token = {name: array[start:stop] for name, array in self.by_token.items()}
+        return Features(self.embeddings[start:stop], visual, deep, by_token)
 
 
-def encode(model: SeeingModel, item: MediaItem) -> Features:
+def encode(model: MultimodalModel, item: MediaItem) -> Features:
     """Run the encoder on an item. Raises UnusualFeaturesError, and what the family raises."""
     arrays = thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
     mask = mx.ones((1, len(item.whole)), dtype=mx.int32)
     features = _features(model, item.whole, pixels, {"mask": mask, **arrays})
     own = features.part(item.first, item.first + len(item.tokens))
-    mx.eval(own.embeddings, own.deep, own.per_layer)
+    mx.eval(own.embeddings, own.deep, own.by_token)
     return own
 
 
-def of_text(model: SeeingModel, tokens: Sequence[int]) -> Features:
+def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
     """The embeddings of a stretch of text."""
     return _features(model, tokens, None, {})
 
 
-def positions_of(model: SeeingModel, item: MediaItem) -> np.ndarray:
-    """[3, tokens]: the positions of an item's tokens, from 0 on, for models that shift them."""
+def positions_of(model: MultimodalModel, item: MediaItem) -> np.ndarray:
+    """The positions of an item's tokens, from 0 on, [3, tokens]; only for models with `shifts`."""
     arrays = thawed({name: item.arrays[name] for name in _GRIDS if name in item.arrays})
-    if not arrays:  # a family that shows images as plain sequences through such a text model
+    if not arrays:  # the family gives images sequential positions, as text has
         return np.broadcast_to(np.arange(len(item.tokens)), (3, len(item.tokens)))
     positions, _ = model.language_model.get_rope_index(mx.array([item.tokens]), **arrays)
     found = np.array(positions).reshape(-1, len(item.tokens))
@@ -88,7 +88,7 @@ def positions_of(model: SeeingModel, item: MediaItem) -> np.ndarray:
 
 
 def _features(
-    model: SeeingModel, tokens: Sequence[int], pixels: Any, rest: Mapping[str, Any]
+    model: MultimodalModel, tokens: Sequence[int], pixels: Any, rest: Mapping[str, Any]
 ) -> Features:
     whole = model.whole
     embed = whole.get_input_embeddings
@@ -101,35 +101,51 @@ def _features(
     if len(embeddings) != len(tokens):
         raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {len(tokens)} tokens")
     visual = given.get("visual_pos_masks")
-    deep = given.get("deepstack_visual_embeds")
-    per_layer = given.get("per_layer_inputs")
+    deep = given.get(_DEEP)
+    by_token = {"per_layer_inputs": given.get("per_layer_inputs")}
+    if isinstance(deep, mx.array) and deep.shape[:2] == (1, len(tokens)):
+        # Qwen3-Omni's: [rows, tokens, layers, hidden], with zeros for text.
+        by_token[_DEEP], deep = deep, None
     return Features(
         embeddings,
         None if visual is None else np.array(visual).reshape(-1).astype(bool),
         () if deep is None else tuple(deep),
-        None if per_layer is None else per_layer[0],
+        {name: array[0] for name, array in by_token.items() if array is not None},
     )
 
 
+class _OfMlx(np.ndarray):
+    """An array that was MLX's."""
+
+
 def frozen(value: Any) -> Any:
-    """A processor's output without MLX: its arrays as NumPy's."""
+    """A processor's output with its MLX arrays as NumPy arrays, bfloat16 as float32."""
     if isinstance(value, mx.array):
-        return np.array(value)
+        held = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
+        return np.array(held).view(_OfMlx)
     if isinstance(value, list | tuple):
         return type(value)(map(frozen, value))
     return value
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the encoder: NumPy's arrays as MLX's, but for lists, which stay as they are."""
+    """The reverse of `frozen`: all arrays as MLX arrays, except NumPy's own inside lists."""
     return {
-        name: mx.array(value) if isinstance(value, np.ndarray) else value
+        name: mx.array(value) if isinstance(value, np.ndarray) else _thawed(value)
         for name, value in arrays.items()
     }
 
 
+def _thawed(value: Any) -> Any:
+    if isinstance(value, _OfMlx):
+        return mx.array(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_thawed, value))
+    return value
+
+
 class FeatureCache:
-    """The features of contents seen before, the least recently used ones dropped first."""
+    """An LRU cache of features by the digest of their content, limited in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -153,7 +169,7 @@ class FeatureCache:
         return any(held is features for held in self._held.values())
 
     def shrink(self, most: int) -> None:
-        """Forget until no more than so many bytes are left."""
+        """Drop the least recently used features until at most `most` bytes are left."""
         while self.nbytes > most:
             _, dropped = self._held.popitem(last=False)
             self.nbytes -= dropped.nbytes

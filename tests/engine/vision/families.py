@@ -6,7 +6,6 @@ tokens for images.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -15,36 +14,11 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
+from tests.engine.vision.ocr_families import write_deepseekocr, write_unlimited_ocr
+from tests.engine.vision.omni_families import write_qwen3_omni
 from tests.engine.vision.seeing import TINY_VISION
 
-_PIXELS = {
-    "do_resize": True,
-    "do_rescale": True,
-    "do_normalize": True,
-    "do_convert_rgb": True,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "resample": 1,
-}
-_SIGLIP = {
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "patch_size": 14,
-    "image_size": 56,
-}
-_TEXT = {
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-}
-_QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
 _GEMMA_TOKENS = {
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
@@ -95,6 +69,9 @@ def write_family(path: Path, family: str) -> Path:
         "kimi_vl": _kimi_vl,
         "aya_vision": _aya_vision,
         "llava_next": _llava_next,
+        "deepseekocr": write_deepseekocr,
+        "unlimited_ocr": write_unlimited_ocr,
+        "qwen3_omni_moe": write_qwen3_omni,
     }[family](path)
     _write_weights(path)
     return path
@@ -102,8 +79,8 @@ def write_family(path: Path, family: str) -> Path:
 
 def _qwen2_5_vl(path: Path) -> None:
     """Multimodal RoPE, windows in the tower, and the text's configuration on the top level."""
-    base = _read(path, "config.json")
-    text = {key: base["text_config"][key] for key in (*_TEXT, "vocab_size", "eos_token_id")}
+    base = read(path, "config.json")
+    text = {key: base["text_config"][key] for key in (*TEXT, "vocab_size", "eos_token_id")}
     ids = {key: value for key, value in base.items() if key.endswith("_token_id")}
     tower = {
         "model_type": "qwen2_5_vl",
@@ -118,18 +95,18 @@ def _qwen2_5_vl(path: Path) -> None:
     }
     rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
     config = text | ids | {"model_type": "qwen2_5_vl", "rope_scaling": rope, "vision_config": tower}
-    _write(path, "config.json", config)
-    pixels = _read(path, "preprocessor_config.json")
+    write(path, "config.json", config)
+    pixels = read(path, "preprocessor_config.json")
     del pixels["size"]
     pixels |= {"patch_size": 14, "min_pixels": 3136, "max_pixels": 12544}
     pixels["processor_class"] = "Qwen2_5_VLProcessor"
-    _write(path, "preprocessor_config.json", pixels)
+    write(path, "preprocessor_config.json", pixels)
     (path / "video_preprocessor_config.json").unlink()
 
 
 def _qwen3_5(path: Path) -> None:
     """Multimodal RoPE beside layers with recurrent state."""
-    config = _read(path, "config.json") | {"model_type": "qwen3_5"}
+    config = read(path, "config.json") | {"model_type": "qwen3_5"}
     text = config["text_config"]
     del text["rope_scaling"]
     text |= {
@@ -148,13 +125,13 @@ def _qwen3_5(path: Path) -> None:
         },
     }
     config["vision_config"] |= {"model_type": "qwen3_5", "deepstack_visual_indexes": []}
-    _write(path, "config.json", config)
+    write(path, "config.json", config)
 
 
 def _qwen3_5_moe(path: Path) -> None:
     """The same with experts."""
     _qwen3_5(path)
-    config = _read(path, "config.json") | {"model_type": "qwen3_5_moe"}
+    config = read(path, "config.json") | {"model_type": "qwen3_5_moe"}
     config["vision_config"]["model_type"] = "qwen3_5_moe"
     config["text_config"] |= {
         "model_type": "qwen3_5_moe_text",
@@ -163,24 +140,24 @@ def _qwen3_5_moe(path: Path) -> None:
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
     }
-    _write(path, "config.json", config)
+    write(path, "config.json", config)
 
 
 def _minicpmv4_6(path: Path) -> None:
     """Qwen 3.5's text model beside another tower; an image has as many positions as tokens."""
     _qwen3_5(path)
-    text = _read(path, "config.json")["text_config"]
-    ids = _add_tokens(path, _MINICPM_TOKENS, "<|image_pad|>")
-    _write(path, "config.json", {
+    text = read(path, "config.json")["text_config"]
+    ids = add_tokens(path, _MINICPM_TOKENS, "<|image_pad|>")
+    write(path, "config.json", {
         "model_type": "minicpmv4_6",
         "image_size": 112,
         "patch_size": 14,
         "insert_layer_id": 0,
         "eos_token_id": [2],
         "text_config": text | {"vocab_size": max(ids.values()) + 1},
-        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model", "image_size": 112},
+        "vision_config": SIGLIP | {"model_type": "siglip_vision_model", "image_size": 112},
     })  # fmt: skip
-    _write(path, "preprocessor_config.json", {
+    write(path, "preprocessor_config.json", {
         "processor_class": "MiniCPMVProcessor",
         "image_processor_type": "MiniCPMVImageProcessor",
         "patch_size": 14,
@@ -190,15 +167,15 @@ def _minicpmv4_6(path: Path) -> None:
 
 def _gemma3(path: Path) -> None:
     """Sliding windows shorter than the prompt, and line feeds around an image."""
-    ids = _add_tokens(path, list(_GEMMA_TOKENS.values()), _GEMMA_TOKENS["boi_token"])
-    tokens = _read(path, "tokenizer_config.json")
+    ids = add_tokens(path, list(_GEMMA_TOKENS.values()), _GEMMA_TOKENS["boi_token"])
+    tokens = read(path, "tokenizer_config.json")
     tokens |= {
         "extra_special_tokens": _GEMMA_TOKENS,
         "image_token_id": ids[_GEMMA_TOKENS["image_token"]],
     }
-    _write(path, "tokenizer_config.json", tokens)
+    write(path, "tokenizer_config.json", tokens)
     size = max(ids.values()) + 1
-    text = _TEXT | {
+    text = TEXT | {
         "model_type": "gemma3_text",
         "vocab_size": size,
         "head_dim": 32,
@@ -207,34 +184,34 @@ def _gemma3(path: Path) -> None:
         "query_pre_attn_scalar": 32,
         "mm_tokens_per_image": 4,
     }
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "gemma3",
         "vocab_size": size,
-        "hidden_size": _TEXT["hidden_size"],
+        "hidden_size": TEXT["hidden_size"],
         "image_token_index": ids[_GEMMA_TOKENS["image_token"]],
         "mm_tokens_per_image": 4,
         "eos_token_id": 2,
         "text_config": text,
-        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model"},
+        "vision_config": SIGLIP | {"model_type": "siglip_vision_model"},
     })  # fmt: skip
     own = {"processor_class": "Gemma3Processor", "image_seq_length": 4}
     kind = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}
-    _write(path, "preprocessor_config.json", _PIXELS | own | kind)
-    _write(path, "processor_config.json", own)
+    write(path, "preprocessor_config.json", PIXELS | own | kind)
+    write(path, "processor_config.json", own)
 
 
 def _idefics3(path: Path) -> None:
     """An image as tiles, each with tokens and text around it."""
-    ids = _add_tokens(path, _IDEFICS_TOKENS, "<image>")
+    ids = add_tokens(path, _IDEFICS_TOKENS, "<image>")
     size = max(ids.values()) + 1
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "idefics3",
         "vocab_size": size,
         "image_token_id": ids["<image>"],
         "scale_factor": 2,
         "eos_token_id": 2,
-        "text_config": _TEXT | {"model_type": "llama", "vocab_size": size, "rope_theta": 10000.0},
-        "vision_config": _SIGLIP | {"model_type": "idefics3"},
+        "text_config": TEXT | {"model_type": "llama", "vocab_size": size, "rope_theta": 10000.0},
+        "vision_config": SIGLIP | {"model_type": "idefics3"},
     })  # fmt: skip
     own = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
     kind = {
@@ -244,8 +221,8 @@ def _idefics3(path: Path) -> None:
         "do_image_splitting": True,
         "do_pad": True,
     }
-    _write(path, "preprocessor_config.json", _PIXELS | own | kind)
-    _write(path, "processor_config.json", own)
+    write(path, "preprocessor_config.json", PIXELS | own | kind)
+    write(path, "processor_config.json", own)
 
 
 def _smolvlm(path: Path) -> None:
@@ -254,37 +231,37 @@ def _smolvlm(path: Path) -> None:
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         text = (path / name).read_text()
         (path / name).write_text(text.replace("Idefics3", "SmolVLM").replace("idefics3", "smolvlm"))
-    config = _read(path, "config.json")
+    config = read(path, "config.json")
     config["vision_config"]["model_type"] = "smolvlm_vision"
-    _write(path, "config.json", config)
+    write(path, "config.json", config)
 
 
 def _ministral3(path: Path) -> None:
     """Queries scaled by their position, which changes after 48 tokens, and rows of an image."""
-    ids = _add_tokens(path, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
+    ids = add_tokens(path, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
     size = max(ids.values()) + 1
     rope = {"type": "default", "rope_type": "default", "rope_theta": 10000.0}
     rope |= {"llama_4_scaling_beta": 2.0, "original_max_position_embeddings": 48}
-    text = _TEXT | {"model_type": "ministral3", "vocab_size": size, "head_dim": 32}
-    _write(path, "config.json", {
+    text = TEXT | {"model_type": "ministral3", "vocab_size": size, "head_dim": 32}
+    write(path, "config.json", {
         "model_type": "mistral3",
         "vocab_size": size,
         "image_token_index": ids["[IMG]"],
         "spatial_merge_size": 2,
         "eos_token_id": 2,
         "text_config": text | {"rope_theta": 10000.0, "rope_parameters": rope},
-        "vision_config": _SIGLIP | {"model_type": "pixtral", "head_dim": 16},
+        "vision_config": SIGLIP | {"model_type": "pixtral", "head_dim": 16},
     })  # fmt: skip
     own = {"processor_class": "Mistral3Processor", "patch_size": 14, "spatial_merge_size": 2}
-    _write(path, "processor_config.json", own)
+    write(path, "processor_config.json", own)
     kind = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 56}}
-    _write(path, "preprocessor_config.json", _PIXELS | kind | {"patch_size": 14})
+    write(path, "preprocessor_config.json", PIXELS | kind | {"patch_size": 14})
 
 
 def _mistral4(path: Path) -> None:
     """The same with latent attention and experts."""
     _ministral3(path)
-    config = _read(path, "config.json")
+    config = read(path, "config.json")
     config["text_config"] |= {
         "model_type": "mistral4",
         "q_lora_rank": 32,
@@ -300,15 +277,15 @@ def _mistral4(path: Path) -> None:
         "moe_intermediate_size": 64,
         "first_k_dense_replace": 1,
     }
-    _write(path, "config.json", config)
+    write(path, "config.json", config)
 
 
 def _minimax_m3_vl(path: Path) -> None:
     """Attention to chosen blocks of keys, with caches of a kind of its own."""
     marks = [f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
-    ids = _add_tokens(path, marks, marks[0])
+    ids = add_tokens(path, marks, marks[0])
     size = max(ids.values()) + 1
-    text = _TEXT | {
+    text = TEXT | {
         "model_type": "minimax_m3",
         "vocab_size": size,
         "head_dim": 32,
@@ -331,7 +308,7 @@ def _minimax_m3_vl(path: Path) -> None:
             "sparse_attention_freq": [0, 1, 1, 1],
         },
     }
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "minimax_m3_vl",
         "vocab_size": size,
         "image_token_index": ids[marks[0]],
@@ -341,20 +318,20 @@ def _minimax_m3_vl(path: Path) -> None:
         "projector_hidden_size": 64,
         "eos_token_id": 2,
         "text_config": text,
-        "vision_config": _SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 128},
+        "vision_config": SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 128},
     })  # fmt: skip
     own = {"processor_class": "MiniMaxM3VLProcessor", "patch_size": 14, "merge_size": 2}
     limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 2}
-    _write(path, "preprocessor_config.json", _PIXELS | own | limits)
+    write(path, "preprocessor_config.json", PIXELS | own | limits)
 
 
 def _cohere2_moe(path: Path) -> None:
     """Text alone, of a family that mlx-lm does not have."""
-    base = _read(path, "config.json")
+    base = read(path, "config.json")
     (path / "preprocessor_config.json").unlink()
     (path / "video_preprocessor_config.json").unlink()
-    _write(path, "config.json", {
-        **_TEXT,
+    write(path, "config.json", {
+        **TEXT,
         "model_type": "cohere2_moe",
         "vocab_size": base["text_config"]["vocab_size"],
         "head_dim": 32,
@@ -372,9 +349,9 @@ def _cohere2_moe(path: Path) -> None:
 
 def _internvl_chat(path: Path) -> None:
     """A marker that is plain text, which the template does not know, and tiles without text."""
-    ids = _add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
+    ids = add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
     size = max(ids.values()) + 1
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "internvl_chat",
         "vocab_size": size,
         "image_token_index": ids["<IMG_CONTEXT>"],
@@ -382,22 +359,22 @@ def _internvl_chat(path: Path) -> None:
         "force_image_size": 56,
         "max_dynamic_patch": 2,
         "eos_token_id": 2,
-        "text_config": _TEXT | {
+        "text_config": TEXT | {
             "model_type": "qwen2",
             "vocab_size": size,
             "head_dim": 32,
             "rope_theta": 10000.0,
         },
-        "vision_config": _SIGLIP | {"model_type": "intern_vit_6b"},
+        "vision_config": SIGLIP | {"model_type": "intern_vit_6b"},
     })  # fmt: skip
-    _write(path, "preprocessor_config.json", {"processor_class": "InternVLChatProcessor"})
+    write(path, "preprocessor_config.json", {"processor_class": "InternVLChatProcessor"})
 
 
 def _paddleocr_vl(path: Path) -> None:
     """Multimodal RoPE, the text's configuration on the top level, and a width that is fixed."""
     marks = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
-    ids = _add_tokens(path, marks, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
-    _write(path, "config.json", _TEXT | {
+    ids = add_tokens(path, marks, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
+    write(path, "config.json", TEXT | {
         "model_type": "paddleocr_vl",
         "hidden_size": 1024,
         "vocab_size": max(ids.values()) + 1,
@@ -412,23 +389,23 @@ def _paddleocr_vl(path: Path) -> None:
         "image_token_id": ids[marks[0]],
         "vision_start_token_id": ids[marks[1]],
         "vision_end_token_id": ids[marks[2]],
-        "vision_config": _SIGLIP | {"model_type": "paddleocr_vl", "spatial_merge_size": 2},
+        "vision_config": SIGLIP | {"model_type": "paddleocr_vl", "spatial_merge_size": 2},
     })  # fmt: skip
     own = {"processor_class": "PaddleOCRVLProcessor", "patch_size": 14, "merge_size": 2}
     limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 1}
-    _write(path, "preprocessor_config.json", _PIXELS | own | limits)
+    write(path, "preprocessor_config.json", PIXELS | own | limits)
 
 
 def _dots_ocr(path: Path) -> None:
     """Qwen 2's text beside a tower of its own, with the text's configuration on the top level."""
     pad, number = "<|imgpad|>", 151665  # the processor counts tokens of this number
-    ids = _add_tokens(path, ["<|img|>", "<|endofimg|>", pad], f"<|img|>{pad}<|endofimg|>")
-    tokenizer = _read(path, "tokenizer.json")
+    ids = add_tokens(path, ["<|img|>", "<|endofimg|>", pad], f"<|img|>{pad}<|endofimg|>")
+    tokenizer = read(path, "tokenizer.json")
     unused = range(ids[pad], number)
     tokenizer["added_tokens"][-1]["id"] = number
     tokenizer["model"]["vocab"] |= {f"unused {at}": at for at in unused} | {pad: number}
-    _write(path, "tokenizer.json", tokenizer)
-    _write(path, "config.json", _TEXT | {
+    write(path, "tokenizer.json", tokenizer)
+    write(path, "config.json", TEXT | {
         "model_type": "dots_ocr",
         "hidden_size": 64,
         "vocab_size": number + 1,
@@ -447,25 +424,25 @@ def _dots_ocr(path: Path) -> None:
     })  # fmt: skip
     own = {"processor_class": "DotsVLProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
     limits = {"min_pixels": 3136, "max_pixels": 12544, "temporal_patch_size": 1}
-    _write(
+    write(
         path,
         "preprocessor_config.json",
-        _PIXELS | own | limits | {"patch_size": 14, "merge_size": 2},
+        PIXELS | own | limits | {"patch_size": 14, "merge_size": 2},
     )
 
 
 def _kimi_vl(path: Path) -> None:
     """Latent attention, experts, and a tower without a fixed size; a processor without files."""
     marks = ["<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
-    ids = _add_tokens(path, [*marks, "<|im_assistant|>"], "".join(marks))
+    ids = add_tokens(path, [*marks, "<|im_assistant|>"], "".join(marks))
     size = max(ids.values()) + 1
     (path / "preprocessor_config.json").unlink()
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "kimi_vl",
         "vocab_size": size,
         "media_placeholder_token_id": ids["<|media_pad|>"],
         "eos_token_id": 2,
-        "text_config": _TEXT | {
+        "text_config": TEXT | {
             "model_type": "deepseek_v3",
             "vocab_size": size,
             "num_key_value_heads": 4,
@@ -499,16 +476,16 @@ def _aya_vision(path: Path) -> None:
     """Cohere 2's windows, and an image as tiles of patches named in the text."""
     marks = ["<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
     tiles = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)), "TILE"]
-    ids = _add_tokens(path, [*marks, *tiles], "<image>")
+    ids = add_tokens(path, [*marks, *tiles], "<image>")
     size = max(ids.values()) + 1
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "aya_vision",
         "vocab_size": size,
         "image_token_index": ids["<|IMG_PATCH|>"],
         "downsample_factor": 2,
         "alignment_intermediate_size": 64,
         "eos_token_id": 2,
-        "text_config": _TEXT | {
+        "text_config": TEXT | {
             "model_type": "cohere2",
             "vocab_size": size,
             "head_dim": 32,
@@ -516,12 +493,12 @@ def _aya_vision(path: Path) -> None:
             "sliding_window_pattern": 2,
             "logit_scale": 1.0,
         },
-        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model"},
+        "vision_config": SIGLIP | {"model_type": "siglip_vision_model"},
     })  # fmt: skip
     own = {"processor_class": "AyaVisionProcessor", "image_processor_type": "GotOcr2ImageProcessor"}
     sizes = {"size": {"height": 56, "width": 56}, "crop_to_patches": True, "max_patches": 4}
-    _write(path, "preprocessor_config.json", _PIXELS | own | sizes | {"min_patches": 1})
-    _write(path, "processor_config.json", {
+    write(path, "preprocessor_config.json", PIXELS | own | sizes | {"min_patches": 1})
+    write(path, "processor_config.json", {
         "processor_class": "AyaVisionProcessor",
         "patch_size": 14,
         "img_size": 56,
@@ -532,9 +509,9 @@ def _aya_vision(path: Path) -> None:
 
 def _llava_next(path: Path) -> None:
     """Tiles at the size nearest to the image, of which mlx-vlm encodes others than it counts."""
-    ids = _add_tokens(path, ["<image>"], "<image>")
+    ids = add_tokens(path, ["<image>"], "<image>")
     size = max(ids.values()) + 1
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "llava_next",
         "vocab_size": size,
         "image_token_index": ids["<image>"],
@@ -542,8 +519,8 @@ def _llava_next(path: Path) -> None:
         "vision_feature_select_strategy": "default",
         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
         "eos_token_id": 2,
-        "text_config": _TEXT | {"model_type": "mistral", "vocab_size": size},
-        "vision_config": _SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 32},
+        "text_config": TEXT | {"model_type": "mistral", "vocab_size": size},
+        "vision_config": SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 32},
     })  # fmt: skip
     own = {
         "processor_class": "LlavaNextProcessor",
@@ -554,8 +531,8 @@ def _llava_next(path: Path) -> None:
         "crop_size": {"height": 56, "width": 56},
     }
     sizes |= {"do_center_crop": True, "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
-    _write(path, "preprocessor_config.json", _PIXELS | own | sizes)
-    _write(path, "processor_config.json", {
+    write(path, "preprocessor_config.json", PIXELS | own | sizes)
+    write(path, "processor_config.json", {
         "processor_class": "LlavaNextProcessor",
         "patch_size": 14,
         "vision_feature_select_strategy": "default",
@@ -566,9 +543,9 @@ def _llava_next(path: Path) -> None:
 
 def _minicpmo(path: Path) -> None:
     """Images and sounds; the sound's marker is the processor's own, and plain text."""
-    ids = _add_tokens(path, _MINICPM_TOKENS, "<image>")
+    ids = add_tokens(path, _MINICPM_TOKENS, "<image>")
     size = max(ids.values()) + 1
-    text = _TEXT | {"model_type": "qwen3", "vocab_size": size, "head_dim": 32}
+    text = TEXT | {"model_type": "qwen3", "vocab_size": size, "head_dim": 32}
     text |= {"rope_theta": 10000.0, "tie_word_embeddings": False}
     text["rope_scaling"] = {"rope_type": "default", "type": "default", "mrope_section": [6, 5, 5]}
     hearing = {
@@ -580,7 +557,7 @@ def _minicpmo(path: Path) -> None:
         "num_mel_bins": 80,
         "max_source_positions": 1500,
     }
-    _write(path, "config.json", {
+    write(path, "config.json", {
         "model_type": "minicpmo",
         "vocab_size": size,
         "query_num": 4,
@@ -591,11 +568,11 @@ def _minicpmo(path: Path) -> None:
         "init_tts": False,
         "eos_token_id": 2,
         "text_config": text,
-        "vision_config": _SIGLIP | {"model_type": "siglip_vision_model"},
+        "vision_config": SIGLIP | {"model_type": "siglip_vision_model"},
         "audio_config": hearing,
         "audio_pool_step": 5,
     })  # fmt: skip
-    _write(path, "preprocessor_config.json", {
+    write(path, "preprocessor_config.json", {
         "processor_class": "MiniCPMOProcessor",
         "feature_extractor_type": "WhisperFeatureExtractor",
         "image_processor_type": "MiniCPMOImageProcessor",
@@ -612,31 +589,12 @@ def _minicpmo(path: Path) -> None:
     })  # fmt: skip
 
 
-def _add_tokens(path: Path, texts: list[str], marker: str) -> dict[str, int]:
-    """Put control tokens into the tokenizer, and one of them into the template; their ids."""
-    tokenizer = _read(path, "tokenizer.json")
-    known = [token["id"] for token in tokenizer["added_tokens"]]
-    first = max([*known, *tokenizer["model"]["vocab"].values()]) + 1
-    ids = {text: first + at for at, text in enumerate(texts)}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer["added_tokens"] += [
-        {"id": token, "content": text, "special": True, **flags} for text, token in ids.items()
-    ]
-    _write(path, "tokenizer.json", tokenizer)
-    template = path / "chat_template.jinja"
-    written = template.read_text()
-    assert _QWEN_MARKER in written
-    template.write_text(written.replace(_QWEN_MARKER, marker))
-    (path / "video_preprocessor_config.json").unlink()
-    return ids
-
-
 def _write_weights(path: Path) -> None:
     from mlx_vlm import utils
 
     read_config: Any = utils.load_config
     config = read_config(path)
-    config.setdefault("text_config", {})
+    config.setdefault("text_config", config.get("language_config", {}))
     family, _ = utils.get_model_and_args(config)
     settings = family.ModelConfig.from_dict(config)
     parts = ["text", "vision", "perceiver", "projector", "audio"]
@@ -661,12 +619,3 @@ def _drawn(name: str, value: mx.array) -> mx.array:
         return value
     width = 0.05 if "embed_tokens" in name else 1.5 / math.sqrt(value.shape[-1])
     return mx.random.normal(value.shape) * width
-
-
-def _read(path: Path, name: str) -> dict[str, Any]:
-    held: dict[str, Any] = json.loads((path / name).read_text())
-    return held
-
-
-def _write(path: Path, name: str, value: dict[str, Any]) -> None:
-    (path / name).write_text(json.dumps(value))

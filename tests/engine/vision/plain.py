@@ -32,10 +32,17 @@ class PlainPasses:
     """A checkpoint as mlx-vlm loads it.
 
     marker: the text that its processor takes for an image; "" where the template writes it. clip:
-    the video that its prompts show, and how many frames of it.
+    the video that its prompts show, and how many frames of it. sound: what its prompts let it hear,
+    samples at 16 kHz.
     """
 
-    def __init__(self, path: Path, marker: str = "", clip: tuple[Path, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        marker: str = "",
+        clip: tuple[Path, int] | None = None,
+        sound: np.ndarray | None = None,
+    ) -> None:
         from mlx_vlm.utils import load_video
 
         self._model, self._processor = load(path)
@@ -44,6 +51,8 @@ class PlainPasses:
         if clip is not None:
             frames, metadata = load_video(str(clip[0]), nframes=clip[1])
             self._shown = {"videos": [frames], "video_metadata": [metadata]}
+        if sound is not None:
+            self._shown = {"audio": [sound]}
 
     def prompt_tokens(self, messages: Sequence[Message], images: Sequence[Any]) -> int:
         return int(self._inputs(messages, images)["input_ids"].shape[1])

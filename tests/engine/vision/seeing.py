@@ -50,10 +50,14 @@ def encoded(image: Any) -> str:
 
 def tone(hertz: int) -> str:
     """The base64 of a WAV: half a second of one tone."""
-    samples = np.sin(np.arange(8000) / 16_000 * 2 * np.pi * hertz) / 2
     buffer = BytesIO()
-    soundfile.write(buffer, samples, 16_000, format="WAV")
+    soundfile.write(buffer, samples_of(hertz), 16_000, format="WAV", subtype="FLOAT")
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def samples_of(hertz: int) -> np.ndarray:
+    """The samples of `tone`, at 16 kHz."""
+    return (np.sin(np.arange(8000) / 16_000 * 2 * np.pi * hertz) / 2).astype(np.float32)
 
 
 def shown(*colours: str, **fields: Any) -> Attachments:

@@ -30,7 +30,16 @@ from backend.engine.request import (
 )
 from tests.engine.vision.families import write_family
 from tests.engine.vision.plain import AMONG_SIGNS, SIGNS, Message, PlainPasses
-from tests.engine.vision.seeing import asking, picture, said, seeing, shown, tone, turns
+from tests.engine.vision.seeing import (
+    asking,
+    picture,
+    said,
+    samples_of,
+    seeing,
+    shown,
+    tone,
+    turns,
+)
 
 TOKENS = 48
 CLOSE = 1e-4  # log-probabilities in another order of summation
@@ -48,6 +57,7 @@ FAMILIES = [
     "internvl_chat",
     "paddleocr_vl",
     "kimi_vl",
+    "qwen3_omni_moe",
     # dots.ocr's processor knows its image token by its number, so its vocabulary is a real one's.
     *(["aya_vision", "dots_ocr"] if os.environ.get("EVERY_ARCHITECTURE") else []),
 ]
@@ -191,6 +201,33 @@ async def test_what_the_processor_names_ends_an_answer_too(tmp_path: Path) -> No
     async with seeing(path) as engine:
         answer = await said(engine, _ONE.request(5, sampling=turn_over))
     assert answer.text == ""
+
+
+async def test_a_sound_gets_what_the_plain_passes_choose(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "qwen3_omni_moe", "qwen3_omni_moe")
+    heard: Sequence[Message] = [
+        {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": _QUESTION}]}
+    ]
+    plain = {pitch: PlainPasses(path, sound=samples_of(pitch)) for pitch in (220, 2000)}
+    requests = {
+        pitch: asking(
+            ChatPrompt(turns(_QUESTION)),
+            Attachments(audios=(tone(pitch),)),
+            max_tokens=TOKENS,
+            sampling=AMONG_SIGNS,
+        )
+        for pitch in plain
+    }
+    async with seeing(path, prefill_chunk=16) as engine:
+        alone = [await said(engine, request) for request in requests.values()]
+    async with seeing(path, prefill_chunk=16) as engine:
+        together = await asyncio.gather(*(said(engine, one) for one in requests.values()))
+    for passes, *answers in zip(plain.values(), alone, together, strict=True):
+        for answer in answers:
+            assert len(answer.tokens) == TOKENS
+            assert answer.prompt_tokens == passes.prompt_tokens(heard, [])
+            assert answer.tokens == passes.chooses(heard, [], answer.tokens)
+    assert alone[0].tokens != alone[1].tokens
 
 
 async def test_sounds_are_heard_beside_images_and_texts(tmp_path: Path) -> None:

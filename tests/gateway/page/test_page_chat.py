@@ -50,6 +50,32 @@ window.fetch = async (path, ...rest) => {
   return Response.json(status);
 };
 """
+# An answer of 20,000 characters that arrives in many more pieces than there are frames; counts how
+# often it is shown, and the frames.
+FLOOD = """
+window.paints = window.frames_ = 0;
+const count = () => { window.frames_ += 1; requestAnimationFrame(count); };
+requestAnimationFrame(count);
+new MutationObserver((changes) => {
+  if (changes.some(({target}) => target.closest?.('.body'))) window.paints += 1;
+}).observe(document.getElementById('transcript'), {childList: true, subtree: true});
+const ask = window.fetch;
+window.fetch = (path, ...rest) => {
+  if (path !== 'v1/chat/completions') return ask(path, ...rest);
+  let left = 2000;
+  const chunk = {choices: [{delta: {content: 'nine char\\n'}}]};
+  const bytes = new TextEncoder().encode(`data: ${JSON.stringify(chunk)}\\n\\n`);
+  const end = new TextEncoder().encode('data: [DONE]\\n\\n');
+  return Promise.resolve(new Response(new ReadableStream({
+    async pull(stream) {
+      if (left % 5 === 0) await new Promise((go) => setTimeout(go));
+      left -= 1;
+      stream.enqueue(left < 0 ? end : bytes);
+      if (left < 0) stream.close();
+    },
+  })));
+};
+"""
 WEATHER = [
     {
         "type": "function",
@@ -273,3 +299,11 @@ def test_a_download_is_shown_as_it_goes_on(page: Page) -> None:
     page.run(DOWNLOADING, 2048, 2048)
     page.until(lambda: page.text("#models-list .state").startswith("loading …"))
     assert not page.find("#download").is_displayed()
+
+
+def test_a_flood_of_pieces_is_shown_at_most_once_a_frame(page: Page) -> None:
+    page.run(FLOOD)
+    page.ask("Go on.")
+    assert len(page.answered()) == 2000 * 10 - 1
+    paints, frames = page.run("return [window.paints, window.frames_]")
+    assert 1 < paints <= frames + 1  # the last is shown at once

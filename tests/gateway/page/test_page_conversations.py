@@ -49,6 +49,8 @@ DAMAGED = [
     (changed(leaf=3), "Conversation 1 of this file is damaged"),
     (changed(title=7), "is damaged"),
     (changed(messages=None), "is damaged"),
+    (changed(settings={"temperature": "warm"}), "is damaged"),
+    (changed(settings={"thinking": "maybe"}), "is damaged"),
     (message(parent=0), "is damaged"),
     (message(role="system"), "is damaged"),
     (message(content=["text"]), "is damaged"),
@@ -203,8 +205,24 @@ def test_a_file_from_elsewhere_is_taken_as_text(page: Page, tmp_path: Path) -> N
     page.find("#open-settings").click()
     assert page.find("[name=system]").get_property("value") == "Be brief."
     page.find("#settings .solid").click()
-    press(page, "Later version")
+    page.find("[title='Later version']").click()
     assert page.answered() == "Hello."
+    # The next step is one key away.
+    assert page.focused() == "Earlier version"
+    page.press(Keys.ENTER)
+    assert page.answered() == "<b>Hi</b>"
+    assert page.focused() == "Later version"
+
+
+def test_imported_tools_that_are_no_tools_are_refused_at_the_answer(
+    page: Page, tmp_path: Path
+) -> None:
+    give(page, tmp_path, json.dumps(changed(settings={"tools": "[{}]"})))
+    page.find(".entry").click()
+    page.ask("What is 2 + 2?")
+    page.answered(2)
+    assert page.find(".answer .error").text == ""
+    assert page.all(".answer .error")[1].text == "Tools: entry 1 has no function.name."
 
 
 def test_a_file_that_cannot_be_taken_is_refused_in_a_sentence(page: Page, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from tests.gateway.page.browser import Page
 
@@ -14,6 +17,13 @@ window.fetch = (path, options) => {
   if (path === 'v1/chat/completions') window.asked.push(JSON.parse(options.body));
   return ask(path, options);
 };
+"""
+# What is wider than its place.
+WIDER = """
+return ['html', 'body', '#scroller', '#composer', '#transcript', '.question'].filter((name) => {
+  const it = document.querySelector(name);
+  return it && it.scrollWidth > it.clientWidth;
+});
 """
 
 
@@ -51,6 +61,10 @@ def pdf(*pages: str) -> bytes:
 def attach(page: Page, file: Path, content: bytes) -> None:
     file.write_bytes(content)
     page.find("#files").send_keys(str(file))
+
+
+def says(page: Page, sentence: str) -> bool:
+    return sentence in page.text("#notice")
 
 
 def test_text_and_pdf_files_reach_the_model_and_stay_in_the_conversation(
@@ -97,5 +111,18 @@ def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(page: Page, tmp_pat
         ("image.png", b"x", "image.png cannot be read as an image."),
     ]:
         attach(page, tmp_path / name, content)
-        page.until(lambda told=sentence: told in page.text("#notice"))
+        page.until(partial(says, page, sentence))
     assert page.all("#attached > *") == []
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_long_name_makes_nothing_scroll_sideways(page: Page, tmp_path: Path, width: int) -> None:
+    page.open(width, 740, model="tiny", temperature="0")
+    attach(page, tmp_path / f"{'long' * 30}.txt", b"x" * 500)
+    page.until(lambda: page.all("#attached .chip"))
+    assert page.run(WIDER) == []
+    page.ask("What is 2 + 2?")
+    page.answered()
+    page.find(".question .file summary").click()
+    page.until(lambda: page.text(".question .file pre"))
+    assert page.run(WIDER) == []

@@ -1,0 +1,115 @@
+"""Conversations put into the order and the form in which mistral-common writes them.
+
+What it does before it writes, of its versions v3 to v13: neighbouring messages of one role become
+one, JSON gets one spacing, and tools get the fields that it knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_APART = "\n\n"  # texts and messages that become one
+_SORTS = 11  # the version from which results stand in the order of their calls
+_SEVENTH = 7  # before it, one system prompt goes to the last question, and results are JSON
+
+Message = dict[str, Any]
+
+
+def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> list[Message]:
+    """The messages as the template wants them."""
+    settled: list[Message] = []
+    for role, group in itertools.groupby(messages, lambda one: one.get("role")):
+        together = list(group)
+        if role == "user":
+            settled.append({"role": role, "content": _content(together)})
+        elif role == "assistant":
+            settled.append(_assistant(together))
+        elif role == "tool":
+            calls = settled[-1].get("tool_calls") if settled else None
+            settled += _results(together, calls or (), version)
+        elif version >= _SEVENTH:
+            settled += [{**one, "content": _content([one])} for one in together]
+        else:
+            settled += map(dict, together)
+    if version >= _SEVENTH:
+        return settled
+    system = [one for one in settled if one.get("role") in ("system", "developer")]
+    texts = [text for one in system if (text := _content([one]))]
+    first = [{"role": "system", "content": _APART.join(map(str, texts))}] if texts else []
+    return [*first, *(one for one in settled if one not in system)]
+
+
+def settled_tools(tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The tools with mistral-common's fields, in its order."""
+    if not tools:
+        return None
+    functions = [tool.get("function") or {} for tool in tools]
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": function.get("name"),
+                "description": function.get("description") or "",
+                "parameters": function.get("parameters") or {},
+            },
+        }
+        for function in functions
+    ]
+
+
+def _content(messages: Sequence[Mapping[str, Any]]) -> str | list[Any]:
+    """One content of several messages: text, or parts where one of them is no text."""
+    parts: list[Any] = []
+    for message in messages:
+        content = message.get("content") or ()
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            text = part.get("text") if part.get("type") == "text" else None
+            if text is None:
+                parts.append(part)
+            elif text and parts and parts[-1].get("type") == "text":
+                parts[-1] = {"type": "text", "text": parts[-1]["text"] + _APART + text}
+            elif text:
+                parts.append({"type": "text", "text": text})
+    if all(part.get("type") == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _assistant(messages: Sequence[Mapping[str, Any]]) -> Message:
+    content = _content(messages)
+    if isinstance(content, str):
+        content = content.rstrip(" ")
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _arguments(call["function"])}}
+        for message in messages
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    arguments = function.get("arguments")
+    return _read(arguments or "{}") if isinstance(arguments, str | None) else arguments
+
+
+def _results(
+    messages: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]], version: int
+) -> list[Message]:
+    results = [{**message, "content": _content([message])} for message in messages]
+    if version < _SEVENTH:  # a result is part of a JSON text
+        results = [{**result, "content": _read(result["content"] or "{}")} for result in results]
+    if version >= _SORTS:
+        order = {call.get("id"): at for at, call in enumerate(calls)}
+        results.sort(key=lambda one: order.get(one.get("tool_call_id"), len(order)))
+    return results
+
+
+def _read(text: Any) -> Any:
+    """What JSON stands for; the value itself where it is none."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return text

@@ -1,0 +1,147 @@
+"""What only a model's first tokens show: the figures that scheduling depends on.
+
+Ranks that divide a model among them take the same steps together, because each of their forward
+passes needs all of them; and they agree on one set of figures, because rank 0 plans for all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from backend.engine import kv
+from backend.engine.cache_form import use_cache_kind
+from backend.engine.cache_kind import CacheKind
+from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.loading.stages import Stages
+from backend.engine.loading.weights import LoadedModel
+from backend.engine.logits_head import LogitsHead
+from backend.engine.pass_cost import pass_cost
+from backend.engine.plan import CacheCost, PassCost
+from backend.engine.ranks.member import Member, Value
+from common.wording import shown
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The fields of `EngineModel` of these names.
+
+    room: bytes beside the weights on the rank that has the least. shards: the fields of each
+    rank's `Shard`, and `bytes` of weights.
+    """
+
+    vocabulary: int
+    head: LogitsHead
+    cost: CacheCost
+    passes: PassCost
+    batches: bool
+    trims: bool
+    together: bool
+    room: int = 0
+    shards: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a model keeps KV. recurrent: some layers keep a state. known: all its sizes can be
+    measured on one token."""
+
+    batches: bool
+    trims: bool
+    recurrent: bool
+    known: bool
+
+
+def measure(
+    loaded: LoadedModel, kind: CacheKind, limit: int, member: Member | None = None
+) -> Stages[Traits]:
+    """A stage for each; ends on `engine`. limit: bytes that MLX may use.
+
+    Raises ModelRejected, InvalidRequest.
+    """
+    model = loaded.model
+    try:
+        yield "engine"
+        use_cache_kind(model, kind)
+        row = kv.new_row(model)
+        form = _Form(
+            kv.can_batch(row), kv.always_trims(row), kv.keeps_states(row), kv.known_sizes(row)
+        )
+        if member is not None:
+            yield "files"
+            form = _agreed(member.agree(asdict(form)))
+            if not form.known:
+                raise ModelRejected.because(
+                    loaded.name,
+                    f"a model of type {loaded.model_type} keeps its KV in a form that is not"
+                    " divided among ranks: serve it with one rank",
+                )
+        yield "engine"
+        cost = kv.cost(model)
+        yield "engine"
+        together = form.batches and kv.can_prefill_together(model, tried=form.recurrent)
+        yield "engine"
+        vocabulary = kv.vocabulary_size(model)
+        head = LogitsHead(model, vocabulary)
+        yield "engine"
+        passes = pass_cost(model, vocabulary, whole=not head.found)
+        room, shards = limit - loaded.weights_bytes, ()
+        if member is not None:
+            assert loaded.shard is not None
+            own = {
+                "together": together,
+                "cost": asdict(cost),
+                "passes": asdict(passes),
+                "room": room,
+                "shard": asdict(loaded.shard) | {"bytes": loaded.weights_bytes},
+            }
+            yield "files"
+            said = member.agree(own)
+            yield "engine"
+            room = min(one["room"] for one in said)
+            shards = tuple(one["shard"] for one in said)
+            together = all(one["together"] for one in said)
+            cost = _largest_cost([_cost_of(one["cost"]) for one in said])
+            passes = _largest_pass([PassCost(**one["passes"]) for one in said])
+        return Traits(
+            vocabulary, head, cost, passes, form.batches, form.trims, together, room, shards
+        )
+    except EngineError:
+        raise
+    except Exception as fault:
+        _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
+        raise ModelRejected.because(
+            loaded.name, f"it failed on its first token ({type(fault).__name__})"
+        ) from None
+
+
+def _agreed(said: Sequence[Value]) -> _Form:
+    forms = [_Form(**one) for one in said]
+    return _Form(
+        all(form.batches for form in forms),
+        all(form.trims for form in forms),
+        any(form.recurrent for form in forms),
+        all(form.known for form in forms),
+    )
+
+
+def _cost_of(value: Value) -> CacheCost:
+    windowed = tuple((size, most) for size, most in value["windowed"])
+    return CacheCost(value["per_token"], value["fixed"], windowed)
+
+
+def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
+    """No less than a row costs on any rank."""
+    windowed = max((one.windowed for one in costs), key=lambda all_: sum(s * m for s, m in all_))
+    return CacheCost(max(one.per_token for one in costs), max(one.fixed for one in costs), windowed)
+
+
+def _largest_pass(passes: Sequence[PassCost]) -> PassCost:
+    return PassCost(
+        max(one.per_token for one in passes),
+        max(one.per_pair for one in passes),
+        max(one.per_choice for one in passes),
+    )

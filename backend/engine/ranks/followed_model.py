@@ -1,0 +1,122 @@
+"""A rank's part of a model, and the executor that carries out the plans of rank 0 on it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import mlx.core as mx
+
+from backend.engine import device, kv
+from backend.engine.blas_threads import blas_threads
+from backend.engine.errors import EngineError, EngineFailed
+from backend.engine.executor import Executor, ExecutorSequence
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.loader import find
+from backend.engine.loading.row_masks import fit_row_masks
+from backend.engine.loading.stages import at_once
+from backend.engine.loading.traits import measure
+from backend.engine.loading.weights import load_model
+from backend.engine.mlx_lm_import import import_mlx_lm
+from backend.engine.model import EngineModel
+from backend.engine.ranks.group import spread
+from backend.engine.ranks.member import Member
+from backend.engine.ranks.wire import Add, Clear, Open, Plain, Step
+from backend.engine.request import GenerationRequest, TokenPrompt
+from backend.engine.scoring import Scoring
+from backend.engine.token_text import ByteStream
+
+_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
+
+
+class FollowedModel:
+    """Does what rank 0 does, in the same order. Raises EngineFailed where that fails."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model
+        self._executor = Executor(model)
+        self._steps = 0
+
+    def obey(self, message: Open | Add | Step | Clear | Plain) -> None:
+        match message:
+            case Step():
+                self._step(message)
+            case Add():
+                self._add(message)
+            case Open():
+                self._executor = Executor(self._model)
+            case Clear():
+                self._executor.clear()
+                mx.clear_cache()
+            case Plain(tokens):
+                row = kv.new_row(self._model.model)
+                mx.eval(self._model.model(mx.array([list(tokens)]), cache=row))
+
+    def _add(self, add: Add) -> None:
+        scoring = None
+        if add.scores is not None:
+            scoring = Scoring(add.scores, side_by_side=add.side_by_side)
+        logprobs = 0 if add.prompt_logprobs else None
+        request = GenerationRequest("", TokenPrompt(()), prompt_logprobs=logprobs)
+        self._executor.add(
+            ExecutorSequence(add.number, request, add.prompt, add.limit, scoring=scoring)
+        )
+
+    def _step(self, step: Step) -> None:
+        executor = self._executor
+        executor.launch(step.plan)
+        executor.read()
+        executor.settle(idle=not step.plan.decode)
+        executor.take_early()
+        failures, executor.failures = executor.failures, []
+        for failure in failures:
+            if not isinstance(failure.fault, EngineError):
+                raise EngineFailed(
+                    f"{failure.where}: {type(failure.fault).__name__}: {failure.fault}"
+                ) from failure.fault
+        self._steps += 1
+        if not executor.sequences:
+            executor.rest()
+        if not executor.sequences or self._steps % _TIDY_EVERY == 0:
+            mx.clear_cache()
+
+
+def load_followed(request: LoadRequest, number: int, member: Member) -> FollowedModel:
+    """Load this rank's part. Raises what a load raises, where it fails on any rank."""
+    order = find(request, number, threading.Event())
+    import_mlx_lm()
+    here = device.detect()
+    device.prepare(here)
+    settings = order.settings
+    loading = load_model(order.checkpoint, settings, here, dtype=request.dtype, member=member)
+    loaded = at_once(loading)
+    fit_row_masks(loaded.model)
+    limit = device.memory_limit(here, settings)
+    traits = at_once(measure(loaded, order.cache_kind, limit, member))
+    return FollowedModel(
+        EngineModel(
+            model=loaded.model,
+            head=traits.head,
+            vocabulary=traits.vocabulary,
+            end_tokens=frozenset(),
+            new_text=lambda _: ByteStream([], strip_first_space=False),
+            cost=traits.cost,
+            slots=settings.parallel,
+            weights_bytes=loaded.weights_bytes,
+            memory_limit=limit,
+            prompt_cache_bytes=0,
+            max_cache_entries=0,
+            prefill_chunk=0,
+            stall_ms=0,
+            trims=traits.trims,
+            blas=blas_threads(loaded.matrix_bytes) if here.kind == "cpu" else None,
+            spread=spread,
+        )
+    )
+
+
+def release() -> None:
+    """Return the memory of a dropped model to the system."""
+    gc.collect()
+    mx.random.seed(0)
+    mx.clear_cache()

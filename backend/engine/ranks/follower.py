@@ -1,0 +1,149 @@
+"""A rank other than 0: it loads its part of a model and carries out the plans that it is sent.
+
+It decides nothing and knows no requests. The main thread is the engine thread; another reads the
+connection, because MLX may keep the main thread in a collective for ever. Whatever ends the
+connection ends the process: MLX forms a group once per process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from backend.engine.errors import Cancelled, EngineError
+from backend.engine.load_request import LoadRequest
+from backend.engine.ranks.link import Link, LinkLost, connect
+from backend.engine.ranks.member import Member, Value
+from backend.engine.ranks.place import Place
+from backend.engine.ranks.wire import (
+    Abandon,
+    Add,
+    Agreed,
+    Clear,
+    Drop,
+    Failed,
+    Form,
+    Formed,
+    LoadShard,
+    Message,
+    Open,
+    Plain,
+    Said,
+    Step,
+    Stop,
+)
+
+if TYPE_CHECKING:
+    from backend.engine.ranks.followed_model import FollowedModel
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.25
+_REPORT_SECONDS = 5.0
+STOPPED, FAILED = 0, 1
+
+
+def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
+    """Serve rank 0 until it ends. end: ends the process at once, whatever its threads do."""
+    link = _connected(place, token)
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def listen() -> None:
+        try:
+            while not isinstance(message := link.receive(), Stop):
+                inbox.put(message)
+        except LinkLost as loss:
+            _log.error("%s %s, so %s ends", place.name(0), loss, place.name(place.rank))
+            end(FAILED)
+        end(STOPPED)
+
+    threading.Thread(target=listen, name="rank-link", daemon=True).start()
+    try:
+        _Follower(place, link, inbox).run()
+    except Exception as fault:
+        why = str(fault) if isinstance(fault, EngineError) else f"{type(fault).__name__}: {fault}"
+        _log.error("%s failed", place.name(place.rank), exc_info=fault)
+        link.send(Failed(why))
+    end(FAILED)
+
+
+def _connected(place: Place, token: str) -> Link:
+    reported = time.monotonic() - _REPORT_SECONDS
+    host, port = place.control
+    while True:
+        try:
+            return connect(place.control, token, place.rank, place.size, place.timeout)
+        except (OSError, LinkLost) as fault:
+            why = "cannot be reached" if isinstance(fault, OSError) else str(fault)
+            if time.monotonic() - reported >= _REPORT_SECONDS:
+                reported = time.monotonic()
+                _log.warning("rank 0 at %s:%d %s; trying again", host, port, why)
+        time.sleep(_RETRY_SECONDS)
+
+
+class _Follower:
+    def __init__(self, place: Place, link: Link, inbox: queue.SimpleQueue[Message]) -> None:
+        self._place = place
+        self._link = link
+        self._inbox = inbox
+        self._model: FollowedModel | None = None
+
+    def run(self) -> None:
+        while True:
+            self._obey(self._inbox.get())
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Form():
+                from backend.engine.ranks.group import join_group
+
+                join_group(self._place)
+                self._link.send(Formed())
+            case LoadShard():
+                self._load(message)
+            case Drop():
+                self._drop()
+            case Abandon() | Agreed():
+                pass  # of a load that has ended here
+            case Open() | Add() | Step() | Clear() | Plain():
+                assert self._model is not None, "rank 0 uses only what is loaded"
+                self._model.obey(message)
+            case other:
+                raise LinkLost(f"sent {type(other).__name__}, which is not for this rank")
+
+    def _load(self, order: LoadShard) -> None:
+        from backend.engine.ranks.followed_model import load_followed
+
+        self._drop()
+        self._link.timeout = order.timeout
+
+        def agree(value: Value) -> Sequence[Value]:
+            self._link.send(Said(order.number, value))
+            while True:
+                match self._inbox.get():
+                    case Agreed(number, values) if number == order.number:
+                        return values
+                    case Abandon(number) if number == order.number:
+                        raise Cancelled("the load has ended on another rank")
+
+        try:
+            self._model = load_followed(
+                LoadRequest(**order.request), order.number, Member(self._place, agree)
+            )
+        except Cancelled:
+            self._drop()
+        except EngineError as refusal:
+            self._drop()
+            self._link.send(Said(order.number, refusal=str(refusal)))
+
+    def _drop(self) -> None:
+        if self._model is not None:
+            self._model = None
+            from backend.engine.ranks.followed_model import release
+
+            release()

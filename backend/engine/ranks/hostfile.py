@@ -1,0 +1,71 @@
+"""From a hostfile, which has an address of the ring for each rank, to the place of one of them."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from backend.engine.ranks.place import TOKEN, Place, Transport
+
+_CONTROL_OFFSET = 1000  # from rank 0's port in the ring to its port for the other ranks
+
+
+class Misuse(Exception):
+    """The command line, the environment or the hostfile is wrong; `str()` is for the user."""
+
+
+def hosts_of(path: str) -> list[tuple[str, int]]:
+    """The first address of each rank in a hostfile, in either form that mlx reads. Raises Misuse.
+
+    The forms: `["10.0.0.1:5000", …]`, and a list of addresses for each rank.
+    """
+    try:
+        entries: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as fault:
+        reason = getattr(fault, "strerror", None) or "it is not JSON"
+        raise Misuse(f"the hostfile {path} cannot be read: {reason}") from None
+    hosts = []
+    for entry in entries if isinstance(entries, list) else ():
+        first = entry[0] if isinstance(entry, list) and entry else entry
+        host, _, port = first.rpartition(":") if isinstance(first, str) else ("", "", "")
+        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise Misuse(f"the hostfile {path} has the entry {entry!r}, which is not HOST:PORT")
+        hosts.append((host.strip("[]"), int(port)))
+    if len(hosts) < 2:
+        raise Misuse(f"the hostfile {path} names {len(hosts)} ranks: it takes two or more")
+    return hosts
+
+
+def place_in(
+    hostfile: str, rank: int, transport: str, control: str, environ: Mapping[str, str]
+) -> Place:
+    """The place of a rank. control: HOST:PORT; "" for the default. Raises Misuse."""
+    hosts = hosts_of(hostfile)
+    if rank >= len(hosts):
+        raise Misuse(f"--rank is {rank}, but the hostfile has ranks 0 to {len(hosts) - 1}")
+    known: tuple[Transport, ...] = get_args(Transport)
+    found = next((one for one in known if one == transport), None)
+    if found is None:
+        raise Misuse(f"--backend must be one of {', '.join(known)}, but it is {transport!r}")
+    address = hosts[0][0], (hosts[0][1] + _CONTROL_OFFSET) % (1 << 16)
+    if control:
+        host, _, port = control.rpartition(":")
+        if not host or not port.isdigit() or int(port) >= 1 << 16:
+            raise Misuse(f"--control {control!r} is not HOST:PORT")
+        address = host.strip("[]"), int(port)
+    if not environ.get(TOKEN) and not _is_loopback(address[0]):
+        raise Misuse(
+            f"ranks on several machines need a shared secret: set {TOKEN} to the same text for"
+            " every rank"
+        )
+    return Place(rank, len(hosts), address, tuple(host for host, _ in hosts), found)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,327 @@
+"""Rank 0's connections with the other ranks: who is there, what they are told and what they say.
+
+Plain Python without MLX. Whoever is lost once the group is formed cannot be replaced, because MLX
+forms a group once per process: `failed` is called, and the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from backend.engine.errors import (
+    Cancelled,
+    EngineError,
+    InvalidRequest,
+    ModelRejected,
+    RankLost,
+    ShuttingDown,
+)
+from backend.engine.heartbeat import Heartbeat
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.stages import Stages
+from backend.engine.ranks.hostfile import Misuse, place_in
+from backend.engine.ranks.link import Link, LinkLost, accept, accepting, frame_of, listen
+from backend.engine.ranks.member import Member, Value
+from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.wire import (
+    Abandon,
+    Agreed,
+    Drop,
+    Failed,
+    Form,
+    Formed,
+    LoadShard,
+    Message,
+    Said,
+    Step,
+    Stop,
+)
+
+_log = logging.getLogger(__name__)
+
+_REPORT_SECONDS = 5.0  # between two lines on who is missing
+_GLANCE_SECONDS = 0.2  # between two looks whether a wait is still wanted
+_NAME_SECONDS = 1.0  # that MLX may notice the loss of a rank before its connection does
+
+
+@dataclass(eq=False, slots=True)
+class _Follower:
+    """Another rank. said: what it said of loads, in order."""
+
+    link: Link
+    said: queue.SimpleQueue[Said] = field(default_factory=queue.SimpleQueue)
+    formed: bool = False
+
+
+class Leader:
+    """broken: the sentence on the rank that was lost once the group was formed; "" before.
+
+    shards: what each rank has of the loaded model. steps, step_seconds, step_bytes: plans that
+    were sent, what sending them took, and their bytes.
+    """
+
+    def __init__(self, place: Place, token: str) -> None:
+        self.place = place
+        self.broken = ""
+        self.steps = 0
+        self.step_seconds = 0.0
+        self.step_bytes = 0
+        self.shards: tuple[Value, ...] = ()
+        self._token = token
+        self._failed: Callable[[str], None] = lambda _: None
+        self._heartbeat: Heartbeat | None = None
+        self._listener: socket.socket | None = None
+        self._followers: dict[int, _Follower] = {}
+        self._changed = threading.Condition()
+        self._forming = self._formed = self._closing = False
+
+    def open(self, failed: Callable[[str], None], heartbeat: Heartbeat) -> None:
+        """Listen for the other ranks. Raises InvalidRequest.
+
+        failed: takes the cause of a failure, from any thread.
+        """
+        self._failed, self._heartbeat = failed, heartbeat
+        host, port = self.place.control
+        try:
+            self._listener = listen(self.place.control)
+        except OSError as fault:
+            raise InvalidRequest(
+                f"rank 0 cannot listen for the other ranks at {host}:{port}: {fault.strerror}"
+            ) from None
+        accepting(self._listener, self._take)
+
+    def close(self) -> None:
+        """Tell the ranks to exit."""
+        self._closing = True
+        if self._listener is not None:
+            self._listener.close()
+        for follower in list(self._followers.values()):
+            with contextlib.suppress(LinkLost):
+                follower.link.send(Stop())
+            follower.link.close()
+
+    def report(self) -> tuple[str, ...]:
+        """A line per rank, for people: what it has of the loaded model, and what was lost."""
+        lines = [
+            f"{self.place.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
+            for rank, shard in enumerate(self.shards)
+        ]
+        if lines and self.steps:
+            ms, size = self.step_seconds / self.steps * 1e3, self.step_bytes // self.steps
+            lines[0] += f", {ms:.3f} ms and {size} bytes of control per step"
+        return (*lines, f"lost: {self.broken}") if self.broken else tuple(lines)
+
+    # Loads.
+
+    def form(self, cancelled: threading.Event) -> Stages[None]:
+        """See that the group of ranks is formed; ends on `engine`.
+
+        Raises ShuttingDown where a rank does not join in time.
+        """
+        yield "files"
+        if not self._formed:
+            self._wait_for_all(cancelled)
+        yield "engine"
+        if self._formed:
+            return
+        from backend.engine.ranks.group import join_group
+
+        self._forming = True
+        self._send(Form())
+        with self._impatient("forming the group of ranks"):
+            join_group(self.place)
+        self._formed = True
+        _log.info("the %s group of %d ranks is formed", self.place.transport, self.place.size)
+
+    def begin(
+        self, request: LoadRequest, number: int, timeout: float, cancelled: threading.Event
+    ) -> Member:
+        """Let all ranks load their parts of a model."""
+        fields = {
+            one.name: getattr(request, one.name)
+            for one in dataclasses.fields(request)
+            if one.name != "adapters"
+        }
+        for follower in list(self._followers.values()):
+            follower.link.timeout = timeout
+        self._send(LoadShard(number, fields, timeout))
+
+        def agree(value: Value) -> Sequence[Value]:
+            ranks = range(1, self.place.size)
+            values = [value, *(self._hear(rank, number, cancelled).value for rank in ranks)]
+            self._send(Agreed(number, tuple(values)))
+            return values
+
+        return Member(self.place, agree)
+
+    def drop(self) -> None:
+        """Let the ranks drop the model. Raises RankLost."""
+        self.shards = ()
+        self._send(Drop())
+
+    def abandon(self, number: int) -> None:
+        """The load is over without a model."""
+        with contextlib.suppress(EngineError):
+            self._send(Abandon(number))
+
+    def _hear(self, rank: int, number: int, cancelled: threading.Event) -> Said:
+        """The next thing that a rank says of a load."""
+        while True:
+            self._require_whole()
+            if cancelled.is_set():
+                raise Cancelled("the load was cancelled")
+            try:
+                said = self._followers[rank].said.get(timeout=_GLANCE_SECONDS)
+            except queue.Empty:
+                continue
+            if said.number != number:
+                continue  # of a load that was abandoned
+            if said.refusal:
+                raise ModelRejected(f"{self.place.name(rank)}: {said.refusal}")
+            return said
+
+    def _wait_for_all(self, cancelled: threading.Event) -> None:
+        began = reported = time.monotonic()
+        while missing := self._missing():
+            if cancelled.is_set():
+                raise Cancelled("the load was cancelled")
+            now = time.monotonic()
+            if now - began >= self.place.join_timeout:
+                raise ShuttingDown(
+                    f"{missing} did not join within {self.place.join_timeout:g} s: see that every"
+                    " rank is started, and that it reaches rank 0 and has its token"
+                )
+            if now - reported >= _REPORT_SECONDS:
+                reported = now
+                _log.warning("the load waits for %s", missing)
+            with self._changed:
+                self._changed.wait(_GLANCE_SECONDS)
+
+    def _missing(self) -> str:
+        ranks = [rank for rank in range(1, self.place.size) if rank not in self._followers]
+        return ", ".join(map(self.place.name, ranks))
+
+    @contextlib.contextmanager
+    def _impatient(self, step: str) -> Iterator[None]:
+        """A step that has to end within the time-out, though somebody waits for the load.
+
+        MLX holds the interpreter's lock in it, so only the monitor can end the process.
+        """
+        assert self._heartbeat is not None
+        heartbeat = self._heartbeat
+        before = heartbeat.limit, heartbeat.patient
+        heartbeat.limit, heartbeat.patient = max(int(self.place.timeout) - 3, 1), False
+        heartbeat.begin(step)
+        try:
+            yield
+        finally:
+            heartbeat.limit, heartbeat.patient = before
+
+    # Whatever executors do.
+
+    def send(self, message: Message) -> None:
+        """Tell all ranks, in the order of the calls. Raises RankLost."""
+        began, counts = time.perf_counter(), isinstance(message, Step)
+        size = self._send(message)
+        if counts:
+            self.steps += 1
+            self.step_seconds += time.perf_counter() - began
+            self.step_bytes += size
+
+    def fault(self, fault: Exception) -> RankLost:
+        """What to raise for a fault of MLX: the loss of a rank, if it comes to light."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
+        return RankLost(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")
+
+    def _send(self, message: Message) -> int:
+        frame = frame_of(message)
+        for rank, follower in list(self._followers.items()):
+            self._require_whole()
+            try:
+                follower.link.send_frame(frame)
+            except LinkLost as loss:
+                self._lose(rank, follower, str(loss))
+        self._require_whole()
+        return len(frame)
+
+    def _require_whole(self) -> None:
+        if self.broken:
+            raise RankLost(self.broken)
+
+    # Connections.
+
+    def _take(self, connection: socket.socket, host: str) -> None:
+        try:
+            rank, link = accept(connection, self._token, self.place.size, self.place.timeout)
+        except LinkLost as refusal:
+            _log.warning("who called from %s %s", host, refusal)
+            connection.close()
+            return
+        follower = _Follower(link)
+        with self._changed:
+            taken = self._followers.get(rank)
+            if taken is None and not self._forming:
+                self._followers[rank] = follower
+            self._changed.notify_all()
+        if taken is not None or self._forming:
+            _log.warning("another %s called from %s and is refused", self.place.name(rank), host)
+            link.close()
+            return
+        _log.info("%s has joined", self.place.name(rank))
+        self._listen_to(rank, follower)
+
+    def _listen_to(self, rank: int, follower: _Follower) -> None:
+        try:
+            while True:
+                match follower.link.receive():
+                    case Said() as said:
+                        follower.said.put(said)
+                    case Formed():
+                        follower.formed = True
+                    case Failed(why):
+                        self._lose(rank, follower, f"failed: {why}")
+                        return
+                    case other:
+                        raise LinkLost(f"sent {type(other).__name__}, which is not for rank 0")
+        except LinkLost as loss:
+            self._lose(rank, follower, str(loss))
+
+    def _lose(self, rank: int, follower: _Follower, why: str) -> None:
+        if self._closing:
+            return
+        sentence = f"{self.place.name(rank)} {why}"
+        follower.link.close()
+        with self._changed:
+            if self._forming:
+                first, self.broken = not self.broken, self.broken or sentence
+            else:
+                first = False
+                self._followers.pop(rank, None)
+                _log.warning("%s", sentence)
+            self._changed.notify_all()
+        if first:
+            self._failed(sentence)
+
+
+def leader_of(hostfile: str, transport: str) -> Leader:
+    """Rank 0 of the ranks in a hostfile, in a process that was started alone.
+
+    MLX reads its place from the environment. Raises InvalidRequest.
+    """
+    chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
+    try:
+        place = place_in(hostfile, 0, chosen, "", os.environ)
+    except Misuse as misuse:
+        raise InvalidRequest(f"option hostfile: {misuse}") from None
+    os.environ |= {"MLX_HOSTFILE": hostfile, "MLX_RANK": "0"}
+    return Leader(place, os.environ.get(TOKEN, ""))

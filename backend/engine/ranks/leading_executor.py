@@ -1,0 +1,56 @@
+"""The executor of rank 0: whatever it does, it tells the other ranks first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from backend.engine.errors import EngineError
+from backend.engine.executor import GRAMMAR, Executor, ExecutorSequence
+from backend.engine.model import EngineModel
+from backend.engine.plan import PlannerEvent, StepPlan
+from backend.engine.ranks.leader import Leader
+from backend.engine.ranks.wire import Add, Clear, Open, Step
+
+
+class LeadingExecutor(Executor):
+    """A fault of MLX raises EngineFailed: the other ranks may be waiting in a collective for what
+    this one did not do, and only new processes get them out of it."""
+
+    def __init__(self, model: EngineModel, leader: Leader) -> None:
+        super().__init__(model)
+        self._leader = leader
+        leader.send(Open())
+
+    def add(self, sequence: ExecutorSequence) -> None:
+        scoring = sequence.scoring
+        self._leader.send(
+            Add(
+                sequence.number,
+                sequence.prompt,
+                sequence.limit,
+                prompt_logprobs=sequence.request.prompt_logprobs is not None,
+                scores=scoring.plan if scoring is not None else None,
+                side_by_side=self._model.batches,
+            )
+        )
+        super().add(sequence)
+
+    def launch(self, plan: StepPlan) -> list[PlannerEvent]:
+        self._leader.send(Step(plan))
+        return super().launch(plan)
+
+    def settle(self, *, idle: bool) -> list[PlannerEvent]:
+        events = super().settle(idle=idle)
+        for failure in self.failures:
+            if failure.where != GRAMMAR and not isinstance(failure.fault, EngineError):
+                raise self._leader.fault(failure.fault)
+        return events
+
+    def clear(self) -> None:
+        self._leader.send(Clear())
+        super().clear()
+
+    def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:
+        if not isinstance(fault, EngineError):
+            raise self._leader.fault(fault)
+        super()._failed(sequences, where, fault)

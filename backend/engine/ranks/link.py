@@ -1,0 +1,208 @@
+"""The connection between rank 0 and another rank: frames, the handshake, and heartbeats.
+
+Plans must not travel as collectives of MLX: a rank that waits in one cannot be told anything, and
+nothing in it ever times out. So they have a TCP connection of their own, on which both sides are
+heard from several times per time-out, whatever their MLX threads do.
+
+Both sides prove that they know the same token before anything else is said (HMAC-SHA-256 over
+nonces of both). What follows is not encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from backend.engine.ranks.wire import VERSION, Beat, Message, WireError, decode, encode
+
+_MAGIC = b"MLXRANKS"
+_NONCE = 32
+_MOST_BYTES = 256 << 20  # a prompt of a million tokens takes 8 MiB
+_BEATS = 5  # per time-out
+_HANDSHAKE_SECONDS = 5.0
+_HELLO = struct.Struct("!8sH32s")  # magic, version, nonce
+_CLAIM = struct.Struct("!8sHII32s32s")  # magic, version, rank, size, nonce, proof
+_LENGTH = struct.Struct("!I")
+
+
+class LinkLost(Exception):
+    """The other side is gone, silent, or not one of us; `str()` says which, as a clause."""
+
+
+class Link:
+    """A connection on which the handshake is done. `send` may be called from any thread."""
+
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._closed = False
+        self._beat_now = threading.Event()
+        self.sent_bytes = 0
+        self.timeout = timeout
+        self._beats = threading.Thread(target=self._beat, name="rank-beat", daemon=True)
+        self._beats.start()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds of silence after which `receive` gives up."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        self._connection.settimeout(seconds)
+        self._beat_now.set()  # the next beat may be due sooner than it was
+
+    def send(self, message: Message) -> None:
+        """Raises LinkLost."""
+        self.send_frame(frame_of(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what `frame_of` made. Raises LinkLost."""
+        try:
+            with self._sending:
+                self._connection.sendall(frame)
+                self.sent_bytes += len(frame)
+        except TimeoutError:
+            raise LinkLost(f"has taken nothing for {self._timeout:g} s") from None
+        except OSError:
+            raise LinkLost("has closed the connection") from None
+
+    def receive(self) -> Message:
+        """The next message that is not a heartbeat. Raises LinkLost."""
+        while True:
+            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+            if length > _MOST_BYTES:
+                raise LinkLost(f"sent a frame of {length} bytes, which is no message")
+            try:
+                message = decode(self._exactly(length))
+            except WireError as fault:
+                raise LinkLost(f"sent nonsense: {fault}") from None
+            if not isinstance(message, Beat):
+                return message
+
+    def close(self) -> None:
+        self._closed = True
+        self._beat_now.set()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _exactly(self, count: int) -> bytes:
+        try:
+            return _exactly(self._connection, count)
+        except TimeoutError:
+            raise LinkLost(f"has been silent for {self._timeout:g} s") from None
+        except OSError:
+            raise LinkLost("has ended, or the connection is cut") from None
+
+    def _beat(self) -> None:
+        beat = frame_of(Beat())
+        while not self._closed:
+            self._beat_now.wait(self._timeout / _BEATS)
+            self._beat_now.clear()
+            try:
+                self.send_frame(beat)
+            except LinkLost:
+                return  # whoever receives learns why
+
+
+def frame_of(message: Message) -> bytes:
+    data = encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def accept(connection: socket.socket, token: str, size: int, timeout: float) -> tuple[int, Link]:
+    """Rank 0's side of the handshake: the rank that called, and the link. Raises LinkLost."""
+    connection.settimeout(_HANDSHAKE_SECONDS)
+    try:
+        own = secrets.token_bytes(_NONCE)
+        connection.sendall(_HELLO.pack(_MAGIC, VERSION, own))
+        claim = _exactly(connection, _CLAIM.size)
+        magic, version, rank, ranks, other, proof = _CLAIM.unpack(claim)
+        if magic != _MAGIC:
+            raise LinkLost("is no rank of this backend")
+        if version != VERSION:
+            raise LinkLost(f"speaks version {version} of the protocol, and rank 0 {VERSION}")
+        if not hmac.compare_digest(proof, _proof(token, b"follower", own, other, rank, ranks)):
+            raise LinkLost("has another token")
+        if ranks != size or not 0 < rank < size:
+            raise LinkLost(f"says that it is rank {rank} of {ranks}, but there are {size} ranks")
+        connection.sendall(_proof(token, b"leader", own, other, rank, ranks))
+    except OSError:
+        raise LinkLost("ended the handshake") from None
+    return rank, Link(connection, timeout)
+
+
+def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout: float) -> Link:
+    """Another rank's side of the handshake. Raises LinkLost, and OSError where nobody listens."""
+    connection = socket.create_connection(address, _HANDSHAKE_SECONDS)
+    try:
+        magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size))
+        if magic != _MAGIC:
+            raise LinkLost("is no rank 0 of this backend")
+        own = secrets.token_bytes(_NONCE)
+        proof = _proof(token, b"follower", other, own, rank, size)
+        connection.sendall(_CLAIM.pack(_MAGIC, VERSION, rank, size, own, proof))
+        if version != VERSION:
+            raise LinkLost(f"speaks version {version} of the protocol, and this rank {VERSION}")
+        try:
+            answer = _exactly(connection, hashlib.sha256().digest_size)
+        except OSError:
+            raise LinkLost("refused this rank; its log says why") from None
+        if not hmac.compare_digest(answer, _proof(token, b"leader", other, own, rank, size)):
+            raise LinkLost("has another token")
+    except BaseException:
+        connection.close()
+        raise
+    return Link(connection, timeout)
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """A listening socket on just this address. Raises OSError."""
+    family, _, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(place)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:
+    """Accept on a thread until the listener is closed. take: gets each connection and its host."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, peer = listener.accept()
+                threading.Thread(
+                    target=take, args=(connection, str(peer[0])), name="rank-joins", daemon=True
+                ).start()
+
+    threading.Thread(target=run, name="rank-listener", daemon=True).start()
+
+
+def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size: int) -> bytes:
+    text = b"|".join((_MAGIC, who, first, second, struct.pack("!HII", VERSION, rank, size)))
+    return hmac.new(token.encode(), text, hashlib.sha256).digest()
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            raise ConnectionResetError
+        parts += part
+    return bytes(parts)

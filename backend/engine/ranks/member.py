@@ -1,0 +1,22 @@
+"""A rank within one load: what the code that every rank runs needs to know of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.engine.ranks.place import Place
+
+Value = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """agree: says something (JSON) to all ranks, waits until all have, and returns what they said,
+    by rank. It raises an EngineError where the load has failed on another rank. All ranks call it
+    at the same points of a load, and between them the same collectives of MLX.
+    """
+
+    place: Place
+    agree: Callable[[Value], Sequence[Value]]

@@ -1,0 +1,53 @@
+"""Which rank a process is, and how it finds the others.
+
+Whoever starts a rank writes its place into the environment (`backend.supervising.command_line`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distributed
+
+Way = Literal["tensor", "pipeline"]  # `backend.engine.ranks.sharding` says what they are
+
+PLACE = "MLX_BACKEND_RANK_PLACE"
+TOKEN = "MLX_BACKEND_RANKS_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a process among `size` ranks.
+
+    control: host and port where rank 0 listens for the others. hosts: a name for each rank, for
+    people. timeout: seconds of silence after which a rank counts as lost, until a loaded model sets
+    its own. join_timeout: seconds for which a load waits for ranks that have not joined.
+    """
+
+    rank: int
+    size: int
+    control: tuple[str, int]
+    hosts: tuple[str, ...]
+    transport: Transport = "ring"
+    timeout: float = 10.0
+    join_timeout: float = 60.0
+
+    def name(self, rank: int) -> str:
+        """The rank in words."""
+        return f"rank {rank} ({self.hosts[rank]})"
+
+    def write(self, environ: MutableMapping[str, str]) -> None:
+        environ[PLACE] = json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Place | None:
+        """The place that `write` wrote; None in a process that holds its models alone."""
+        if not (text := environ.get(PLACE)):
+            return None
+        values = json.loads(text)
+        host, port = values.pop("control")
+        return cls(control=(host, port), hosts=tuple(values.pop("hosts")), **values)

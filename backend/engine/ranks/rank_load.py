@@ -1,0 +1,45 @@
+"""A load on rank 0 of ranks that divide the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backend.engine.ranks.leader import Leader
+from backend.engine.ranks.member import Member, Value
+from backend.engine.ranks.wire import Plain
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """The other ranks, and this one's part in the load."""
+
+    leader: Leader
+    member: Member
+
+    def division(self, shards: Sequence[Value]) -> str:
+        """`2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`."""
+        parts = [
+            f"{self.member.place.name(rank)} has {shard['words']}"
+            for rank, shard in enumerate(shards)
+        ]
+        return f"{len(shards)} ranks, {shards[0]['way']}: {', '.join(parts)}"
+
+    def plain(
+        self, run: Callable[[Sequence[int], Any], mx.array]
+    ) -> Callable[[Sequence[int], Any], mx.array]:
+        """The model's own forward pass, which all ranks run."""
+
+        def everywhere(tokens: Sequence[int], item: Any) -> mx.array:
+            import mlx.core as mx
+
+            self.leader.send(Plain(tuple(tokens)))
+            logits = run(tokens, item)
+            mx.eval(logits)
+            return logits
+
+        return everywhere

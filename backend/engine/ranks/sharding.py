@@ -1,0 +1,120 @@
+"""How a model is divided among ranks, by mlx-lm's own methods of the model.
+
+Tensor: every rank has a part of each layer (`shard`), and the ranks add up what they computed
+twice per layer. Pipeline: every rank has some of the layers (`pipeline`), and hands on what it
+computed once per pass; the last layers are on rank 0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from backend.engine.errors import ModelRejected
+from backend.engine.ranks.place import Place, Way
+
+_UNEVEN = 0.9
+_FAST = ("jaccl", "nccl")  # transports whose latency tensor parallelism can bear in every layer
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a model that a rank has, in words: `layers 0-11 of 24`."""
+
+    way: Way
+    words: str
+
+
+def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
+    """How this model is divided. wished: `tensor`, `pipeline` or `auto`. Raises ModelRejected."""
+    ways: list[Way] = ["tensor"] if hasattr(model, "shard") else []
+    if _has_pipeline(model):
+        ways.append("pipeline")
+    if not ways:
+        raise ModelRejected.because(
+            name,
+            f"mlx-lm cannot divide a model of type {model.model_type} among ranks: serve it"
+            " with one rank",
+        )
+    if wished != "auto" and wished not in ways:
+        raise ModelRejected.because(
+            name,
+            f"mlx-lm offers only {ways[0]} parallelism for a model of type {model.model_type}:"
+            f" set the option parallelism:{ways[0]}",
+        )
+    if wished in ways:
+        return "tensor" if wished == "tensor" else "pipeline"
+    return ways[0] if place.transport in _FAST else ways[-1]
+
+
+def split_of(layers: int, memories: Sequence[int]) -> list[int]:
+    """How many layers each rank gets: at least one, and so many as its memory is a part of all.
+
+    Memories that differ by less than a tenth count as equal, since every figure is a snapshot.
+    """
+    if max(memories) * _UNEVEN <= min(memories):
+        memories = [1] * len(memories)
+    spare = layers - len(memories)
+    shares = [spare * memory / sum(memories) for memory in memories]
+    split = [1 + int(share) for share in shares]
+    by_rest = sorted(range(len(shares)), key=lambda rank: int(shares[rank]) - shares[rank])
+    for rank in by_rest[: layers - sum(split)]:
+        split[rank] += 1
+    return split
+
+
+def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) -> Shard:
+    """Keep this rank's layers of a model whose weights are still lazy. Raises ModelRejected.
+
+    memories: bytes that each rank may use.
+    """
+    layers = len(model.layers)
+    if layers < place.size:
+        raise ModelRejected.because(
+            name, f"it has {layers} layers, too few for a pipeline of {place.size} ranks"
+        )
+    inner = model.model
+    if "split" in inspect.signature(inner.pipeline).parameters:
+        inner.pipeline(mx.distributed.init(), split=split_of(layers, memories))
+    else:
+        inner.pipeline(mx.distributed.init())
+    return Shard("pipeline", f"layers {inner.start_idx}-{inner.end_idx - 1} of {layers}")
+
+
+def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -> Shard:
+    """Keep this rank's part of each layer of a model whose weights are still lazy.
+
+    Raises ModelRejected.
+    """
+    for key, count in _must_divide(config):
+        if count % place.size:
+            other = ", or set the option parallelism:pipeline" if _has_pipeline(model) else ""
+            raise ModelRejected.because(
+                name,
+                f"its {key} ({count}) cannot be divided by {place.size} ranks: use another number"
+                f" of ranks{other}",
+            )
+    try:
+        model.shard(mx.distributed.init())
+    except (ValueError, AssertionError) as fault:
+        reason = re.sub(r"\s+", " ", str(fault)) or type(fault).__name__
+        raise ModelRejected.because(
+            name, f"it cannot be divided by {place.size} ranks: {reason}"
+        ) from None
+    return Shard("tensor", f"part {place.rank + 1} of {place.size} of every layer")
+
+
+def _has_pipeline(model: Any) -> bool:
+    return hasattr(getattr(model, "model", None), "pipeline")
+
+
+def _must_divide(config: Mapping[str, Any]) -> list[tuple[str, int]]:
+    part = config.get("text_config")
+    part = part if isinstance(part, dict) else config
+    counts = [(key, part.get(key)) for key in ("num_attention_heads", "num_key_value_heads")]
+    return [(key, count) for key, count in counts if isinstance(count, int)]

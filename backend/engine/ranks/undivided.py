@@ -1,0 +1,35 @@
+"""What is not served when several ranks divide a model, refused before any rank reads a weight."""
+
+from __future__ import annotations
+
+from backend.engine.embedding.kind import ModelKind
+from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.load_request import LoadOrder
+
+
+def require_divisible(order: LoadOrder) -> None:
+    """Raises InvalidRequest, ModelRejected."""
+    checkpoint, settings, request = order.checkpoint, order.settings, order.request
+    if checkpoint.kind is not ModelKind.TEXT or request.embeddings or request.reranking:
+        raise ModelRejected.because(
+            checkpoint.name, "only models that generate text are divided among ranks"
+        )
+    if checkpoint.of_vlm:
+        raise ModelRejected.because(
+            checkpoint.name,
+            "models that mlx-vlm builds are not divided among ranks; to serve the text part of"
+            " one that mlx-lm knows, set the option type:text",
+        )
+    for given, words in (
+        (order.adapters, "LoraAdapter is set, but adapters are not applied where ranks"),
+        (order.draft, "DraftModel is set, but no tokens are drafted where ranks"),
+        (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted where ranks"),
+        (
+            settings.prompt_cache_dir,
+            "prompt_cache_dir is set, but no KV is kept on disk where ranks",
+        ),
+    ):
+        if given:
+            raise InvalidRequest(
+                f"{words} divide the model: leave it out, or serve it with one rank"
+            )

@@ -1,0 +1,88 @@
+"""Which part a process plays, by its command line and its environment.
+
+    run.sh --addr HOST:PORT                               one process, which holds its models alone
+    run.sh --addr HOST:PORT --ranks N                     N ranks on this machine
+    run.sh --addr HOST:PORT --hostfile FILE               rank 0; the file has an address per rank
+    run.sh --worker --rank R --hostfile FILE              another rank
+
+`--backend`, `--rank` and the variables MLX_HOSTFILE, MLX_DISTRIBUTED_HOSTFILE, MLX_RANK and
+MLX_DISTRIBUTED_BACKEND mean what they mean for `mlx.launch` and for LocalAI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from backend.engine.ranks.hostfile import Misuse, place_in
+from backend.engine.ranks.place import Place
+
+_MOST_RANKS = 64
+_POLICIES = ("restart", "exit")
+_OPTIONS = ("--ranks", "--hostfile", "--rank", "--backend", "--control", "--rank-loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start: `count` ranks on this machine, or the one rank of `place`.
+
+    hostfile: an address of the ring per rank, where the user gives them. rest: the arguments that
+    are rank 0's own. restarts: whether the ranks are started again after one is lost.
+    """
+
+    rest: tuple[str, ...]
+    count: int = 0
+    place: Place | None = None
+    hostfile: str = ""
+    restarts: bool = True
+
+
+def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None:
+    """The plan; None for a process that holds its models alone. Raises Misuse."""
+    given, rest = _split(arguments)
+    policy = given.get("--rank-loss", "restart")
+    if policy not in _POLICIES:
+        raise Misuse(f"--rank-loss must be restart or exit, but it is {policy!r}")
+    worker = "--worker" in given
+    hostfile = given.get("--hostfile") or environ.get("MLX_HOSTFILE") or ""
+    hostfile = hostfile or environ.get("MLX_DISTRIBUTED_HOSTFILE", "")
+    if "--ranks" in given:
+        if worker or "--hostfile" in given:
+            raise Misuse("--ranks starts ranks on this machine: leave out --worker and --hostfile")
+        count = _number("--ranks", given["--ranks"], _MOST_RANKS)
+        return Plan(tuple(rest), count, restarts=policy == "restart") if count > 1 else None
+    if not worker and not hostfile:
+        return None
+    if not hostfile:
+        raise Misuse("--worker needs --hostfile: a JSON list with the address of every rank")
+    rank = _number("--rank", given.get("--rank") or environ.get("MLX_RANK") or "0", _MOST_RANKS)
+    if worker and rank == 0:
+        raise Misuse("--worker needs --rank with a number from 1: rank 0 is the one with --addr")
+    transport = given.get("--backend") or environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
+    place = place_in(hostfile, rank, transport, given.get("--control", ""), environ)
+    return Plan(tuple(rest), place=place, hostfile=hostfile, restarts=policy == "restart")
+
+
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    given: dict[str, str] = {}
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if argument == "--worker":
+            given[argument] = ""
+        elif name == "--coordinator":
+            raise Misuse("--coordinator is set by the variable MLX_JACCL_COORDINATOR")
+        elif name in _OPTIONS:
+            if not equals and not (value := next(rest, "")):
+                raise Misuse(f"{name} needs a value")
+            given[name] = value
+        else:
+            others.append(argument)
+    return given, others
+
+
+def _number(name: str, text: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > most:
+        raise Misuse(f"{name} must be a number up to {most}, but it is {text!r}")
+    return int(text)

@@ -1,0 +1,182 @@
+"""The small process above the ranks of one machine.
+
+It has one thread and imports neither gRPC nor MLX, so nothing can keep it from acting on a signal
+or on the end of a rank, not even MLX while it forms its group. It starts the ranks, ends those
+that outlive rank 0, and starts them again if one was lost: MLX forms a group once per process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from backend.engine.ranks.place import TOKEN, Place
+from backend.rpc import logs, parent_watch
+from backend.rpc.monitor import is_stopped
+from backend.supervising.command_line import Plan
+
+LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # as in backend.rpc.last_load, which imports gRPC
+_ROOT = Path(__file__).parents[2]
+_GRACE = 10.0  # seconds that rank 0 gets to end in order; it takes 7 at most
+_REPORTS = 4.0  # seconds that it gets to report the loss of a rank
+_FOLLOWERS_GRACE = 1.0  # that the others get to notice that rank 0 has ended
+_LOOK_SECONDS = 2.0  # between two looks whether a rank was stopped by a signal
+_MOST_STOPPED = 8.0  # seconds; with the look before, a rank's time-out
+_SHORT_LIFE = 20.0  # seconds; ranks that end sooner, several times in a row, would always
+_MOST_SHORT_LIVES = 3
+_GIVEN_UP = 1
+_MISUSED = 2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Supervisor:
+    """Runs one plan to its end."""
+
+    def __init__(self, plan: Plan, environ: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._environ = dict(environ)
+        self._asked: signal.Signals | None = None
+        self._parent = os.getppid()
+        self._watches = parent_watch.wanted(environ, self._parent)
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._wake, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
+
+    def run(self) -> int:
+        """Returns the exit code of rank 0, or of the rank that was started."""
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        for number in (*_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, self._note)
+        with self._folder:
+            return self._lives()
+
+    def _lives(self) -> int:
+        short_lives = 0
+        while True:
+            began = time.monotonic()
+            code = self._life(self._start())
+            if self._asked is not None or code == _MISUSED or not self._plan.restarts:
+                return code
+            if code == 0 and self._plan.place is None:
+                return code
+            short_lives = short_lives + 1 if time.monotonic() - began < _SHORT_LIFE else 0
+            if short_lives >= _MOST_SHORT_LIVES and not self._is_worker:
+                logs.error("exit", cause="the ranks ended again and again soon after they started")
+                return code or _GIVEN_UP
+            logs.warning("ranks", restarted=True, after=f"exit code {code}")
+
+    @property
+    def _is_worker(self) -> bool:
+        """Whether this machine has none but another rank, which waits for rank 0 for ever."""
+        return self._plan.place is not None and self._plan.place.rank > 0
+
+    def _note(self, number: int, _: object) -> None:
+        if number != signal.SIGCHLD and self._asked is None:
+            self._asked = signal.Signals(number)
+
+    def _start(self) -> list[subprocess.Popen[bytes]]:
+        """The processes, the one that counts first."""
+        if (place := self._plan.place) is not None:
+            return [self._spawn(place, self._plan.hostfile, self._environ)]
+        count = self._plan.count
+        ports = _free_ports(count + 1)
+        hostfile = Path(self._folder.name) / "hosts.json"
+        hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[:count]]))
+        environ = {TOKEN: secrets.token_hex(16)} | self._environ
+        names = ("127.0.0.1",) * count
+        return [
+            self._spawn(
+                Place(rank, count, ("127.0.0.1", ports[count]), names), str(hostfile), environ
+            )
+            for rank in range(count)
+        ]
+
+    def _spawn(
+        self, place: Place, hostfile: str, environ: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        own = {**environ, "PYTHONPATH": str(_ROOT), "MLX_RANK": str(place.rank)}
+        own["MLX_HOSTFILE"] = hostfile
+        own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
+        place.write(own)
+        arguments = self._plan.rest if place.rank == 0 else ()
+        return subprocess.Popen(
+            [sys.executable, "-m", "backend", *arguments], env=own, stdin=subprocess.DEVNULL
+        )
+
+    def _life(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
+        """Wait for the end of the first, or of any other; returns the first one's exit code."""
+        first, *others = processes
+        stopped: dict[int, float] = {}
+        try:
+            while first.poll() is None:
+                if self._asked is not None:
+                    return self._stop(first)
+                if any(other.poll() is not None for other in others):
+                    # Rank 0 notices too, and reports it before it ends; unless it is the one that
+                    # was silent.
+                    grace = 0.0 if is_stopped(first.pid) else _REPORTS
+                    return _ended(first, grace) or _GIVEN_UP
+                self._pause(_LOOK_SECONDS)
+                if self._watches and os.getppid() != self._parent:
+                    logs.error("exit", cause=f"the host process {self._parent} is gone")
+                    self._asked = signal.SIGTERM
+                _kill_stopped(processes, stopped)
+            return first.returncode
+        finally:
+            until = time.monotonic() + _FOLLOWERS_GRACE
+            for process in processes:
+                _ended(process, max(until - time.monotonic(), 0.0))
+
+    def _stop(self, first: subprocess.Popen[bytes]) -> int:
+        assert self._asked is not None
+        first.send_signal(self._asked)
+        return _ended(first, _GRACE)
+
+    def _pause(self, seconds: float) -> None:
+        """Until a signal arrives, but no longer."""
+        if select.select([self._wake], [], [], seconds)[0]:
+            os.read(self._wake, 4096)
+
+
+def _kill_stopped(processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]) -> None:
+    """Kill a rank that somebody has stopped for longer than a rank may be silent.
+
+    Ranks that have not met yet cannot notice. since: takes when a rank was first seen stopped.
+    """
+    now = time.monotonic()
+    for process in processes:
+        if process.poll() is not None or not is_stopped(process.pid):
+            since.pop(process.pid, None)
+        elif now - since.setdefault(process.pid, now) >= _MOST_STOPPED:
+            process.kill()
+
+
+def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
+    """The exit code of a process, which is killed if it takes longer."""
+    try:
+        return process.wait(grace)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody uses now."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(probe.getsockname()[1])
+        return found

@@ -1,0 +1,70 @@
+"""`python -m tests.engine.ranks.equality SIZE SCHEDULES FOLDER NAME:WAY…`: is rank 0 of a group.
+
+Plays random schedules on models that the group divides, and compares every answer with that of the
+whole model in this process. Prints a line of JSON per model: what the schedules came by.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+from backend.engine import scheduler
+from backend.engine.model import EngineModel
+from backend.engine.request import Sampling
+from backend.engine.score_plan import Continuation, ScorePlan
+from tests.engine.ranks.divided_models import write_divided
+from tests.engine.ranks.local_group import LocalGroup
+from tests.engine.rounds import Heard, Rounds
+from tests.engine.test_parity import check_schedule
+
+
+def main(size: int, schedules: int, folder: Path, asked: list[str]) -> None:
+    scheduler._MATCHER_BYTES = 0  # as for the schedules of one process
+    with LocalGroup(size) as group:
+        for one in asked:
+            name, _, way = one.partition(":")
+            model = write_divided(folder / name, name)
+            whole = group.whole(model)
+            divided = group.load(model, parallelism=way)
+            seen: Counter[str] = Counter()
+            for seed in range(schedules):
+                try:
+                    seen += check_schedule(divided, random.Random(seed), whole)
+                except BaseException as fault:
+                    fault.add_note(f"{one} on {size} ranks, seed {seed}")
+                    raise
+            assert _special(divided) == _special(whole), f"{one} on {size} ranks"
+            assert not group.causes, group.causes
+            shards = [shard["bytes"] for shard in group.leader.shards]
+            found = {"model": one, "whole": whole.weights_bytes, "shards": shards}
+            print(json.dumps(found | {"seen": seen}), flush=True)
+
+
+def _special(model: EngineModel) -> list[tuple[list[int], str, list[float]]]:
+    """What schedules have none of: stop strings, log-probabilities of a prompt, scores."""
+    rounds = Rounds(model)
+    prompt = list(range(1, 50))
+    rounds.submit(1, prompt, 20, stop=("<7", "3>"))
+    rounds.submit(2, prompt[:30], 10, sampling=Sampling(temperature=1.5, seed=3), stop=("1",))
+    rounds.submit(3, prompt[5:], 4, prompt_logprobs=2)
+    plan = ScorePlan(prompt, (Continuation((5, 6, 7)), Continuation((9,)), Continuation((5, 8))))
+    rounds.score(4, plan)
+    rounds.drain()
+    return [_facts(heard) for heard in rounds.heard.values()]
+
+
+def _facts(heard: Heard) -> tuple[list[int], str, list[float]]:
+    end = heard.finished
+    assert end is not None, heard.error
+    told = [one for score in end.scores for one in score]
+    if end.prompt_logprobs is not None:
+        told += end.prompt_logprobs.rest
+    return heard.tokens, end.reason, [round(one.logprob, 2) + 0.0 for one in told]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

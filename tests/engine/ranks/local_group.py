@@ -1,0 +1,110 @@
+"""Rank 0 in this process, and the others as real processes beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from backend.engine.heartbeat import Heartbeat
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.loader import load
+from backend.engine.loading.stages import at_once
+from backend.engine.model import EngineModel
+from backend.engine.plan import PassCost
+from backend.engine.ranks.leader import Leader
+from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.token_text import ByteStream
+
+ROOT = Path(__file__).parents[3]
+_TABLE = [f"<{token}>".encode() for token in range(4096)]
+
+
+class LocalGroup:
+    """A process can hold one for all its life: MLX forms a group once. module: of the others."""
+
+    def __init__(self, size: int, module: str = "backend") -> None:
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        ports = _ports(size + 1)
+        hostfile = folder / "hosts.json"
+        hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
+        token = secrets.token_hex(8)
+        place = Place(0, size, ("127.0.0.1", ports[0]), ("here",) * size, timeout=60.0)
+        self.causes: list[str] = []
+        self._loads = 0
+        self.others: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, size):
+            environ = {**os.environ, TOKEN: token, "PYTHONPATH": str(ROOT)}
+            environ |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)}
+            replace(place, rank=rank).write(environ)
+            self.others.append(
+                subprocess.Popen([sys.executable, "-m", module], env=environ, cwd=ROOT)
+            )
+        os.environ |= {"MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile)}
+        self.leader = Leader(place, token)
+        self.leader.open(self.causes.append, Heartbeat.fresh())
+
+    def __enter__(self) -> LocalGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.leader.close()
+        for other in self.others:
+            other.wait(20)
+        self._stack.close()
+
+    def load(self, model: Path, **settings: object) -> EngineModel:
+        """A model that the ranks divide."""
+        return _loaded(model, self._number(), settings, self.leader)
+
+    def whole(self, model: Path, **settings: object) -> EngineModel:
+        """The same in this process alone."""
+        return _loaded(model, self._number(), settings, None)
+
+    def _number(self) -> int:
+        self._loads += 1
+        return self._loads
+
+
+def _loaded(
+    model: Path, number: int, settings: dict[str, object], leader: Leader | None
+) -> EngineModel:
+    given = {
+        "load_trial": False,
+        "prompt_cache_mib": 64,
+        "memory_limit_mib": 512,
+        "rank_timeout": 60,
+    } | settings
+    request = LoadRequest("model", str(model), settings=given)
+    built, _, _ = at_once(load(request, number, threading.Event(), leader))
+    assert built is not None
+    return replace(
+        built,
+        new_text=lambda _: ByteStream(_TABLE, strip_first_space=False),
+        end_tokens=frozenset({0}),
+        disk=None,
+        prefill_chunk=32,
+        passes=PassCost(),  # schedules count memory in KV alone
+    )
+
+
+def _ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(probe.getsockname()[1])
+        return found

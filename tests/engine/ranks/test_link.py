@@ -1,0 +1,157 @@
+"""The connection of two ranks: who is let in, and how the end of the other side shows."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from backend.engine.ranks.link import Link, LinkLost, accept, connect
+from backend.engine.ranks.wire import Beat, Formed, Open
+
+WAIT = 20.0
+LONG = 60.0
+
+
+@dataclass
+class Listening:
+    """Rank 0's side of one handshake. outcome: the link, or the refusal."""
+
+    token: str = "secret"
+    timeout: float = LONG
+    outcome: list[tuple[int, Link] | LinkLost] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.socket.getsockname()[1])
+
+    def _accept(self) -> None:
+        connection, _ = self.socket.accept()
+        try:
+            self.outcome.append(accept(connection, self.token, 3, self.timeout))
+        except LinkLost as refusal:
+            connection.close()
+            self.outcome.append(refusal)
+
+    def done(self) -> tuple[int, Link] | LinkLost:
+        self._thread.join(WAIT)
+        self.socket.close()
+        return self.outcome[0]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Link, Link]]:
+    listening = Listening()
+    other = connect(listening.address, "secret", 2, 3, LONG)
+    done = listening.done()
+    assert not isinstance(done, LinkLost)
+    rank, own = done
+    assert rank == 2
+    yield own, other
+    own.close()
+    other.close()
+
+
+def test_messages_pass_in_order_and_heartbeats_are_not_among_them(pair: tuple[Link, Link]) -> None:
+    own, other = pair
+    for message in (Beat(), Open(), Beat(), Formed()):
+        own.send(message)
+    assert [other.receive(), other.receive()] == [Open(), Formed()]
+
+
+def test_the_end_of_the_other_side_shows(pair: tuple[Link, Link]) -> None:
+    own, other = pair
+    other.close()
+    with pytest.raises(LinkLost, match="has ended"):
+        own.receive()
+
+
+def test_silence_shows(pair: tuple[Link, Link]) -> None:
+    own, _ = pair
+    own.timeout = 0.2  # the other side beats every 12 seconds
+    with pytest.raises(LinkLost, match=r"silent for 0\.2 s"):
+        own.receive()
+
+
+def test_heartbeats_are_enough() -> None:
+    listening = Listening(timeout=1.0)
+    other = connect(listening.address, "secret", 1, 3, 1.0)
+    done = listening.done()
+    assert not isinstance(done, LinkLost)
+    _, own = done
+    received: list[object] = []
+    reader = threading.Thread(target=lambda: received.append(own.receive()), daemon=True)
+    reader.start()
+    reader.join(2.5)  # longer than the time-out
+    assert reader.is_alive()
+    other.send(Formed())
+    reader.join(WAIT)
+    assert received == [Formed()]
+    own.close()
+    other.close()
+
+
+def test_a_shorter_time_out_is_kept_from_the_moment_it_is_set(pair: tuple[Link, Link]) -> None:
+    own, other = pair
+    for link in pair:
+        link.timeout = 1.0  # until now the next beat was due in 12 seconds
+    reader = threading.Thread(target=own.receive, daemon=True)
+    reader.start()
+    reader.join(2.5)
+    assert reader.is_alive()
+    other.send(Formed())
+    reader.join(WAIT)
+    assert not reader.is_alive()
+
+
+def test_another_token_is_refused_by_both_sides() -> None:
+    listening = Listening(token="other")
+    with pytest.raises(LinkLost, match="refused this rank"):
+        connect(listening.address, "secret", 1, 3, LONG)
+    assert "token" in str(listening.done())
+
+
+def test_a_rank_that_is_none_is_refused() -> None:
+    listening = Listening()
+    with pytest.raises(LinkLost, match="refused this rank"):
+        connect(listening.address, "secret", 3, 4, LONG)
+    assert "rank 3 of 4" in str(listening.done())
+
+
+def test_a_server_that_does_not_know_the_token_is_not_followed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def imitate() -> None:
+            connection, _ = server.accept()
+            connection.sendall(b"MLXRANKS" + (1).to_bytes(2, "big") + bytes(32))
+            connection.recv(1024)
+            connection.sendall(bytes(32))
+
+        threading.Thread(target=imitate, daemon=True).start()
+        with pytest.raises(LinkLost, match="another token"):
+            connect(server.getsockname(), "secret", 1, 2, LONG)
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n" * 8, b"", bytes(82)])
+def test_strangers_are_refused(said: bytes) -> None:
+    listening = Listening()
+    with socket.create_connection(listening.address) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        assert isinstance(listening.done(), LinkLost)
+
+
+@pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02{}"])
+def test_a_frame_that_is_no_message_ends_the_link(pair: tuple[Link, Link], frame: bytes) -> None:
+    own, other = pair
+    own.send_frame(frame)
+    with pytest.raises(LinkLost, match="sent"):
+        other.receive()

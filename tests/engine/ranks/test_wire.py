@@ -1,0 +1,102 @@
+"""What ranks say to each other survives its bytes, and other bytes are refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine.ranks.wire import (
+    VERSION,
+    Abandon,
+    Add,
+    Agreed,
+    Beat,
+    Clear,
+    Drop,
+    Failed,
+    Form,
+    Formed,
+    LoadShard,
+    Message,
+    Open,
+    Plain,
+    Said,
+    Step,
+    Stop,
+    WireError,
+    decode,
+    encode,
+)
+from backend.engine.score_plan import Continuation, ScorePlan
+from tests.engine.test_planner import random_course
+
+SCORES = ScorePlan([4], (Continuation((5, 6), 1), Continuation()))
+MESSAGES: list[Message] = [
+    Beat(), Form(), Open(), Clear(), Drop(), Stop(), Formed(), Abandon(3),
+    LoadShard(1, {"model": "m", "settings": {"parallel": 2, "dtype": "auto"}}, 10.0),
+    Agreed(2, ({"a": 1}, {"a": [1, 2]})),
+    Add(1, (1, 2, 3), 9),
+    Add(2, (1, 2), 9, prompt_logprobs=True),
+    Add(3, (4,), 9, scores=SCORES, side_by_side=True),
+    Plain((1, 2)),
+    Said(2, {"cost": {"windowed": [[1, 2]]}}),
+    Said(2, refusal="its weights take too much"),
+    Failed("decode: ValueError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
+def test_a_message_survives_its_bytes(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_every_plan_survives_its_bytes() -> None:
+    plans = 0
+    for seed in random.Random(2).sample(range(100_000), 20):
+        for _, _, plan in random_course(seed).course:
+            assert decode(encode(Step(plan))) == Step(plan)
+            plans += 1
+    assert plans > 200
+
+
+def test_a_plan_that_only_decodes_is_small() -> None:
+    course = random_course(7).course
+    small = [plan for _, _, plan in course if plan.only_decodes and len(plan.decode) == 1]
+    assert small
+    assert max(len(encode(Step(plan))) for plan in small if not plan.join) < 100
+
+
+@given(st.binary(max_size=64))
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["Step",{}]',
+        '["Step",{"plan":{"number":"1"}}]',
+        '["Step",{"plan":{"number":1,"dance":true}}]',
+        '["Open",{"file":"/etc/passwd"}]',
+        '["Unknown",{}]',
+        "[" * 100_000,
+    ],
+)
+def test_a_message_of_another_shape_is_refused(text: str) -> None:
+    with pytest.raises(WireError):
+        decode(text.encode())
+
+
+def test_the_version_counts_changes_of_the_messages() -> None:
+    """Whoever changes a message or a plan raises the version, or ranks misunderstand each other."""
+    import dataclasses
+
+    shape = [
+        (type(one).__name__, [each.name for each in dataclasses.fields(one)]) for one in MESSAGES
+    ]
+    step = [each.name for each in dataclasses.fields(random_course(1).course[0][2])]
+    assert (VERSION, len(shape), len(step)) == (1, 17, 12)

@@ -1,0 +1,64 @@
+"""The files of a small checkpoint, and parts that the configurations of many families share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PIXELS = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 1,
+}
+SIGLIP = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+    "image_size": 56,
+}
+TEXT = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+}
+QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def add_tokens(path: Path, texts: list[str], marker: str) -> dict[str, int]:
+    """Put control tokens into the tokenizer, and one of them into the template; their ids."""
+    tokenizer = read(path, "tokenizer.json")
+    known = [token["id"] for token in tokenizer["added_tokens"]]
+    first = max([*known, *tokenizer["model"]["vocab"].values()]) + 1
+    ids = {text: first + at for at, text in enumerate(texts)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"] += [
+        {"id": token, "content": text, "special": True, **flags} for text, token in ids.items()
+    ]
+    write(path, "tokenizer.json", tokenizer)
+    template = path / "chat_template.jinja"
+    written = template.read_text()
+    assert QWEN_MARKER in written
+    template.write_text(written.replace(QWEN_MARKER, marker))
+    (path / "video_preprocessor_config.json").unlink()
+    return ids
+
+
+def read(path: Path, name: str) -> dict[str, Any]:
+    held: dict[str, Any] = json.loads((path / name).read_text())
+    return held
+
+
+def write(path: Path, name: str, value: dict[str, Any]) -> None:
+    (path / name).write_text(json.dumps(value))

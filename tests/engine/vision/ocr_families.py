@@ -1,0 +1,84 @@
+"""Small checkpoints of DeepSeek-OCR and its kin, in their own form on disk.
+
+mlx-vlm fixes the size of their first tower in its code; `small_tower` makes it one that computes
+in a second.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.engine.vision.checkpoint_files import TEXT, add_tokens, write
+
+_WIDTH = 1024  # between the towers, in mlx-vlm's code
+
+
+def write_deepseekocr(path: Path) -> None:
+    """Two towers, one behind the other; a prompt whose last token the processor takes away."""
+    _write(path, "deepseekocr", {})
+
+
+def write_unlimited_ocr(path: Path) -> None:
+    """The same with answers that see the prompt and no more than the last few of their tokens."""
+    _write(path, "unlimited-ocr", {"sliding_window_size": 24})
+
+
+def small_tower(patch: pytest.MonkeyPatch) -> None:
+    from mlx_vlm.models.deepseekocr import deepseekocr
+
+    small = partial(deepseekocr.SAMViTConfig, width=32, layers=2, heads=2, global_attn_indexes=(1,))
+    patch.setattr(deepseekocr, "SAMViTConfig", small)
+
+
+def _write(path: Path, family: str, other: dict[str, int]) -> None:
+    marks = ["<image>", "<｜▁pad▁｜>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>"]
+    ids = add_tokens(path, [*marks, "<|grounding|>", "<|User|>", "<|Assistant|>"], "<image>\n")
+    (path / "preprocessor_config.json").unlink()
+    size = max(ids.values()) + 1
+    text = TEXT | {
+        "model_type": "deepseek_v2",
+        "vocab_size": size,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": None,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 0,
+        "qk_nope_head_dim": 0,
+        "v_head_dim": 0,
+    }
+    write(path, "config.json", {
+        "model_type": family,
+        "vocab_size": size,
+        "image_token_index": ids["<image>"],
+        "eos_token_id": 2,
+        "pad_id": 0,
+        "language_config": text | other,
+        "vision_config": {
+            "model_type": "vision",
+            "layers": 2,
+            "hidden_size": _WIDTH,
+            "intermediate_size": 64,
+            "num_attention_heads": 2,
+        },
+        "projector_config": {
+            "projector_type": "linear",
+            "input_dim": 2 * _WIDTH,
+            "n_embed": TEXT["hidden_size"],
+        },
+    })  # fmt: skip
+    write(path, "processor_config.json", {
+        "processor_class": "DeepseekVLV2Processor",
+        "candidate_resolutions": [[1024, 1024]],
+        "patch_size": 16,
+        "downsample_ratio": 4,
+        "image_token": "<image>",
+        "pad_token": "<｜▁pad▁｜>",
+        "mask_prompt": False,
+    })  # fmt: skip

@@ -1,0 +1,97 @@
+"""Which ranks a command line and an environment ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from backend.engine.ranks.hostfile import Misuse, hosts_of
+from backend.engine.ranks.place import TOKEN, Place
+from backend.supervising.command_line import plan_of
+
+SECRET = {TOKEN: "s3cret"}
+
+
+@pytest.fixture
+def hostfile(tmp_path: Path) -> str:
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps(["10.0.0.1:5000", ["10.0.0.2:5001", "10.0.1.2:5001"]]))
+    return str(path)
+
+
+def test_an_ordinary_command_line_asks_for_none() -> None:
+    assert plan_of(["--addr", "127.0.0.1:0"], {}) is None
+    assert plan_of(["--addr", "127.0.0.1:0", "--ranks", "1"], {}) is None
+
+
+def test_local_ranks() -> None:
+    plan = plan_of(["--addr", "127.0.0.1:0", "--ranks=3", "--rank-loss", "exit"], {})
+    assert plan is not None
+    assert (plan.count, plan.rest, plan.restarts) == (3, ("--addr", "127.0.0.1:0"), False)
+
+
+def test_rank_0_of_a_hostfile_listens_where_its_ring_does(hostfile: str) -> None:
+    plan = plan_of(["--addr", "127.0.0.1:0", "--hostfile", hostfile], SECRET)
+    assert plan is not None
+    assert plan.place == Place(0, 2, ("10.0.0.1", 6000), ("10.0.0.1", "10.0.0.2"))
+
+
+def test_a_worker_as_localai_starts_it(hostfile: str) -> None:
+    arguments = ["--backend", "ring", "--hostfile", hostfile, "--rank", "1", "--worker"]
+    plan = plan_of(arguments, SECRET)
+    assert plan is not None
+    assert plan.place is not None
+    assert (plan.place.rank, plan.place.control) == (1, ("10.0.0.1", 6000))
+
+
+def test_the_environment_of_mlx_launch(hostfile: str) -> None:
+    plan = plan_of(["--addr", "h:1"], SECRET | {"MLX_HOSTFILE": hostfile, "MLX_RANK": "1"})
+    assert plan is not None
+    assert plan.place is not None
+    assert plan.place.rank == 1
+
+
+def test_a_place_survives_the_environment() -> None:
+    environ: dict[str, str] = {}
+    place = Place(1, 2, ("h", 1), ("a", "b"), timeout=3)
+    place.write(environ)
+    assert Place.read(environ) == place
+    assert Place.read({}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--worker"], "needs --hostfile"),
+        (["--worker", "--hostfile", "FILE"], "needs --rank"),
+        (["--hostfile", "FILE", "--rank", "2"], "ranks 0 to 1"),
+        (["--hostfile", "FILE", "--backend", "tcp"], "must be one of ring"),
+        (["--hostfile", "FILE", "--control", "nowhere"], "not HOST:PORT"),
+        (["--hostfile", "/none/such.json"], "cannot be read"),
+        (["--ranks", "two"], "must be a number"),
+        (["--ranks"], "needs a value"),
+        (["--ranks", "2", "--worker"], "on this machine"),
+        (["--ranks", "2", "--rank-loss", "hope"], "restart or exit"),
+        (["--coordinator", "h:1"], "MLX_JACCL_COORDINATOR"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], words: str, hostfile: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        plan_of([hostfile if one == "FILE" else one for one in arguments], SECRET)
+
+
+def test_ranks_of_several_machines_need_a_secret(hostfile: str) -> None:
+    with pytest.raises(Misuse, match=TOKEN):
+        plan_of(["--hostfile", hostfile], {})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '["10.0.0.1:1"]', '["a:1", "b"]', '[["a:1"], []]']
+)
+def test_a_hostfile_that_is_none(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts.json"
+    path.write_text(text)
+    with pytest.raises(Misuse, match="hostfile"):
+        hosts_of(str(path))
