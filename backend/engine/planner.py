@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from backend.engine.guess_width import GuessWidth
 from backend.engine.plan import (
     Arrived,
     DecodeTimed,
     Ended,
     Generated,
+    Guessed,
     Join,
     Leave,
     Limits,
@@ -131,14 +133,16 @@ class SequenceState:
 class Planner:
     """The decisions for one loaded model.
 
-    index: which stored entries serve a prompt. unstored: sequences whose KV was larger than the
-    whole prompt cache. preemptions: how many sequences lost their place to memory.
+    index: which stored entries serve a prompt. widths: how many guesses pay. unstored: sequences
+    whose KV was larger than the whole prompt cache. preemptions: how many sequences lost their
+    place to memory.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
         self.index = PrefixIndex(limits.prompt_cache, limits.max_entries)
+        self.widths = GuessWidth(limits.guesses)
         self.sequences: dict[int, SequenceState] = {}
         self._admitted: dict[int, SequenceState] = {}  # in the order of admission
         self.unstored = 0
@@ -193,6 +197,7 @@ class Planner:
         left -= max(computing, self._least_pass())
         self._shrink(left)
         features = self._shrink_features(left - self.index.nbytes)
+        guess = self._guess(left - self.index.nbytes - self._features)
         leave, self._leaving = self._leaving, []
         evict, self._evicting = self._evicting, []
         return StepPlan(
@@ -205,6 +210,7 @@ class Planner:
             start=tuple(start),
             join=tuple(join),
             decode=decode,
+            guess=guess,
             prefill=tuple(prefill),
             score=tuple(score),
         )
@@ -259,6 +265,8 @@ class Planner:
                 self._owed_by_masks += seconds
                 if one := self.sequences.get(number):
                     one.mask_seconds = seconds
+            case Guessed(rows, longest, width, proposed, right, seconds):
+                self.widths.learn(rows, longest, width, proposed, right, seconds)
             case OtherBytes(nbytes, features):
                 self._other, self._features = nbytes, features
             case MemoryShort():
@@ -344,8 +352,10 @@ class Planner:
         return list(groups.values())
 
     def _row(self, tokens: int) -> int:
-        """Bytes of a row of so many tokens: its KV, and what a decode step computes with for it."""
-        return self.limits.cost.of(tokens) + self.limits.passes.chosen(1, tokens)
+        """Bytes of a row of so many tokens: its KV, also a draft model's, and what a decode step
+        computes with for it."""
+        draft = self.limits.draft.of(tokens) if self.limits.draft else 0
+        return self.limits.cost.of(tokens) + draft + self.limits.passes.chosen(1, tokens)
 
     def _least_pass(self) -> int:
         """Bytes that every sequence in prefill needs to get on, one after the other."""
@@ -771,6 +781,21 @@ class Planner:
                 return best
         self._batches += 1
         return self._batches
+
+    def _guess(self, left: int) -> dict[int, int]:
+        """How many guesses each batch may check, within the bytes that are left."""
+        widths: dict[int, int] = {}
+        for number, members in sorted(self._members().items()):
+            if len(members) > 1 and not self.limits.together:
+                continue  # several tokens of several sequences in a pass: the model cannot
+            most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
+            longest = max(one.total for one in members)
+            while most and self.limits.passes.chosen(len(members) * most, longest) > left:
+                most //= 2
+            if most and (width := self.widths.choose(len(members), longest, most)):
+                widths[number] = width
+                left -= self.limits.passes.chosen(len(members) * width, longest)
+        return widths
 
     def _prefill(
         self, now: float, room: int, *, running: bool

@@ -118,11 +118,11 @@ def test_bad_configurations(model: Path, text: str, sentence: str) -> None:
         ({"model_type": "switch_layers"}, "its model type 'switch_layers' is unknown"),
         (
             {"model_type": "electra"},
-            "it turns text into vectors and generates none, and its model type 'electra' is not",
+            "does not generate text, and its model type 'electra' is not among the supported ones",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
-            "it rates documents against a query and generates no text, and its model type 'llama'",
+            "it ranks documents against a query and does not generate text, and its model type",
         ),
         ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder model"),
         (
@@ -139,7 +139,7 @@ def test_models_of_other_kinds(model: Path, changes: dict[str, Any], sentence: s
 def test_an_embedding_model_with_the_configuration_of_a_text_model(model: Path) -> None:
     configure(model, model_type="llama")
     (model / "modules.json").write_text("[]")
-    assert "it turns text into vectors and generates none" in refusal(model)
+    assert "it turns text into vectors and does not generate text" in refusal(model)
 
 
 VISION = {"vision_config": {"depth": 1}, "image_token_id": 5}
@@ -187,7 +187,12 @@ def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
 
 @pytest.mark.parametrize(
     ("model_type", "instead"),
-    [("phi4mm", "serve Phi-4-mini-instruct"), ("unlimited-ocr", "serve dots.ocr")],
+    [
+        ("phi4mm", "serve Phi-4-mini-instruct"),
+        ("unlimited-ocr", "serve dots.ocr"),
+        ("llada2_moe", "serve a model that writes in that way"),
+        ("diffusion_gemma", "serve a model that writes in that way"),
+    ],
 )
 def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(
     model: Path, model_type: str, instead: str
