@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -147,8 +148,9 @@ class Constraint:
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
         """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
+        known = list(takewhile(self._knows, guesses))
         with self._paid():
-            possible: int = self.matcher.validate_tokens(list(guesses))
+            possible: int = self.matcher.validate_tokens(known)
         taken = 0
         for guess, mask in zip(guesses[:possible], allowed, strict=False):
             self.accept(guess)
@@ -159,6 +161,10 @@ class Constraint:
         if not self.matcher.rollback(taken):
             self._check()
         return taken
+
+    def _knows(self, token: int) -> bool:
+        word, bit = divmod(token, _BITS)
+        return word < len(self.known) and bool(self.known[word] >> bit & 1)
 
     @contextmanager
     def _paid(self) -> Iterator[None]:
