@@ -13,6 +13,7 @@ its token and the guesses behind it, and delivers all that turns out right, with
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -157,6 +158,7 @@ class Chooser:
         for mask, at in zip(allowed, self._constrained, strict=True):
             one = self._sequences[at]
             assert one.constraint is not None
+            started = time.thread_time()
             try:
                 if tokens is not None and not (one.first_delivered or one.constraint.ended):
                     one.constraint.accept(tokens[at])
@@ -165,6 +167,7 @@ class Chooser:
             except Exception as fault:
                 faults[id(one)] = fault
                 mask[:] = 0xFFFFFFFF
+            one.mask_seconds += time.thread_time() - started
         return allowed if (allowed != 0xFFFFFFFF).any() else None
 
 

@@ -1,4 +1,4 @@
-"""What the engine reports of itself."""
+"""The engine's state and metrics, as reported by Status and GetMetrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from backend.engine.guess_width import GuessReport
 
 
 class EngineState(Enum):
-    """What the one model slot of this process is doing."""
+    """The state of the process's model."""
 
     EMPTY = "empty"
     LOADING = "loading"

@@ -35,6 +35,7 @@ from backend.engine.plan import (
     DecodeTimed,
     Guessed,
     Leave,
+    Masked,
     NotStored,
     OtherBytes,
     PlannerEvent,
@@ -66,7 +67,8 @@ class ExecutorSequence:
     finished: whether it ended by itself, so that its answer may go to disk. group, batch: where
     its KV is, while it is prefilled and while it decodes. first: its first token, chosen by the
     pass that ended its prefill, with those of the others in that pass; first_delivered: whether it
-    was read, and seen by the grammar, before the sequence joined a batch.
+    was read, and seen by the grammar, before the sequence joined a batch. mask_seconds: processor
+    time that its grammar took since the latest plan.
     """
 
     number: int
@@ -87,6 +89,7 @@ class ExecutorSequence:
     finished: bool = False
     first: Chosen | None = None
     first_delivered: bool = False
+    mask_seconds: float = 0.0
     batch: DecodeBatch | None = None
 
     @property
@@ -552,6 +555,10 @@ class Executor:
         if self._decode_seconds:
             events.append(DecodeTimed(self._decode_seconds))
             self._decode_seconds = 0.0
+        for one in self.sequences.values():
+            if one.mask_seconds:
+                events.append(Masked(one.number, one.mask_seconds))
+                one.mask_seconds = 0.0
         waiting = len(self._passes) or (len(self._launched) if idle else 0)
         if self._in_order:
             waiting = len(self._passes) + len(self._launched)

@@ -1,4 +1,4 @@
-"""What the engine thread tells of itself without being asked."""
+"""Counters that the engine thread keeps for Status and GetMetrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from backend.engine.heartbeat import Heartbeat
 
 @dataclass(slots=True)
 class Gauges:
-    """Plain numbers for Status and GetMetrics: written on the engine thread, read on any.
+    """Plain numbers, written on the engine thread and read on any.
 
-    The totals count from the start of the thread. tokens_per_second is that of the latest step.
-    preemptions: sequences that lost their KV to memory and were computed again. unstored: answers
-    whose KV was larger than the whole prompt cache. guessing: what drafting does, where the model
-    drafts.
-    heartbeat: which step runs.
+    The totals count from the start of the thread. tokens_per_second: of the latest step.
+    preemptions: sequences that were preempted to free memory. unstored: answers whose KV was larger
+    than the whole prompt cache. guessing: what drafting does, if the model drafts. heartbeat: the
+    record of the current step.
     """
 
     tokens_generated: int = 0

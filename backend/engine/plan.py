@@ -208,6 +208,14 @@ class DecodeTimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Masked:
+    """The grammar of a sequence took so many seconds of processor time since the latest plan."""
+
+    sequence: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Guessed:
     """A decode step of a batch that may guess is done.
 
@@ -253,6 +261,7 @@ PlannerEvent = (
     | NotStored
     | PrefillTimed
     | DecodeTimed
+    | Masked
     | Guessed
     | OtherBytes
     | MemoryShort

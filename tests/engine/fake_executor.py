@@ -18,6 +18,7 @@ from backend.engine.plan import (
     Guessed,
     Limits,
     Lost,
+    Masked,
     MemoryShort,
     NotStored,
     OtherBytes,
@@ -377,6 +378,10 @@ class FakeExecutor:
             for one in members:
                 self._break(one, lost=lost)
             return
+        for one in members:
+            if one.number % 8 == 0:  # it has a grammar
+                seconds = self.dice.choice([0.1, 1, 8]) * DECODE_SECONDS
+                self._events.append(Masked(one.number, seconds))
         ahead = self.dice.choice([1, 2, 30])
         right = tuple(min(width, ahead - 1) for _ in members)
         longest = max(len(one.content) for one in members)
