@@ -26,6 +26,7 @@ _AMBIGUOUS = (
     " alternatives and optional parts"
 )
 _LEXER = "its regular expressions are too complex: simplify them, or use fewer"
+_UNKNOWN = -1  # a token that no answer has: the state has to be computed again
 _DEAD_END = "no text can follow there: look for a rule or pattern that matches nothing"
 _CAUSES = {
     "items": _AMBIGUOUS,
@@ -154,8 +155,21 @@ class Constraint:
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
         """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
+        before = len(self._accepted)
+        try:
+            taken = self._follow(guesses, allowed)
+            if not self.matcher.rollback(taken):
+                self._check()
+        except Exception:
+            self._accepted.append(_UNKNOWN)
+            raise
+        del self._accepted[before:]
+        return taken
+
+    def _follow(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """Accept the guesses that are allowed; returns how many. allowed: as for `look_ahead`."""
         known = list(takewhile(self._knows, guesses))
-        with self._paid():
+        with self._timed():
             possible: int = self.matcher.validate_tokens(known)
         taken = 0
         for guess, mask in zip(guesses[:possible], allowed, strict=False):
@@ -164,8 +178,6 @@ class Constraint:
             if self.matcher.is_stopped():
                 break
             self.fill(mask)
-        if not self.matcher.rollback(taken):
-            self._check()
         return taken
 
     def _knows(self, token: int) -> bool:

@@ -23,8 +23,8 @@ _LOSES_A_TOKEN = (
     "mlx-vlm drops the last token of a prompt with an image; serve dots.ocr or PaddleOCR-VL instead"
 )
 _FORGETS = (
-    "which tokens of an answer are attended to depends on where its prompt ended, and stored KV does"
-    " not record that; serve dots.ocr or PaddleOCR-VL instead"
+    "which tokens of an answer are attended to depends on where its prompt ended, and stored KV"
+    " does not record that; serve dots.ocr or PaddleOCR-VL instead"
 )
 _IN_FRONT = (
     "mlx-vlm puts one image before the whole prompt, wherever it is in the conversation; serve a"

@@ -178,6 +178,27 @@ def test_looking_ahead_stops_before_a_token_that_the_tokenizer_does_not_have() -
     assert constraint.look_ahead([97, 98, 99], masks) == 3
 
 
+def test_looking_ahead_leaves_the_state_as_it_is() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "abcd"))
+    constraint.accept(ord("a"))
+    masks = np.zeros((3, words(BYTES.size)), np.uint32)
+    assert constraint.look_ahead(list(map(ord, "bcx")), masks) == 2
+    assert allowed_ids(constraint, BYTES.size) == [ord("b")]
+    constraint.restart(list(map(ord, "abc")))
+    assert allowed_ids(constraint, BYTES.size) == [ord("d")]
+
+
+def test_an_answer_can_begin_again_after_looking_ahead_has_failed() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "abcd"))
+    constraint.accept(ord("a"))
+    constraint.allowance = -1e9
+    with pytest.raises(InvalidRequest, match="more than 10 ms per token"):
+        constraint.look_ahead([ord("b")], np.zeros((1, words(BYTES.size)), np.uint32))
+    constraint.allowance = 1e9
+    constraint.restart([ord("a")])
+    assert allowed_ids(constraint, BYTES.size) == [ord("b")]
+
+
 def test_a_token_that_is_not_allowed_fails_its_row_alone() -> None:
     spec = ConstraintSpec("regex", "ab")
     broken, other = COMPILER.compile(spec), COMPILER.compile(spec)
