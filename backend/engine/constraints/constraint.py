@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -167,8 +168,9 @@ class Constraint:
 
     def _follow(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
         """Accept the guesses that are allowed; returns how many. allowed: as for `look_ahead`."""
+        known = list(takewhile(self._knows, guesses))
         with self._timed():
-            possible: int = self.matcher.validate_tokens(list(guesses))
+            possible: int = self.matcher.validate_tokens(known)
         taken = 0
         for guess, mask in zip(guesses[:possible], allowed, strict=False):
             self.accept(guess)
@@ -177,6 +179,10 @@ class Constraint:
                 break
             self.fill(mask)
         return taken
+
+    def _knows(self, token: int) -> bool:
+        word, bit = divmod(token, _BITS)
+        return word < len(self.known) and bool(self.known[word] >> bit & 1)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from common.chat_format import ChatFormat
 from common.gbnf import gbnf_to_lark
 from tests.common.grammar_walks import byte_tokenizer
 from tests.engine.constraints.gbnf_corpus import SHAPES, Shape
-from tests.engine.constraints.walks import allowed_ids, byte_walk, compiler_for
+from tests.engine.constraints.walks import allowed_ids, byte_walk, compiler_for, ids_of
 
 BYTES = byte_tokenizer()
 COMPILER = compiler_for(BYTES, ChatFormat.named("plain"))
@@ -138,6 +138,44 @@ def test_an_answer_can_begin_again_with_what_was_delivered() -> None:
     assert allowed_ids(constraint, BYTES.size) == [ord("b"), ord("c")]
     constraint.restart([])
     assert allowed_ids(constraint, BYTES.size) == [ord("a")]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_looking_ahead_shows_what_steps_would_and_changes_nothing(shape: Shape) -> None:
+    """Along guesses of which a few are wrong, from random places in random answers."""
+    dice = random.Random(1)
+    spec = ConstraintSpec("gbnf", shape.grammar)
+    for seed in range(6):
+        answer = list(byte_walk(BYTES, seed).text(COMPILER.compile(spec)).encode())
+        ahead = COMPILER.compile(spec)
+        done = 0
+        while done < len(answer) and not ahead.ended:
+            guesses = answer[done : done + dice.randrange(6)]
+            if guesses and dice.random() < 0.3:
+                guesses[dice.randrange(len(guesses))] = dice.randrange(128)
+            steps = COMPILER.compile(spec)
+            steps.restart(answer[:done])
+            masks = np.zeros((len(guesses), words(BYTES.size)), np.uint32)
+            taken = ahead.look_ahead(guesses, masks)
+            for guess, mask in zip(guesses[:taken], masks, strict=False):
+                assert guess in allowed_ids(steps, BYTES.size)
+                steps.accept(guess)
+                if not steps.ended:
+                    assert ids_of(mask) == allowed_ids(steps, BYTES.size)
+            if taken < len(guesses) and not steps.ended:
+                assert guesses[taken] not in allowed_ids(steps, BYTES.size)
+            for token in answer[done : done + 1 + dice.randrange(3)]:
+                assert token in allowed_ids(ahead, BYTES.size)
+                ahead.accept(token)
+                done += 1
+
+
+def test_looking_ahead_stops_before_a_token_that_the_tokenizer_does_not_have() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "[a-c]{1,9}"))
+    masks = np.zeros((3, words(BYTES.size)), np.uint32)
+    assert constraint.look_ahead([97, 99_999, 98], masks) == 1
+    assert constraint.look_ahead([97, BYTES.size, 98], masks) == 1
+    assert constraint.look_ahead([97, 98, 99], masks) == 3
 
 
 def test_looking_ahead_leaves_the_state_as_it_is() -> None:

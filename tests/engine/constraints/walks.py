@@ -21,6 +21,10 @@ def compiler_for(tokenizer: ByteTokenizer, chat_format: ChatFormat) -> Constrain
 def allowed_ids(constraint: AnswerRule, vocabulary: int) -> list[int]:
     mask = np.zeros(words(vocabulary), np.uint32)
     constraint.fill(mask)
+    return ids_of(mask)
+
+
+def ids_of(mask: np.ndarray) -> list[int]:
     return [int(i) for i in np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0]]
 
 
