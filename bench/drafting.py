@@ -1,4 +1,4 @@
-"""Tokens per second with guesses and without, on text that repeats and on text that does not."""
+"""Speculative decoding: tokens per second with and without it, on repetitive and on free text."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ TINY_FREE = "Tell me a long story about a fox."
 
 
 def lookup(model: Path) -> Iterator[Figure]:
-    """Prompt lookup on a model whose steps cost something."""
-    with backend(model) as plain, backend(model, Options=["prompt_lookup:true"]) as guessing:
+    """Prompt lookup, on a model that is large enough for its steps to take time."""
+    with backend(model) as plain, backend(model, Options=["prompt_lookup:true"]) as drafting:
         name = "tokens/s with prompt lookup / without"
-        ratio, detail = _ratio(guessing, plain, REPETITIVE)
+        ratio, detail = _ratio(drafting, plain, REPETITIVE)
         yield at_least(f"{name}, code written again", ratio, 1.3, detail)
-        ratio, detail = _ratio(guessing, plain, FREE)
+        ratio, detail = _ratio(drafting, plain, FREE)
         yield at_least(f"{name}, free text", ratio, 0.95, detail)
 
 
 def draft_model(model: Path, draft: Path) -> Iterator[Figure]:
-    """A draft model whose step costs about half of its model's: little to win, and still a gain."""
-    with backend(model) as plain, backend(model, DraftModel=str(draft)) as guessing:
+    """A draft model whose step takes half as long as its model's, so the possible gain is small."""
+    with backend(model) as plain, backend(model, DraftModel=str(draft)) as drafting:
         for kind, prompt in (("counting", TINY_REPETITIVE), ("a story", TINY_FREE)):
-            ratio, detail = _ratio(guessing, plain, prompt)
+            ratio, detail = _ratio(drafting, plain, prompt)
             yield fact(f"tokens/s with the tiny draft model / without, {kind}", ratio, detail)
 
 
-def _ratio(guessing: BackendStub, plain: BackendStub, prompt: str) -> tuple[float, str]:
+def _ratio(drafting: BackendStub, plain: BackendStub, prompt: str) -> tuple[float, str]:
     """Rounds alternate; the first of each warms up and stores the prompt."""
     speeds: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS + 1):
-        for stub, found in zip((guessing, plain), speeds, strict=True):
+        for stub, found in zip((drafting, plain), speeds, strict=True):
             found.append(_speed(stream(stub, prompt, TOKENS)))
     ours, theirs = (statistics.median(found[1:]) for found in speeds)
     return ours / theirs, f"{ours:.1f} / {theirs:.1f}"

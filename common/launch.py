@@ -1,11 +1,10 @@
 """Starts Python in this project's environment: `launch.py -m backend --addr HOST:PORT`.
 
 run.sh, scripts/python and the `mlx-backend` command start Python through this file, which replaces
-its process by Python with the given arguments. It is part of the time to the first answer of
-Health, so it imports as little as possible.
+its process by Python with the given arguments. It delays the first answer of Health, so it imports
+as little as possible.
 
-On Linux without a GPU, OpenBLAS is preloaded in place of the reference BLAS that MLX's build for
-CPUs carries.
+On Linux without a GPU, OpenBLAS is preloaded to replace the slow reference BLAS in MLX's CPU build.
 """
 
 from __future__ import annotations
