@@ -284,6 +284,7 @@ class Engine:
             tokens_generated=gauges.tokens_generated,
             prompt_tokens_processed=gauges.prompt_tokens_processed,
             tokens_per_second=gauges.tokens_per_second,
+            guessing=gauges.guessing,
         )
 
     async def stop(self, grace: float) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from backend.engine.guess_width import GuessReport
+
 
 class EngineState(Enum):
     """The state of the process's model."""
@@ -28,10 +30,14 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Totals since the process started, and the speed of the latest decode step."""
+    """Totals since the process started, and the speed of the latest decode step.
+
+    guessing: what drafting does; None where the model does not draft.
+    """
 
     running: int
     queued: int
     tokens_generated: int
     prompt_tokens_processed: int
     tokens_per_second: float
+    guessing: GuessReport | None = None

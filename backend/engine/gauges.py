@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from backend.engine.guess_width import GuessReport
 from backend.engine.heartbeat import Heartbeat
 
 
@@ -13,7 +14,8 @@ class Gauges:
 
     The totals count from the start of the thread. tokens_per_second: of the latest step.
     preemptions: sequences that were preempted to free memory. unstored: answers whose KV was larger
-    than the whole prompt cache. heartbeat: the record of the current step.
+    than the whole prompt cache. guessing: what drafting does, if the model drafts. heartbeat: the
+    record of the current step.
     """
 
     tokens_generated: int = 0
@@ -22,4 +24,5 @@ class Gauges:
     running: int = 0
     preemptions: int = 0
     unstored: int = 0
+    guessing: GuessReport | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

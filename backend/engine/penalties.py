@@ -191,7 +191,10 @@ def _inside(windows: Sequence[int]) -> mx.array:
 
 def _counts(pasts: Sequence[Past], vocabulary: int) -> mx.array:
     """How often each token was generated, [rows, vocabulary] float32."""
-    counts = np.zeros((len(pasts), vocabulary), dtype=np.float32)
-    for row, past in zip(counts, pasts, strict=True):
-        np.add.at(row, np.asarray(past.tokens[past.prompt_length :], dtype=np.int64), 1)
-    return mx.array(counts)
+    counts = mx.zeros((len(pasts), vocabulary))
+    outputs = [past.tokens[past.prompt_length :] for past in pasts]
+    rows = [row for row, output in enumerate(outputs) for _ in output]
+    if rows:
+        tokens = [token for output in outputs for token in output]
+        counts = counts.at[mx.array(rows), mx.array(tokens)].add(1.0)
+    return counts

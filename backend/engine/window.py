@@ -92,6 +92,23 @@ class BatchWindow(Rectangle):
         self.parts = new
         self._idx, self.rotated = new[0].shape[2], False
 
+    def drop(self, tokens: Sequence[int]) -> None:
+        """Forget so many of each sequence's latest tokens; only directly after they were appended
+        several at once.
+
+        What the first of them saw is still there then, so nothing is missing from the window.
+        """
+        kept = self._idx - min(tokens)
+        self.parts = tuple(part[:, :, :kept] for part in self.parts)
+        self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
+        self._idx = kept
+        self._right_padding = [count - min(tokens) for count in tokens]
+        if any(self._right_padding):
+            spans = [self.span(row) for row in range(len(tokens))]
+            self._idx = max(span.places for span in spans)
+            self.parts = packed(spans, self._idx)
+            self._right_padding = [0] * len(tokens)
+
     def keys_and_values(self) -> tuple[Any, Any]:
         places = self._places
         return self.keys[:, :, :places], self.values[:, :, :places]

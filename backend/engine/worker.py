@@ -290,6 +290,7 @@ class Worker:
     def _drop_model(self) -> None:
         if self._scheduler is not None or self._encoder is not None:
             self._scheduler = self._encoder = None
+            self.gauges.guessing = None
             _release()
 
     def _report(self, where: str, fault: BaseException) -> None:

@@ -187,7 +187,12 @@ def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
 
 @pytest.mark.parametrize(
     ("model_type", "instead"),
-    [("phi4mm", "serve Phi-4-mini-instruct"), ("unlimited-ocr", "serve dots.ocr")],
+    [
+        ("phi4mm", "serve Phi-4-mini-instruct"),
+        ("unlimited-ocr", "serve dots.ocr"),
+        ("llada2_moe", "serve a model that writes in that way"),
+        ("diffusion_gemma", "serve a model that writes in that way"),
+    ],
 )
 def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(
     model: Path, model_type: str, instead: str
@@ -203,7 +208,7 @@ def test_a_family_whose_text_is_right_elsewhere_is_refused_with_the_way_to_it(mo
     assert not inspect(model, "mine", Settings(type="text")).of_vlm
 
 
-def test_a_text_model_cannot_be_told_to_see(model: Path) -> None:
+def test_a_text_model_cannot_be_loaded_as_a_vision_model(model: Path) -> None:
     with pytest.raises(ModelRejected, match="mlx-vlm has no vision-language model of type 'llama'"):
         inspect(model, "mine", Settings(type="vision"))
 
@@ -283,6 +288,37 @@ def cut(keep: Callable[[int], int]) -> Callable[[bytes], bytes]:
 def test_damaged_weight_files(model: Path, change: Callable[[bytes], bytes], sentence: str) -> None:
     file = model / "model.safetensors"
     file.write_bytes(change(file.read_bytes()))
+    assert sentence in refusal(model)
+
+
+DATA = "data_offsets"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({DATA: [-8, 8]}, "model.safetensors is not a safetensors file"),
+        ({DATA: [0.5, 8]}, "model.safetensors is not a safetensors file"),
+        ({"shape": [-1, 5]}, "model.safetensors is not a safetensors file"),
+        ({"shape": "ab"}, "model.safetensors is not a safetensors file"),
+        ({"dtype": ["F32"]}, "model.safetensors is not a safetensors file"),
+        ({DATA: [1000, 10]}, "model.safetensors is damaged, the tensor '"),
+        ({"shape": [2**40, 2**40]}, "of the shape '[1099511627776, 1099511627776]' takes"),
+        ({"shape": [0]}, "of the shape '[0]' takes"),
+        ({"shape": [1] * 10_000}, "bytes in it: download it again"),
+    ],
+)
+def test_weight_files_that_say_what_cannot_be(
+    model: Path, change: dict[str, Any], sentence: str
+) -> None:
+    file = model / "model.safetensors"
+    body = file.read_bytes()
+    end = 8 + int.from_bytes(body[:8], "little")
+    header = json.loads(body[8:end])
+    name = next(name for name in header if name != "__metadata__")
+    header[name] |= change
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + body[end:])
     assert sentence in refusal(model)
 
 

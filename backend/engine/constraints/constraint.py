@@ -69,6 +69,14 @@ class AnswerRule(Protocol):
     def accept(self, token: int) -> None:
         """Advance by a sampled token."""
 
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """Write the mask after each guess: uint32, shape [guesses, words(vocabulary)].
+
+        Returns for how many guesses: it stops behind one that ends the text, and before one that
+        is not allowed. The state stays as it is, except after an exception: then only `restart`
+        restores it.
+        """
+
 
 @dataclass(eq=False, slots=True)
 class Constraint:
@@ -85,6 +93,7 @@ class Constraint:
     ends: np.ndarray
     scratch_words: int
     _scratch: np.ndarray = field(init=False)
+    _accepted: list[int] = field(init=False, default_factory=list)
     allowance: float = BURST_SECONDS
 
     def __post_init__(self) -> None:
@@ -98,9 +107,13 @@ class Constraint:
     def restart(self, tokens: Sequence[int]) -> None:
         """Reset, then accept the tokens that were delivered so far.
 
-        A failed step may have advanced the grammar by a token that was not delivered.
+        A failed step may have advanced the grammar by a token that was not delivered. Costs nothing
+        if these are the tokens that it has accepted.
         """
+        if self._accepted == list(tokens):
+            return
         self.matcher.reset()
+        self._accepted.clear()
         for token in tokens:
             self.accept(token)
 
@@ -136,6 +149,22 @@ class Constraint:
         if not taken:
             self._check()
             raise EngineFailed(f"the grammar does not allow the token {token}")
+        self._accepted.append(token)
+
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
+        with self._paid():
+            possible: int = self.matcher.validate_tokens(list(guesses))
+        taken = 0
+        for guess, mask in zip(guesses[:possible], allowed, strict=False):
+            self.accept(guess)
+            taken += 1
+            if self.matcher.is_stopped():
+                break
+            self.fill(mask)
+        if not self.matcher.rollback(taken):
+            self._check()
+        return taken
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -107,6 +107,10 @@ class ThinkingBudget:
             self._rule.accept(token)
         self._follow(token)
 
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
+        """No guess: the parser that counts reasoning cannot go back."""
+        return 0
+
     def _begin(self) -> None:
         self._parser = self._new_parser()
         self._parser.feed("")  # the prompt may have opened reasoning

@@ -36,6 +36,10 @@ _CHANGES = (
     " text, or Gemma 3 for images"
 )
 _SCALED = "mlx-vlm does not scale the embeddings of a prompt as it scales those of an answer"
+_DIFFUSION = (
+    "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
+    " serve a model that writes in that way, such as Gemma 3 or Ling"
+)
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
     "paligemma": _BIDIRECTIONAL,
@@ -55,7 +59,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "gemma3n": _SCALED,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
-    "diffusion_gemma": _OTHER,
+    "diffusion_gemma": _DIFFUSION,
     "sam3": _OTHER,
     "sam3_1": _OTHER,
     "colidefics3": _OTHER,
@@ -63,7 +67,12 @@ _NOT_SERVED: Mapping[str, str] = {
     "qwen3_vl_embedding": _OTHER,
 }
 # Whose language part alone is wrong as well.
-_NOT_READ = {"unlimited_ocr": _FORGETS, "phi4mm": _CHANGES}
+_NOT_READ: Mapping[str, str] = {
+    "unlimited_ocr": _FORGETS,
+    "phi4mm": _CHANGES,
+    "diffusion_gemma": _DIFFUSION,
+    "llada2_moe": _DIFFUSION,
+}
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:

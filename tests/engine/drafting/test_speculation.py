@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupDrafter
+from backend.engine.drafting.drafter import DraftLength, LookupGuesser
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
-SCHEDULES = 60
+pytestmark = pytest.mark.usefixtures("guesses_always")
+SCHEDULES = 20
 
 
-class CountingDrafter(LookupDrafter):
-    """Counts the guesses that were right, and insists on following one sequence alone."""
+@pytest.fixture(autouse=True)
+def right(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many guesses of each checked row were right."""
+    counts: list[int] = []
+    record = DraftLength.record
 
-    accepted = 0
+    def counted(self: DraftLength, proposed: int, accepted: int) -> None:
+        counts.append(accepted)
+        record(self, proposed, accepted)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        assert list(tokens[: len(self.seen)]) == self.seen
-        self.seen = list(tokens)
-        return super().propose(tokens, most)
-
-    def record(self, proposed: int, accepted: int) -> None:
-        CountingDrafter.accepted += accepted
-        super().record(proposed, accepted)
+    monkeypatch.setattr(DraftLength, "record", counted)
+    return counts
 
 
 @pytest.fixture(scope="module")
 def models() -> tuple[EngineModel, EngineModel]:
     mx.disable_compile()
     model = random_model("full")
-    return engine_model(model), engine_model(model, drafting=Drafting(6, CountingDrafter))
+    return engine_model(model), engine_model(model, drafting=Drafting(6, lambda: [LookupGuesser()]))
 
 
-def test_rows_come_and_go_while_one_is_drafted_for(models: tuple[EngineModel, EngineModel]) -> None:
+def test_rows_come_and_go_while_they_are_drafted_for(
+    models: tuple[EngineModel, EngineModel], right: list[int]
+) -> None:
     plain, drafting = models
-    CountingDrafter.accepted = 0
     for seed in range(SCHEDULES):
         dice = random.Random(seed)
         rounds = Rounds(drafting)
@@ -75,14 +71,14 @@ def test_rows_come_and_go_while_one_is_drafted_for(models: tuple[EngineModel, En
         rounds.drain()
         assert not rounds.faults
         for ticket, (prompt, limit, request) in wanted.items():
-            expected, heard = alone(plain, prompt, limit, **request), rounds.heard[ticket]
-            assert heard.text == expected.text
-            assert heard.finished is not None
+            expected, received = alone(plain, prompt, limit, **request), rounds.received[ticket]
+            assert received.text == expected.text
+            assert received.finished is not None
             assert expected.finished is not None
-            assert heard.finished.reason == expected.finished.reason
-            usage = heard.finished.usage
+            assert received.finished.reason == expected.finished.reason
+            usage = received.finished.usage
             assert usage.completion_tokens == expected.finished.usage.completion_tokens
-    assert CountingDrafter.accepted > SCHEDULES, "hardly a guess was right"
+    assert sum(right) > SCHEDULES, "hardly a guess was right"
 
 
 def test_what_is_stored_after_guesses_serves_the_next_turn(
@@ -93,12 +89,12 @@ def test_what_is_stored_after_guesses_serves_the_next_turn(
     rounds = Rounds(drafting)
     rounds.submit(1, prompt, 30)
     rounds.drain()
-    answer = rounds.heard[1].tokens
+    answer = rounds.received[1].tokens
     again = [*prompt, *answer, 7, 8]
     rounds.submit(2, again, 20)
     rounds.drain()
-    assert rounds.heard[2].tokens == alone(plain, again, 20).tokens
-    finished = rounds.heard[2].finished
+    assert rounds.received[2].tokens == alone(plain, again, 20).tokens
+    finished = rounds.received[2].finished
     assert finished is not None
     assert finished.usage.cached_tokens >= len(prompt) + len(answer) - 1
 
@@ -112,4 +108,4 @@ def test_a_cancelled_row_leaves_no_guesses_behind(models: tuple[EngineModel, Eng
     rounds.scheduler.cancel(1)
     rounds.submit(2, [9, 2, 9, 2, 9, 2], 30)
     rounds.drain()
-    assert rounds.heard[2].tokens == alone(plain, [9, 2, 9, 2, 9, 2], 30).tokens
+    assert rounds.received[2].tokens == alone(plain, [9, 2, 9, 2, 9, 2], 30).tokens

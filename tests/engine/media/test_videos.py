@@ -148,7 +148,7 @@ def test_a_digest_is_of_frames_and_times() -> None:
         (b"\x89PNG\r\n\x1a\n", "is in the format PNG, which is not decoded here"),
     ],
 )
-def test_what_is_no_clip_is_told(content: bytes, says: str) -> None:
+def test_an_invalid_clip_is_refused_with_its_reason(content: bytes, says: str) -> None:
     with pytest.raises(BadItem, match=says) as caught:
         read(content)
     assert re.fullmatch(r"(is|has|lasts|cannot) .+", str(caught.value))

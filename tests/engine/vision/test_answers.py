@@ -101,7 +101,7 @@ async def _alone(engine: Engine) -> list[Said]:
     return [await said(engine, request) for request in _mixture()]
 
 
-async def test_company_caches_and_chunks_change_no_token(engine: Engine) -> None:
+async def test_batches_caches_and_chunks_change_no_token(engine: Engine) -> None:
     async with seeing(**NEW_EACH_TIME) as bare:
         expected = [answer.tokens for answer in await _alone(bare)]
         together = await asyncio.gather(*(said(bare, request) for request in _mixture()))
