@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def engine_model(model: Any, **changes: Any) -> EngineModel:
-    """The model as the engine holds it; token 0 ends, every other token is `<id>`."""
+    """An EngineModel whose token 0 ends and whose other tokens have the text `<id>`."""
     table = [f"<{token}>".encode() for token in range(4096)]
     settings: dict[str, Any] = {
         "model": model,
@@ -53,7 +53,7 @@ def _together(model: Any) -> bool:
 
 @dataclass
 class Received:
-    """What the owner of a row was told."""
+    """The events of one request."""
 
     text: str = ""
     finished: Finished | None = None
@@ -103,7 +103,7 @@ class Rounds:
         self.scheduler.step()
 
     def tickets(self, state: str) -> list[int]:
-        """The sequences that the planner has in a state."""
+        """The numbers of the sequences in a state of the planner."""
         return [one.number for one in self.scheduler.planner.of(state)]
 
     @property
@@ -119,8 +119,8 @@ class Rounds:
 
     def _take(self, ticket: int, what: Event | EngineError) -> None:
         received = self.received[ticket]
-        assert received.finished is None, "told after the end"
-        assert received.error is None, "told after a failure"
+        assert received.finished is None, "an event after the end"
+        assert received.error is None, "an event after a failure"
         match what:
             case TextDelta(text):
                 received.text += text
@@ -133,7 +133,7 @@ class Rounds:
 
 
 def alone(model: EngineModel, prompt: Sequence[int], limit: int, **request: Any) -> Received:
-    """What the request gives with nobody beside it and nothing stored."""
+    """The events of a request that runs alone, with nothing stored."""
     rounds = Rounds(model)
     rounds.submit(1, prompt, limit, **request)
     rounds.drain()

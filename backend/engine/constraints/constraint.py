@@ -153,7 +153,7 @@ class Constraint:
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
         """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
-        with self._paid():
+        with self._timed():
             possible: int = self.matcher.validate_tokens(list(guesses))
         taken = 0
         for guess, mask in zip(guesses[:possible], allowed, strict=False):
