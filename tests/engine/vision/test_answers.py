@@ -156,7 +156,7 @@ async def test_what_a_user_writes_is_no_picture(engine: Engine) -> None:
     ("attachments", "sentence"),
     [
         (Attachments(audios=("aGk=",)), "Audios has 1 items, but this model takes no audio"),
-        (Attachments(("aGk=",)), r"Images\[0\] is no image"),
+        (Attachments(("aGk=",)), r"Images\[0\] is not in a known image format"),
         (shown("red", image_messages=(1,)), "names message 1, which is not a user message"),
         (shown("red", image_messages=()), "has 0 entries, but Images has 1"),
     ],
