@@ -113,7 +113,7 @@ def _right_in_company(
     fourth = _text(27, 5)
     _submit(rounds, 4, fourth, tokens)
     rounds.drain()
-    said = [rounds.heard[ticket].tokens for ticket in (1, 2, 3, 4)]
+    said = [rounds.received[ticket].tokens for ticket in (1, 2, 3, 4)]
     whole = [len(one) for one in said] == [*limits, tokens]
     return whole and _all_right(model, [*prompts, fourth], said)
 
@@ -123,11 +123,11 @@ def _said(
 ) -> list[int]:
     _submit(rounds, ticket, prompt, tokens, **fields)
     rounds.drain()
-    return rounds.heard[ticket].tokens
+    return rounds.received[ticket].tokens
 
 
 def _cached(rounds: Rounds, ticket: int) -> int:
-    finished = rounds.heard[ticket].finished
+    finished = rounds.received[ticket].finished
     return 0 if finished is None else finished.usage.cached_tokens
 
 

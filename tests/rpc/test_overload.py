@@ -74,7 +74,7 @@ def test_many_refusals_are_few_lines(
     assert running.stub.Health(pb.HealthMessage()).message == b"OK"
 
     async def end_of_the_second() -> None:
-        refusals._say()
+        refusals._log_count()
 
     running.run(end_of_the_second())
     assert failure_of(lambda: running.stub.Predict(predict_options())) == REFUSED
