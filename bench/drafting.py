@@ -1,17 +1,27 @@
-"""Tokens per second with guesses and without, on text that repeats and on text that does not."""
+"""Tokens per second with guesses and without, on text that repeats and on text that does not.
+
+Several rows decode in one batch. Rounds with and without guesses alternate, and the first of each
+warms up, stores the prompts and lets the width of the steps be learnt.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.process import Run, backend, stream
+from bench.process import backend
 from bench.report import Figure, at_least, fact
+from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-TOKENS = 96
+TOKENS = 128
 ROUNDS = 3
+ROWS = (1, 4, 8)
+NEVER_BELOW = 0.97
 
 CODE = """class Queue:
     def __init__(self, size):
@@ -23,41 +33,95 @@ CODE = """class Queue:
             raise OverflowError("the queue is full")
         self.items.append(item)
 """
-REPETITIVE = f"Write this code again, with the class named Line instead of Queue:\n{CODE}"
-FREE = "Tell me a story about a lighthouse keeper."
+SCHEMA = json.dumps(
+    {
+        "type": "array",
+        "minItems": 100,
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        },
+    }
+)
 
-TINY_REPETITIVE = "Count to 60."
-TINY_FREE = "Tell me a long story about a fox."
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A kind of text. prompt: with a place for the row's number. bounds: least ratios, by rows."""
+
+    name: str
+    prompt: str
+    grammar: str = ""
+    bounds: tuple[tuple[int, float], ...] = ()
+
+
+REPEATED = "Write this code again, with the class named Line{} instead of Queue:\n" + CODE
+TEXTS = (
+    Text("code written again", REPEATED, bounds=((1, 1.5), (4, 1.25))),
+    Text("JSON by schema", "List people of town {}.", SCHEMA),
+    Text("free text", "Tell me a story about lighthouse keeper {}."),
+)
+TINY_TEXTS = (
+    Text("counting", "Count to 6{}."),
+    Text("a story", "Tell me a long story about a fox. {}", bounds=((1, 1.2),)),
+)
 
 
 def lookup(model: Path) -> Iterator[Figure]:
     """Prompt lookup on a model whose steps cost something."""
     with backend(model) as plain, backend(model, Options=["prompt_lookup:true"]) as guessing:
-        name = "tokens/s with prompt lookup / without"
-        ratio, detail = _ratio(guessing, plain, REPETITIVE)
-        yield at_least(f"{name}, code written again", ratio, 1.3, detail)
-        ratio, detail = _ratio(guessing, plain, FREE)
-        yield at_least(f"{name}, free text", ratio, 0.95, detail)
+        yield from _figures("prompt lookup", guessing, plain, TEXTS)
 
 
 def draft_model(model: Path, draft: Path) -> Iterator[Figure]:
-    """A draft model whose step costs about half of its model's: little to win, and still a gain."""
+    """A draft model whose step costs about half of its model's."""
     with backend(model) as plain, backend(model, DraftModel=str(draft)) as guessing:
-        for kind, prompt in (("counting", TINY_REPETITIVE), ("a story", TINY_FREE)):
-            ratio, detail = _ratio(guessing, plain, prompt)
-            yield fact(f"tokens/s with the tiny draft model / without, {kind}", ratio, detail)
+        yield from _figures("the tiny draft model", guessing, plain, TINY_TEXTS)
 
 
-def _ratio(guessing: BackendStub, plain: BackendStub, prompt: str) -> tuple[float, str]:
-    """Rounds alternate; the first of each warms up and stores the prompt."""
+def _figures(
+    what: str, guessing: BackendStub, plain: BackendStub, texts: tuple[Text, ...]
+) -> Iterator[Figure]:
+    for text in texts:
+        for rows in ROWS:
+            ratio, detail = _ratio(guessing, plain, text, rows)
+            name = f"tokens/s with {what} / without, {text.name}, {rows} rows"
+            yield at_least(name, ratio, dict(text.bounds).get(rows, NEVER_BELOW), detail)
+    yield fact(f"guesses of {what} that were right, share", *_accepted(guessing))
+
+
+def _ratio(guessing: BackendStub, plain: BackendStub, text: Text, rows: int) -> tuple[float, str]:
     speeds: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS + 1):
         for stub, found in zip((guessing, plain), speeds, strict=True):
-            found.append(_speed(stream(stub, prompt, TOKENS)))
+            found.append(_speed(stub, text, rows))
     ours, theirs = (statistics.median(found[1:]) for found in speeds)
     return ours / theirs, f"{ours:.1f} / {theirs:.1f}"
 
 
-def _speed(run: Run) -> float:
-    """Tokens per second after the first."""
-    return (run.tokens - 1) / (run.seconds - run.first)
+def _speed(stub: BackendStub, text: Text, rows: int) -> float:
+    """Tokens per second of all rows together, each after its first token."""
+
+    def ask(number: int) -> float:
+        reply = stub.Predict(
+            pb.PredictOptions(
+                Messages=[pb.Message(role="user", content=text.prompt.format(number))],
+                UseTokenizerTemplate=True,
+                Tokens=TOKENS,
+                IgnoreEOS=True,
+                Grammar=text.grammar,
+            )
+        )
+        return float((reply.tokens - 1) / (reply.timing_token_generation / 1e3))
+
+    with ThreadPoolExecutor(rows) as pool:
+        return sum(pool.map(ask, range(rows)))
+
+
+def _accepted(stub: BackendStub) -> tuple[float, str]:
+    _, call = stub.GetMetrics.with_call(pb.MetricsRequest())
+    shown = dict(call.trailing_metadata())
+    right, made = (int(shown[f"mlx-draft-{name}"]) for name in ("accepted-tokens", "tokens"))
+    return right / max(made, 1), f"{right} / {made}"

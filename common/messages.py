@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from common.wording import json_fault
+
 # Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
 # every request, so no prompt would start with the same tokens as the previous one.
 _BILLING_LABEL = "x-anthropic-billing-header:"
@@ -66,7 +68,8 @@ def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"Messages[{index}].tool_calls is not valid JSON: {error}") from None
+        fault = json_fault(error)
+        raise ValueError(f"Messages[{index}].tool_calls is not valid JSON: {fault}") from None
     if calls is None:
         return []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from common.wording import json_fault
+
 Tool = dict[str, Any]
 Mode = Literal["auto", "none", "required"]
 
@@ -40,7 +42,7 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
     try:
         tools = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"Tools is not valid JSON: {error}") from None
+        raise ValueError(f"Tools is not valid JSON: {json_fault(error)}") from None
     if tools is None:
         return ()
     if not isinstance(tools, list):

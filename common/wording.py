@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import sys
 from collections.abc import Iterable
 
 
@@ -28,3 +30,12 @@ def shown(value: object, limit: int = 80) -> str:
     """A value quoted for a message, truncated to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Why `json.loads` refused a text, for the person who sent it."""
+    if isinstance(error, RecursionError):
+        return "its lists and objects are nested too deeply"
+    if not isinstance(error, json.JSONDecodeError):
+        return f"it has a whole number of more than {sys.get_int_max_str_digits()} digits"
+    return str(error)

@@ -5,11 +5,15 @@ only then does `read` wait for those, so the device works while Python delivers 
 to see a token before it can say what may follow, so with constrained sequences `launch` reads the
 tokens, and fills the masks, while its forward pass runs; only choosing the next tokens waits for
 that.
+
+A step may check guesses (`drafting.speculation`): it reads its tokens first, feeds each sequence
+its token and the guesses behind it, and delivers all that turns out right, with the token behind.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -19,7 +23,7 @@ import numpy as np
 
 from backend.engine import kv
 from backend.engine.constraints.constraint import words
-from backend.engine.drafting.speculation import Speculation
+from backend.engine.drafting.speculation import Speculation, accepted_count
 from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs, SampledLogprobs
@@ -33,12 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token that was sampled for a sequence, and the fault that ends it, if there is one."""
+    """A token that was sampled for a sequence, and the fault that ends it, if there is one.
+
+    over: whether the sequence's grammar ends with it.
+    """
 
     sequence: ExecutorSequence
     token: int
     logprob: TokenLogprob | None = None
     fault: Exception | None = None
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,12 @@ class Chooser:
         if self._constrained:
             mx.async_eval(logits)
             allowed = self._advance(ids(fed) if new else None, faults)
+        return self.choose(logits, fed, steps, allowed)
+
+    def choose(
+        self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
+    ) -> Chosen:
+        """As `__call__`, with the masks of the constrained sequences, [constrained, words]."""
         tokens = self._sampler(logits, fed, steps, allowed)
         if self._spread is not None:
             tokens = self._spread(tokens)
@@ -144,6 +158,7 @@ class Chooser:
         for mask, at in zip(allowed, self._constrained, strict=True):
             one = self._sequences[at]
             assert one.constraint is not None
+            started = time.thread_time()
             try:
                 if tokens is not None and not (one.first_delivered or one.constraint.ended):
                     one.constraint.accept(tokens[at])
@@ -152,6 +167,7 @@ class Chooser:
             except Exception as fault:
                 faults[id(one)] = fault
                 mask[:] = 0xFFFFFFFF
+            one.mask_seconds += time.thread_time() - started
         return allowed if (allowed != 0xFFFFFFFF).any() else None
 
 
@@ -174,6 +190,23 @@ class _Fed:
 
     chosen: Chosen
     ran: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A launched step that checks guesses.
+
+    at_hand: the token of each sequence. proposed: how many guesses there were for it. guesses:
+    those that its grammar allows. choices: what follows each fed token, of all sequences in a row.
+    width: tokens that each sequence was fed, padding included.
+    """
+
+    chosen: Chosen
+    at_hand: Sequence[int]
+    proposed: Sequence[int]
+    guesses: Sequence[Sequence[int]]
+    choices: Chosen
+    width: int
 
 
 @dataclass(eq=False, slots=True)
@@ -224,21 +257,25 @@ class PrefillGroup:
 
 
 class DecodeBatch:
-    """The sequences of one rectangle of KV, whose tokens at hand wait to be fed."""
+    """The sequences of one rectangle of KV, whose tokens at hand wait to be fed.
+
+    width: most guesses of each sequence in the latest step. proposed: how many there were in all.
+    right: of each sequence, how many held.
+    """
 
     def __init__(self, model: EngineModel) -> None:
         self._engine_model = model
         self._model = model.model
         self.sequences: list[ExecutorSequence] = []
+        self.width = self.proposed = 0
+        self.right: list[int] = []
         self._cache = kv.BatchCache()
         self._chosen: Chosen | None = None
         self._chooser: Chooser | None = None
-        self._fed: _Fed | None = None
+        self._fed: _Fed | _Checked | None = None
         self._speculation: Speculation | None = None
         if model.drafting is not None:
-            self._speculation = Speculation(
-                model.drafting, self._model, model.vocabulary, sorted(model.end_tokens)
-            )
+            self._speculation = Speculation(model.drafting, model.end_tokens)
 
     @property
     def nbytes(self) -> int:
@@ -280,23 +317,21 @@ class DecodeBatch:
         for one in joining:
             one.batch, one.group, one.first, one.media_prefill = self, None, None, None
 
-    def launch(self) -> None:
+    def launch(self, width: int = 0) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
-        A batch of one may guess ahead instead, which waits for its tokens: `read` does that.
+        width: most guesses behind each of them. To guess, the tokens are read first.
         """
-        self._fed = None
-        if self._speculation is None or not self._speculation.fits(self.sequences):
+        self.width, self.proposed, self.right = width, 0, []
+        if not (width and self._guess(width)):
             self._launch()
 
     def read(self) -> list[Sampled]:
-        """The tokens that the launched step was fed."""
-        if self._fed is None:
-            if (ahead := self._run_ahead()) is not None:
-                return ahead
-            self._launch()
-        assert self._fed is not None
+        """The tokens that the launched step was fed, and what became of guesses."""
         fed, self._fed = self._fed, None
+        assert fed is not None
+        if isinstance(fed, _Checked):
+            return self._settle(fed)
         tokens = ids(fed.chosen.tokens)
         if fed.ran:
             for one, token in zip(self.sequences, tokens, strict=True):
@@ -332,7 +367,7 @@ class DecodeBatch:
         stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
         self._chooser = None
         if self._speculation is not None:
-            self._speculation.left(leaving)
+            self._speculation.leave(leaving)
         self.sequences = [self.sequences[at] for at in stay]
         self._cache.leave(places)
         if not stay:
@@ -351,24 +386,129 @@ class DecodeBatch:
         if self._chooser is None:
             pasts = [Past(one.history, len(one.prompt), one.longest) for one in self.sequences]
             self._chooser = Chooser(self.sequences, pasts, self._engine_model)
-        logits = self._model(chosen.tokens[:, None], cache=self._cache.layers)[:, -1, :]
+        logits = self._model(chosen.tokens[:, None], cache=self._cache.layers_for(1))[:, -1, :]
         steps = [one.delivered + 1 for one in self.sequences]
         self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
 
-    def _run_ahead(self) -> list[Sampled] | None:
-        """A step with guesses for the one sequence; None, and no step, where there are none."""
-        assert self._speculation is not None
+    def _guess(self, width: int) -> bool:
+        """Start a step that checks guesses; False, and no step, where there are none."""
+        if self._speculation is None or not self._speculation.ready(self.sequences):
+            return False
         assert self._chosen is not None
-        (one,) = self.sequences
-        (token,) = ids(self._chosen.tokens)
-        tokens = self._speculation.advance(one, self._cache.layers, token, one.delivered + 1)
-        if not tokens:
-            return None
-        fed = [token, *tokens[:-1]]
-        one.history += fed
-        latest = mx.array(tokens[-1:], dtype=mx.uint32)
-        self._chosen = Chosen(self.sequences, latest, [], {})
-        return _delivered([Sampled(one, each) for each in fed])
+        at_hand = ids(self._chosen.tokens)
+        guesses = self._speculation.propose(self.sequences, at_hand, width)
+        if not any(guesses):
+            return False
+        self._chooser = None  # penalties would have to forget the guesses that are wrong
+        chosen = self._chosen
+        proposed = list(map(len, guesses))
+        width = 1 + max(proposed)
+        padded = [
+            [token, *own, *[0] * (width - 1 - len(own))]
+            for token, own in zip(at_hand, guesses, strict=True)
+        ]
+        logits = self._model(mx.array(padded), cache=self._cache.layers_for(width))
+        mx.async_eval(logits)
+        masks, allowed = self._masks(at_hand, guesses, chosen.faults)
+        rows = [(one, [token, *own]) for one, token, own in self._rows(at_hand, allowed)]
+        ends = [at for at, (_, tokens) in enumerate(rows) for _ in tokens]
+        places = [at for _, tokens in rows for at in range(len(tokens))]
+        logits = logits.reshape(-1, logits.shape[-1])
+        if len(places) < logits.shape[0]:
+            flat = [row * width + at for row, at in zip(ends, places, strict=True)]
+            logits = logits[mx.array(flat)]
+        every = [(one, tokens, at) for one, tokens in rows for at in range(len(tokens))]
+        pasts = [_past(one, tokens[:at]) for one, tokens, at in every]
+        chooser = Chooser([one for one, _, _ in every], pasts, self._engine_model)
+        fed = mx.array([tokens[at] for _, tokens, at in every], dtype=mx.uint32)
+        steps = [one.delivered + 1 + at for one, _, at in every]
+        choices = chooser.choose(logits, fed, steps, masks)
+        self._fed = _Checked(chosen, at_hand, proposed, allowed, choices, width)
+        return True
+
+    def _rows(
+        self, at_hand: Sequence[int], guesses: Sequence[Sequence[int]]
+    ) -> list[tuple[ExecutorSequence, int, Sequence[int]]]:
+        return list(zip(self.sequences, at_hand, guesses, strict=True))
+
+    def _masks(
+        self,
+        at_hand: Sequence[int],
+        guesses: Sequence[Sequence[int]],
+        faults: dict[int, Exception],
+    ) -> tuple[np.ndarray | None, list[Sequence[int]]]:
+        """Let the grammars see the tokens at hand, and what would follow each guess.
+
+        Returns the masks of all fed tokens of constrained sequences, in a row, and the guesses
+        that grammars allow.
+        """
+        size = words(self._engine_model.vocabulary)
+        masks: list[np.ndarray] = []
+        left: list[Sequence[int]] = []
+        for one, token, own in self._rows(at_hand, guesses):
+            rule = one.constraint
+            if rule is None:
+                left.append(own)
+                continue
+            if not one.first_delivered:
+                accept(one, token, faults)
+            allowed = np.full((1 + len(own), size), 0xFFFFFFFF, dtype=np.uint32)
+            possible = 0
+            if id(one) not in faults and not rule.ended:
+                try:
+                    rule.fill(allowed[0])
+                except Exception as fault:
+                    faults[id(one)] = fault
+                    allowed[0] = 0xFFFFFFFF
+                else:
+                    possible = self._look_ahead(one, token, own, allowed[1:])
+            left.append(own[:possible])
+            masks.append(allowed[: 1 + possible])
+        return np.concatenate(masks) if masks else None, left
+
+    def _look_ahead(
+        self, one: ExecutorSequence, token: int, guesses: Sequence[int], allowed: np.ndarray
+    ) -> int:
+        """How many guesses the grammar allows. What fails on a guess would not fail without it."""
+        assert one.constraint is not None
+        assert self._speculation is not None
+        try:
+            return one.constraint.look_ahead(guesses, allowed) if guesses else 0
+        except Exception:
+            self._speculation.leave_alone(one)
+            one.constraint.restart([*one.history[len(one.prompt) :], token])
+            return 0
+
+    def _settle(self, checked: _Checked) -> list[Sampled]:
+        """Read what the guesses led to. What follows the last right one is delivered at once."""
+        assert self._speculation is not None
+        every = ids(checked.choices.tokens)
+        logprobs, unfit = _read(checked.choices, every)
+        sampled = _delivered(sampled_of(self.sequences, checked.chosen, checked.at_hand))
+        counts: list[int] = []
+        latest: list[int] = []
+        start = 0
+        rows = self._rows(checked.at_hand, checked.guesses)
+        for (one, token, guesses), proposed in zip(rows, checked.proposed, strict=True):
+            choices = every[start : start + 1 + len(guesses)]
+            right = accepted_count(guesses, choices)
+            one.history += [token, *guesses[:right]]
+            one.delivered += right
+            one.first_delivered = True
+            faults: dict[int, Exception] = {}
+            for at, choice in enumerate(choices[: right + 1], start):
+                accept(one, choice, faults)
+                fault = unfit.get(at) or faults.get(id(one))
+                sampled.append(Sampled(one, choice, logprobs.get(at), fault, _over(one)))
+            self._speculation.record(one, proposed, right)
+            self.proposed += proposed
+            self.right.append(right)
+            counts.append(1 + right)
+            latest.append(choices[right])
+            start += len(choices)
+        self._cache.drop([checked.width - count for count in counts])
+        self._chosen = Chosen(self.sequences, mx.array(latest, dtype=mx.uint32), [], {})
+        return sampled
 
     def _last_for_all(self) -> bool:
         """Whether every sequence ends with the token at hand: no forward pass is needed."""
@@ -385,11 +525,11 @@ def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> N
 
 
 def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
-    """Count the tokens; those of them that nobody has yet."""
+    """Count the tokens; those of them that nobody has yet, and faults."""
     new: list[Sampled] = []
     for one in sampled:
         one.sequence.delivered += 1
-        if not one.sequence.first_delivered:
+        if not one.sequence.first_delivered or one.fault is not None:
             new.append(one)
         one.sequence.first_delivered = False
     return new
@@ -408,13 +548,39 @@ def sampled_of(
             logprobs[id(part.sequences[at])] = entry
     faults = dict(chosen.faults)
     for peaks, rows in chosen.peaks:
-        for one, peak in zip(rows, cast(list[float], peaks.tolist()), strict=True):
-            if not math.isfinite(peak):
-                faults[id(one)] = NotFinite()
+        for at in _unfit(peaks):
+            faults[id(rows[at])] = NotFinite()
     return [
-        Sampled(one, token, logprobs.get(id(one)), faults.get(id(one)))
+        Sampled(one, token, logprobs.get(id(one)), faults.get(id(one)), _over(one))
         for one, token in zip(sequences, tokens, strict=True)
     ]
+
+
+def _read(
+    choices: Chosen, tokens: Sequence[int]
+) -> tuple[dict[int, TokenLogprob], dict[int, Exception]]:
+    """The log-probabilities, and the faults of logits, by place, of just computed choices."""
+    logprobs: dict[int, TokenLogprob] = {}
+    for part in choices.logprobs:
+        logprobs |= part.batch.read(part.sampled, tokens)
+    return logprobs, {at: NotFinite() for peaks, _ in choices.peaks for at in _unfit(peaks)}
+
+
+def _unfit(peaks: mx.array) -> list[int]:
+    """The places of numbers that are not finite."""
+    found = enumerate(cast(list[float], peaks.tolist()))
+    return [at for at, peak in found if not math.isfinite(peak)]
+
+
+def _over(one: ExecutorSequence) -> bool:
+    """Whether the grammar of a sequence has come to its end."""
+    return one.constraint is not None and one.constraint.ended
+
+
+def _past(one: ExecutorSequence, tokens: Sequence[int]) -> Past:
+    """What penalties remember of a sequence, and of tokens that follow."""
+    known = [*one.history, *tokens] if one.request.sampling.remembers else ()
+    return Past(known, len(one.prompt), one.longest)
 
 
 def ids(tokens: mx.array) -> list[int]:

@@ -1,8 +1,8 @@
-"""Gives the preloaded OpenBLAS as many threads as there are cores that nobody else uses.
+"""Sets the number of OpenBLAS threads to the number of cores that other processes leave free.
 
-On a quiet machine a matrix product gains from every core. Beside busy processes it can lose most of
-its speed: OpenBLAS waits for its slowest thread by yielding its own core again and again, and the
-system may have given both cores to a neighbour. Even neighbours of the lowest priority do that.
+On an idle machine a matrix product gains from every core. Next to busy processes it can lose most
+of its speed: OpenBLAS waits for its slowest thread in a loop of yields, and the system may give its
+cores to other processes meanwhile, even to those of the lowest priority.
 """
 
 from __future__ import annotations
@@ -15,44 +15,46 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
-_FORGOTTEN = 1.0  # seconds after which an earlier reading says nothing any more
-_SPARE = 0.5  # of a core: what neighbours may use of it while a thread of ours still gains there
-_SMALL_BYTES = 1 << 20  # a product with less of weights is over before another thread has woken up
+_FORGOTTEN = 1.0  # seconds after which an earlier reading is outdated
+_SPARE = 0.5  # the share of a core that others may use while a thread of ours still gains from it
+_SMALL_BYTES = 1 << 20  # products with fewer bytes of weights end before another thread wakes up
 _STAT = Path("/proc/stat")
-_IDLE_FIELDS = (3, 4)  # of a line of /proc/stat behind the name: idle, waiting for a disk
-_COUNTED_FIELDS = 8  # the further ones, time of guests, are in the first ones too
+_IDLE_FIELDS = (3, 4)  # of a line in /proc/stat, after the name: idle, waiting for a disk
+_COUNTED_FIELDS = 8  # the rest is guest time, which the first fields include
 
 USER_SETTING = "OPENBLAS_NUM_THREADS"
 
 
 class FreeCores:
-    """How many cores neighbours leave free. Pure: times are its arguments.
+    """The number of cores that other processes leave free. Pure: times are arguments.
 
-    cores: that this process may run on.
+    cores: the number of cores that this process may use.
     """
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
         self._latest: tuple[float, float, float] | None = None
-        self._neighbours = 0.0  # cores that they use
+        self._neighbours = 0.0  # cores that other processes use
         self._guessed = True
 
     @property
     def threads(self) -> int:
-        """From one to all cores."""
+        """The number of threads to use, from 1 to all cores."""
         return max(int(self.cores - self._neighbours + 1 - _SPARE), 1)
 
     def due(self, now: float) -> bool:
-        """Whether another reading would say something new."""
+        """Whether enough time has passed for another reading."""
         return self._latest is None or now - self._latest[0] >= _INTERVAL
 
     def read(self, now: float, busy: float, own: float) -> None:
-        """Learn how long the cores were busy, and how long with this process, in seconds since any
-        fixed moment."""
+        """Update from a reading, in seconds since any fixed time.
+
+        busy: busy time of all cores. own: the part of it that this process used.
+        """
         before, self._latest = self._latest, (now, busy, own)
         if before is None or (passed := now - before[0]) > _FORGOTTEN:
-            # The time between says nothing of now; what was known last is the best guess until the
-            # next reading.
+            # The average over such a long time is outdated; keep the last value until the next
+            # reading.
             self._guessed = True
             return
         latest = max(busy - before[1] - (own - before[2]), 0.0) / passed
@@ -65,7 +67,7 @@ class FreeCores:
 class BlasThreads:
     """The number of threads of this process's OpenBLAS.
 
-    busy: seconds that the cores were busy; apply: sets the number.
+    busy: returns the busy seconds of the cores. apply: sets the number of threads.
     """
 
     def __init__(
@@ -79,10 +81,10 @@ class BlasThreads:
         apply(self._threads)
 
     def follow(self) -> None:
-        """Follow the neighbours until `rest`, within long steps as well. Cheap once it does.
+        """Adjust the number regularly until `rest`, also within long steps.
 
-        The number may change while a product runs: OpenBLAS reads it when a product begins, and
-        its threads were all started with the first one.
+        Repeated calls are cheap. The number may change while a product runs: OpenBLAS reads it when
+        a product begins, and starts all its threads with the first product.
         """
         if self._resting is None and self._free.cores > 1:
             self._resting = threading.Event()
@@ -92,7 +94,7 @@ class BlasThreads:
             follower.start()
 
     def rest(self) -> None:
-        """Nothing is being computed."""
+        """Stop adjusting, because nothing is being computed."""
         if self._resting is not None:
             self._resting.set()
             self._resting = None
@@ -104,7 +106,7 @@ class BlasThreads:
                 return
 
     def adjust(self) -> None:
-        """Take a reading if one is due, and set the number if it has changed."""
+        """Take a reading if one is due, and apply the number of threads if it has changed."""
         now = time.monotonic()
         if not self._free.due(now):
             return
@@ -115,9 +117,9 @@ class BlasThreads:
 
 
 def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
-    """How long these cores were busy since the system started, with time that a hypervisor took.
+    """The busy seconds of these cores since the system started, including stolen time.
 
-    stat: what /proc/stat says (proc_stat(5)). ticks: how many it counts in a second.
+    stat: the contents of /proc/stat (proc_stat(5)). ticks: its ticks per second.
     """
     names = {f"cpu{core}" for core in cores}
     total = 0
@@ -130,8 +132,10 @@ def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
 
 
 def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> BlasThreads | None:
-    """The choice for a model with weight matrices of this size, and for all that is computed from
-    now on; None without OpenBLAS, or where the user chose the number."""
+    """Thread control for a model with weight matrices of this size.
+
+    None without OpenBLAS, or if the user has set the number.
+    """
     apply = getattr(ctypes.CDLL(None), "openblas_set_num_threads", None)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     if apply is None or len(cores) < 2 or environ.get(USER_SETTING) or not _STAT.is_file():

@@ -1,7 +1,7 @@
-"""Gives a loaded model the KV caches that its load request asked for, or says why it cannot.
+"""Makes a loaded model create the kind of KV cache that its load request asks for.
 
-mlx-lm asks a model for its caches by `make_cache`, so that is where the choice is kept: whoever
-makes a cache for the model, in whatever way, gets the right kind. Call it on the engine thread.
+mlx-lm creates caches by calling `make_cache` of the model, so that method is replaced: all code
+that creates a cache gets the right kind. For the engine thread.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _REMEDY = "leave CacheTypeKey, CacheTypeValue and kv_bits out"
 
 
 def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
-    """Make the model's caches of the kind; returns it with its group size filled in.
+    """Use this kind of cache; returns it with its group size filled in.
 
-    Raises InvalidRequest with the reason where this model cannot have it. The model is run on a
-    few tokens: an attention that does not take quantised keys shows it at once.
+    Raises InvalidRequest, with the reason, if the model does not support it. To find out, the model
+    is run on a few tokens: an attention that cannot use quantised keys fails at once.
     """
     if kind == CacheKind():
         return kind
@@ -50,7 +50,7 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
         _try(model)
     except Exception as fault:
         del model.make_cache
-        _log.warning("the model does not take a quantised KV cache", exc_info=True)
+        _log.warning("the model does not support a quantised KV cache", exc_info=True)
         sinks = "attention sinks" in str(fault)
         reason = "has attention sinks" if sinks else "does not go through mlx-lm's quantised one"
         raise _refused(f"its attention {reason}") from None
@@ -58,7 +58,7 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
 
 
 def _require_type(cache: list[Any], dtype: str) -> None:
-    """Refuse a type other than the one in which the model computes keys and values."""
+    """Raise InvalidRequest unless the model computes keys and values in this type."""
     for layer in cache:
         keys = getattr(layer, "keys", None)
         if keys is not None and keys.dtype != getattr(mx, dtype):
@@ -81,7 +81,7 @@ def _require_plain(cache: list[Any]) -> None:
 
 
 def _try(model: Any) -> None:
-    """Run a prompt of three tokens, and one more token of it in a batch of two rows."""
+    """Run a prompt of three tokens, then one more token in a batch of two such rows."""
     row = model.make_cache()
     mx.eval(model(mx.array([[0, 0, 0]]), cache=row))
     batch = BatchCache([row, row]).layers

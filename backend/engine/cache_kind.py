@@ -1,9 +1,9 @@
-"""Which form of KV cache a load request asks for. Pure: nothing here needs MLX or a model.
+"""The kind of KV cache that a load request asks for. Pure: nothing here needs MLX or a model.
 
-Two ways lead here. CacheTypeKey and CacheTypeValue carry llama.cpp's names, which a host takes
-from `cache_type_k` and `cache_type_v` of a model's configuration; the settings `kv_bits` and
-`kv_group_size` are those of mlx-lm. MLX's quantised attention takes one setting for keys and
-values, so two different ones are refused.
+There are two ways to ask. CacheTypeKey and CacheTypeValue have llama.cpp's names, which a host
+reads from `cache_type_k` and `cache_type_v` in a model's configuration; the settings `kv_bits` and
+`kv_group_size` are mlx-lm's. MLX's quantised attention uses one setting for keys and values, so two
+different ones are refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NAMES = "f16, f32, bf16, q8_0, q5_0, q5_1, q4_0 or q4_1"
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """A form of KV cache.
+    """A kind of KV cache.
 
-    bits: of a quantised value; 0 keeps keys and values as the model computes them. group_size:
-    values that share a scale and a bias; 0 leaves the choice to the model's head size. dtype: the
-    type that an unquantised cache must have; "" takes the model's own.
+    bits: per quantised value; 0 means no quantisation. group_size: values that share a scale and a
+    bias; 0 means that it depends on the model's head size. dtype: the type of an unquantised cache;
+    "" means the model's own.
     """
 
     bits: int = 0
@@ -38,7 +38,7 @@ class CacheKind:
 
 
 def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
-    """What the settings and the two fields of the load request mean. Raises InvalidRequest.
+    """The kind that the settings and fields of a load request ask for. Raises InvalidRequest.
 
     q4_0 and q4_1 both become MLX's 4 bits with a scale and a bias for 32 values, which is what
     q4_1 is in llama.cpp; q5_0 and q5_1 likewise.
@@ -64,9 +64,9 @@ def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
 
 
 def group_size_for(kind: CacheKind, head_sizes: frozenset[int]) -> int:
-    """The group size that serves heads of these sizes. Raises InvalidRequest.
+    """The group size for heads of these sizes. Raises InvalidRequest.
 
-    Without a wish it is 64, mlx-lm's default, or 32 where a head does not divide into 64s.
+    If none is set, it is 64, mlx-lm's default, or 32 if 64 does not divide the head size.
     """
     sizes = ", ".join(map(str, sorted(head_sizes)))
     for group_size in (kind.group_size,) if kind.group_size else (64, 32):

@@ -16,10 +16,10 @@ def chat_format(
     tool_parser: str = "",
     reasoning_parser: str = "",
 ) -> ChatFormat:
-    """The chat format. An unknown parser name is logged, and detection decides instead.
+    """The chat format. If a parser name is unknown, it is logged and the format is detected.
 
-    LocalAI's importer writes parser names into model files from its own table, so an unknown name
-    is no reason to refuse a model.
+    LocalAI's importer writes parser names from a table of its own into model files, so a model is
+    not refused for an unknown name.
     """
     detected = ChatFormat.detect(chat_template, vocabulary)
     try:

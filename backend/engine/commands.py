@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start a generation on the model of generation number `epoch`.
+    """Start a generation. epoch: the number of the load whose model must serve it.
 
-    stored: a prefix of the prompt that was read from disk. plan: the prompt's continuations are to
-    be scored, and nothing is generated. media: what stands for images and sounds in the prompt.
-    key: the prompt as caches compare it, built before the engine thread needs it. places: prompt
-    lengths that later prompts are likely to share.
+    stored: a prefix of the prompt that was read from disk. plan: for a Score, the continuations to
+    score; nothing is generated then. media: the images and sounds in the prompt. key: the prompt in
+    the form that caches compare, built in advance on a prompt thread. places: prompt lengths that
+    later prompts are likely to share.
     """
 
     epoch: int
@@ -46,7 +46,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Turn rows into numbers on the model of generation number `epoch`."""
+    """Encode rows (Embedding, Rerank, TokenClassify) with the model of this `epoch`."""
 
     epoch: int
     ticket: int
@@ -55,7 +55,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Forget a generation or an encoding, wherever it is."""
+    """Drop a generation or an encoding, queued or running."""
 
     ticket: int
 
@@ -64,8 +64,8 @@ class Cancel:
 class Load:
     """Run the next stage of a load; after the last one the new model takes over.
 
-    abandoned: set when nobody waits for the load any more; it is then given up. done: where the
-    load goes on, or the model that is served now.
+    abandoned: set when the caller no longer waits, which ends the load. done: the threads for the
+    next stage or, after the last one, the new model.
     """
 
     stages: Stages[Built]
@@ -87,7 +87,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Say what memory is taken by, in bytes, between two steps."""
+    """Measure memory use, in bytes by purpose, between two steps."""
 
     done: Future[dict[str, int]] = field(default_factory=Future)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 
-# Unicode's noncharacters: for a program's own use, never for text that travels.
+# Unicode's noncharacters: for internal use by programs, never in text.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _TRUSTED = frozenset({"system", "developer", "assistant"})
 _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
-# Gemma has tokens for these, which mean nothing but themselves.
+# Gemma has added tokens for these HTML tags, which control nothing.
 _HTML = re.compile(
     r"</?(a|b|blockquote|caption|code|em|h[1-6]|i|img|li|ol|p|s|strike|strong|sub|sup|table|tbody"
     r"|td|tfoot|th|thead|tr|u|ul)>"
@@ -74,7 +74,7 @@ class ControlTokens:
         return Quoted(quoted, mark)
 
     def written(self, mark: str) -> re.Pattern[str]:
-        """What finds the control strings that are not broken, the longest where several begin."""
+        """A pattern for the control strings without a mark; it prefers the longest match."""
         longest = sorted(self.tokens, key=len, reverse=True)
         return re.compile(f"(?:{'|'.join(map(re.escape, longest))})(?!{mark})")
 

@@ -1,8 +1,8 @@
-"""Everything that differs between a CPU, an Apple GPU and an NVIDIA GPU, decided in one place.
+"""All choices that depend on the device: CPU, Apple GPU or NVIDIA GPU.
 
-`detect` asks MLX and the machine once. What follows from its answer are pure decisions, so the
-choices for each platform can be read and tested on any. MLX is imported only by the functions
-that talk to it, on the engine thread.
+`detect` queries MLX and the machine once. All other choices are pure functions of its result, so
+those for each platform can be tested on any machine. Only the functions that use MLX import it, on
+the engine thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WeightType = Literal["float32", "float16", "bfloat16"]
 KEEP_HALF_ON_CPU = "MLX_BACKEND_CPU_CAST"  # 0: no cast to float32
 COMPILE_ON_CPU = "MLX_BACKEND_CPU_COMPILE"  # 1: let mx.compile build kernels
 
-# Prompt tokens of one prefill step: a data-centre GPU is idle on less, the others are not.
+# Maximum prompt tokens of one prefill step: a data-centre GPU needs more to be fully used.
 _PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 512, "cuda": 2048}
 
 _WEIGHT_TYPES: dict[str, WeightType] = {
@@ -38,15 +38,15 @@ _WEIGHT_TYPES: dict[str, WeightType] = {
     "bfloat16": "bfloat16",
 }
 
-_OF_THE_REST = 1.25  # what the process has beside MLX, with what it will take as it serves
+_OF_THE_REST = 1.25  # factor for the process's other memory, which grows while it serves
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """What MLX computes on.
 
-    memory_bytes: all that the device can address; on a CPU and on Apple silicon the RAM.
-    usable_bytes: what one process may fill without harm to itself and to the machine.
+    memory_bytes: the device's memory; on a CPU and on Apple silicon the RAM. usable_bytes: the
+    part that one process may use without putting itself or the machine at risk.
     """
 
     kind: Kind
@@ -63,8 +63,8 @@ def host_reads_disturb(device: Device) -> bool:
 def may_wait_within_a_step() -> bool:
     """Whether the host may read a result before the rest of a decode step is queued.
 
-    A GPU would fall idle until the next step is queued, and sorts a vocabulary in less time than
-    that. A CPU saves more by knowing than it loses by waiting. Call it on the engine thread.
+    A GPU would be idle until the rest is queued, which takes longer than sorting a vocabulary. On a
+    CPU, knowing the result saves more time than waiting costs. For the engine thread.
     """
     import mlx.core as mx
 
@@ -75,7 +75,7 @@ def may_wait_within_a_step() -> bool:
 class MemoryPlan:
     """Bounds in bytes for one loaded model.
 
-    limit: what MLX may use in all. wired: what the system must not page out (Metal; else 0).
+    limit: what MLX may use in all. wired: memory that the system must not page out (Metal; else 0).
     buffer_cache: freed buffers that MLX may keep for reuse; None leaves MLX's own bound.
     prompt_cache: KV of earlier prompts.
     """
@@ -109,7 +109,7 @@ def detect(root: Path = Path("/")) -> Device:
 
 
 def _usable(ram: int, root: Path) -> int:
-    """What MLX may fill of the memory of a CPU's machine, or of this process's share of it."""
+    """What MLX may use of a CPU machine's memory, given the limits of this process."""
     import mlx.core as mx
 
     arrays = mx.get_active_memory() + mx.get_cache_memory()
@@ -122,10 +122,10 @@ def _usable(ram: int, root: Path) -> int:
 
 
 def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
-    """Set what holds for the whole process; call it on the engine thread after mlx's import.
+    """Configure MLX for the whole process. For the engine thread, after the import of mlx.
 
-    With a C++ compiler at hand, MLX on a CPU builds a kernel at the first use of each compiled
-    function: 0.7 s each, for nothing that a later token would win back.
+    If there is a C++ compiler, MLX on a CPU would build a kernel at the first use of each compiled
+    function, which takes 0.7 s each and makes later tokens no faster. So that is turned off.
     """
     import mlx.core as mx
 
@@ -149,11 +149,11 @@ def weight_type(
 
 
 def dequantizes(device: Device, wish: bool | None, type_: WeightType | None) -> bool:
-    """Whether quantised weights become dense ones at load; type_: what `weight_type` says.
+    """Whether quantised weights are converted to dense ones at load.
 
-    A CPU has no kernels for quantised products that come near its BLAS: on x86 a product with 64
-    rows takes over 20 times as long, and one with a single row is no faster either. `wish` is the
-    user's, None where there is none.
+    MLX's quantised kernels for CPUs are far slower than BLAS: on x86 a product with 64 rows takes
+    over 20 times as long, and one with a single row is no faster either. wish: the user's setting,
+    or None. type_: what `weight_type` returned.
     """
     return (device.kind == "cpu" and type_ == "float32") if wish is None else wish
 
@@ -161,8 +161,8 @@ def dequantizes(device: Device, wish: bool | None, type_: WeightType | None) -> 
 def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:
     """Bytes that dense weights may take in place of quantised ones.
 
-    limit: what MLX may use in all. taken: what it uses now. A quarter of what is free is left for
-    KV caches and for what a step computes.
+    limit: what MLX may use in all. taken: what it uses now. A quarter of the free memory is left
+    for KV caches and for the temporary memory of a step.
     """
     free = limit - taken
     if device.kind == "cpu":
@@ -178,12 +178,12 @@ def memory_limit(device: Device, settings: Settings) -> int:
 def memory_plan(device: Device, settings: Settings, weights_bytes: int) -> MemoryPlan:
     """Divide the memory: weights first, then half of the rest for earlier prompts.
 
-    Stored prompts give way to running ones, so a large share costs nobody a place. With a quarter,
-    agents and chats in the simulation computed a third of their tokens again; with all of the rest,
-    hardly fewer than with half (`make bench BENCH=simulation`).
+    Stored prompts are evicted for running sequences, so a large share delays no request. With a
+    quarter, agents and chats in the simulation recomputed a third of their tokens; all of the rest
+    saved hardly more than half of it (`make bench BENCH=simulation`).
 
-    Freed buffers are kept in bounds on a GPU, where MLX's own bound is its whole limit, which
-    other programs on the machine would feel; on a CPU its own bound is small already.
+    On a GPU, the cache of freed buffers is limited, because MLX's default is its whole memory limit
+    and other programs need memory too; on a CPU, MLX's default is small.
     """
     limit = memory_limit(device, settings)
     rest = max(limit - weights_bytes, 0)
@@ -200,7 +200,7 @@ def memory_plan(device: Device, settings: Settings, weights_bytes: int) -> Memor
 
 
 def apply(plan: MemoryPlan) -> None:
-    """Hand the bounds to MLX; call it on the engine thread."""
+    """Set MLX's limits. For the engine thread."""
     import mlx.core as mx
 
     mx.set_memory_limit(plan.limit)
@@ -211,28 +211,28 @@ def apply(plan: MemoryPlan) -> None:
 
 
 def prefill_chunk(device: Device, settings: Settings) -> int:
-    """Most prompt tokens in one prefill step."""
+    """The maximum number of prompt tokens in one prefill step."""
     return settings.prefill_chunk or _PREFILL_CHUNK[device.kind]
 
 
 def warm_up_tokens(device: Device, settings: Settings) -> int:
-    """Longest prompt that a load ends with. A CPU compiles nothing that a short one leaves out."""
+    """The longest prompt of the warm-up. On a CPU a short one is enough to compile everything."""
     return 8 if device.kind == "cpu" else prefill_chunk(device, settings)
 
 
 def encode_tokens(device: Device, settings: Settings) -> int:
-    """Most padded tokens of one step of embedding, ranking or labelling.
+    """The maximum number of padded tokens in one step of Embedding, Rerank or TokenClassify.
 
-    A GPU is idle on a few short texts, and nothing of a row has to be kept for a next step.
+    It is larger than for prefill: a GPU needs many short texts to be fully used, and no KV is kept.
     """
     return prefill_chunk(device, settings) * (4 if device.kind == "cpu" else 16)
 
 
 def step_timeout(device: Device, settings: Settings) -> int:
-    """Seconds after which a step is taken for one that hangs; 0: never.
+    """Seconds after which a step counts as hung; 0 means never.
 
-    Most steps are cut to a second, but not the first of a kind, which compiles its kernels, nor
-    the features of an image, which on a CPU may take the better part of an hour.
+    Most steps take less than a second, but not the first of its kind, which compiles kernels, nor
+    the encoding of an image, which on a CPU may take almost an hour.
     """
     if settings.step_timeout is not None:
         return settings.step_timeout

@@ -1,4 +1,4 @@
-"""The engine's public seam: everything that the servicer may ask, and nothing that touches MLX.
+"""The engine's public interface, used by the servicer. Nothing here touches MLX.
 
 Importing this module is cheap; mlx and mlx-lm are imported by the engine thread on its first load.
 """
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from backend.engine.ranks.leader import Leader
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
-_LOOK_SECONDS = 1.0  # that Status waits for a step to end
+_LOOK_SECONDS = 1.0  # how long Status waits for a step to end
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
-_FILES_GRACE = 1.0  # that a cancelled load has to leave its files
+_FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
-_SAVE_SECONDS = 1.0  # for what is being written to disk when the process stops
+_SAVE_SECONDS = 1.0  # time to finish writing to disk when the process stops
 
 Asked = TypeVar("Asked", bound=Reader)
 Owner = TypeVar("Owner", Generation, Encoding)
@@ -57,7 +57,7 @@ Answer = TypeVar("Answer")
 
 
 class Engine:
-    """Owner of the engine thread. All methods are called from one asyncio loop."""
+    """Owns the engine thread. All methods are called from one asyncio loop."""
 
     def __init__(self, leader: Leader | None = None) -> None:
         """leader: the other ranks, if this is rank 0 of several."""
@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """Which step runs, for whoever watches that steps end."""
+        """The progress record that the watchdog reads."""
         return self._worker.gauges.heartbeat
 
     @property
@@ -129,7 +129,7 @@ class Engine:
         return served
 
     def reader(self, asked: type[Asked]) -> Asked:
-        """What turns a request of that sort into rows for the loaded model. Raises WrongKind."""
+        """The loaded model's reader of this type. Raises WrongKind if it has another."""
         served = self._require()
         if not isinstance(served.reader, asked):
             raise _wrong_kind(asked.rpc, served)
@@ -138,17 +138,18 @@ class Engine:
     async def load(self, request: LoadRequest) -> ServedModel:
         """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
 
-        A failed load leaves a loaded model as it was, except where ranks divide it: they take
-        their steps together, so they drop the model first. Cancelling the awaiting task cancels a
-        download. Work on files that does not end even then is left behind, with its thread.
+        If a load fails, the current model stays loaded, unless ranks divide it: ranks take their
+        steps together, so they drop the current model first. Cancelling the awaiting task cancels
+        the load, including a download. If its work on files does not end even then, the thread is
+        abandoned.
         """
         self._refuse_when_stopping()
         async with self._slot:
             self._refuse_when_stopping()
             if self._left_behind >= _MOST_LEFT_BEHIND:
                 raise Overloaded(
-                    f"{self._left_behind} loads that were cancelled still wait for their files:"
-                    " look at the disk, and restart the backend"
+                    f"{self._left_behind} cancelled loads are still waiting for the disk: check the"
+                    " disk, and restart the backend"
                 )
             self._before_load()
             self._lead(request)
@@ -162,7 +163,7 @@ class Engine:
             except asyncio.CancelledError:
                 abandoned.set()
                 self.heartbeat.patient = False
-                # The engine thread may be past the point of no return: keep what it then holds.
+                # The engine thread may already have replaced the model: keep the new one then.
                 while not loading.done():
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait({loading}, timeout=_FILES_GRACE)
@@ -177,7 +178,7 @@ class Engine:
             return self._served
 
     async def free(self) -> bool:
-        """Cancel all generations, drop the model, release its memory. False: nothing loaded."""
+        """Cancel all generations and release the model. False if no model was loaded."""
         self._refuse_when_stopping()
         async with self._slot:
             return await self._drop_model()
@@ -208,16 +209,16 @@ class Engine:
         return self._queue(Generation, self._preparer.generation(request))
 
     async def encode(self, read: Callable[[], list[Piece]]) -> Encoded:
-        """The model's output for the rows that `read` gives on a prompt thread.
+        """The model's output for the rows that `read` returns (it runs on a prompt thread).
 
-        A cancelled caller frees the engine. Raises what `read` raises, Overloaded, NotLoaded.
+        Cancelling the caller cancels the request. Raises what `read` raises, Overloaded, NotLoaded.
         """
         return await self._queue(Encoding, self._preparer.encoding(read)).result()
 
     async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Per candidate, its tokens with their natural log-probabilities after the prompt.
 
-        A cancelled caller frees the engine. Raises what `submit` and its generation raise.
+        Cancelling the caller cancels the request. Raises what `submit` and its generation raise.
         """
         self.require_text_model("Score")
         async with self._queue(Generation, self._preparer.score(request)) as generation:
@@ -236,7 +237,7 @@ class Engine:
         return owner
 
     async def tokenize(self, text: str) -> list[int]:
-        """Token ids of the text; special-token text is parsed, none is added."""
+        """Token ids of the text; special tokens in it are recognised, and none is added."""
         builder = self._require().prompts
         return await self._texts.run(builder.tokenize, text)
 
@@ -246,10 +247,10 @@ class Engine:
         return await self._texts.run(builder.detokenize, tokens)
 
     async def status(self) -> EngineStatus:
-        """State and memory. total: what MLX holds, in use or kept for reuse.
+        """State and memory. The total is all memory that MLX has allocated, in use or for reuse.
 
-        Memory is as the engine thread saw it after the step at hand, or at the latest look before
-        that, where the step takes long.
+        The engine thread measures memory after the current step; if that takes long, the previous
+        measurement is returned.
         """
         state = self._state()
         if state is not EngineState.FAILED:
@@ -275,7 +276,7 @@ class Engine:
         return look
 
     def metrics(self) -> EngineMetrics:
-        """Running totals; queued requests include those whose prompt is being tokenised."""
+        """Totals since the start; queued requests include those that are still being prepared."""
         gauges = self._worker.gauges
         return EngineMetrics(
             running=gauges.running,
@@ -283,12 +284,13 @@ class Engine:
             tokens_generated=gauges.tokens_generated,
             prompt_tokens_processed=gauges.prompt_tokens_processed,
             tokens_per_second=gauges.tokens_per_second,
+            guessing=gauges.guessing,
         )
 
     async def stop(self, grace: float) -> None:
-        """Refuse new work, cancel the running, end the thread; returns within `grace` seconds.
+        """Refuse new work, cancel running work, end the thread; returns within `grace` seconds.
 
-        After a failure this is what ends the running calls.
+        After a failure, the running calls end here.
         """
         self._stopping = True
         self._abandoned.set()
@@ -310,9 +312,9 @@ class Engine:
             await asyncio.to_thread(self._served.disk.close, min(max(left, 0.0), _SAVE_SECONDS))
 
     async def failed(self) -> str:
-        """Wait until the engine has failed (never, in a healthy process); returns the cause.
+        """Wait until the engine has failed; returns the cause.
 
-        What runs waits until `stop`, so that health checks can report it first.
+        Running calls end only in `stop`, so that health checks can report the failure first.
         """
         assert self._failure is not None, "start() comes first"
         return await asyncio.shield(self._failure)
@@ -334,7 +336,7 @@ class Engine:
         return at
 
     async def _with_files(self, stages: Stages[Any], abandoned: threading.Event) -> Place:
-        """Run a stage on the thread for files; leave both behind where that is cancelled."""
+        """Run a stage on the thread for files; abandon both if the load is cancelled."""
         stage = self._files.submit(next, stages)
         self._on_files = True
         try:
@@ -349,7 +351,7 @@ class Engine:
             self._on_files = False
 
     def _returned(self, stages: Stages[Any], abandoned: threading.Event) -> None:
-        """A stage that was left behind has ended: what was read is released."""
+        """Release what an abandoned stage has read, now that it has ended."""
         assert self._loop is not None
         self._worker.send(Load(stages, abandoned))
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -359,9 +361,9 @@ class Engine:
         self._left_behind -= 1
 
     async def _answered(self, done: concurrent.futures.Future[Answer]) -> Answer:
-        """What the engine thread answers to a command, which it obeys even if the caller leaves.
+        """Wait for the engine thread's answer to a command; cancelling the wait does not stop it.
 
-        Raises ShuttingDown once nothing can be expected of the thread.
+        Raises ShuttingDown if the thread will not answer any more.
         """
         assert self._given_up is not None, "start() comes first"
         answer = asyncio.wrap_future(done)
@@ -374,7 +376,7 @@ class Engine:
     def _require(self) -> ServedModel:
         self._refuse_when_stopping()
         if self._loading:
-            raise NotLoaded("a load is under way, try again when it is done")
+            raise NotLoaded("a load is in progress, try again when it is done")
         if self._served is None:
             raise NotLoaded()
         return self._served

@@ -1,13 +1,15 @@
-"""What the engine reports of itself."""
+"""The engine's state and metrics, as reported by Status and GetMetrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
 
+from backend.engine.guess_width import GuessReport
+
 
 class EngineState(Enum):
-    """What the one model slot of this process is doing."""
+    """The state of the process's model."""
 
     EMPTY = "empty"
     LOADING = "loading"
@@ -28,10 +30,14 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Totals since the process started, and the speed of the latest decode step."""
+    """Totals since the process started, and the speed of the latest decode step.
+
+    guessing: what drafting does; None where the model does not draft.
+    """
 
     running: int
     queued: int
     tokens_generated: int
     prompt_tokens_processed: int
     tokens_per_second: float
+    guessing: GuessReport | None = None

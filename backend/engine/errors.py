@@ -102,12 +102,12 @@ class NotFinite(EngineFailed):
 
 
 class NotQuick(Exception):
-    """Work that was to be quick takes noticeable time: it is begun again where it may."""
+    """Work was stopped because it is not quick; it starts again on the threads for slow work."""
 
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Blame this field of the request for an error raised inside, unless it names its own."""
+    """Name this field in an EngineError that is raised inside, unless the error names one."""
     try:
         yield
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""The closed set of things that a generation tells its owner, in order."""
+"""The events of a generation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FinishReason = Literal["stop", "length"]
 class Usage:
     """Running totals of one generation.
 
-    prompt_tokens: the whole prompt, cached part included.
-    cached_tokens: how many of them a stored KV cache served.
+    prompt_tokens: the whole prompt, including the cached part.
+    cached_tokens: how many of them came from stored KV.
     completion_tokens: generated tokens, without the end-of-sequence token.
-    prefill_ms: from the row's admission to its first token. decode_ms: from there on.
+    prefill_ms: from the sequence's admission to its first token. decode_ms: since then.
     """
 
     prompt_tokens: int = 0
@@ -27,7 +27,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, its log-probability, and the likeliest tokens in its place with theirs."""
+    """A token, its log-probability, and the likeliest tokens at its position with theirs."""
 
     token: int
     logprob: float
@@ -36,7 +36,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The log-probabilities of a prompt's tokens; the first has none, so it is only named."""
+    """The log-probabilities of a prompt's tokens; the first token has none."""
 
     first: int
     rest: tuple[TokenLogprob, ...] = ()
@@ -46,8 +46,8 @@ class PromptLogprobs:
 class TextDelta:
     """The next piece of text: never empty, whole characters only, never part of a stop string.
 
-    logprobs: of the tokens since the piece before, where the request asked for them.
-    joined: where several pieces were made one, the text of each and the completion tokens by then.
+    logprobs: of the tokens since the last piece, if requested. joined: if several pieces were
+    merged into one, the text of each with the completion tokens up to then.
     """
 
     text: str
@@ -57,18 +57,18 @@ class TextDelta:
 
     @property
     def pieces(self) -> tuple[tuple[str, int], ...]:
-        """The pieces as they were generated, each with the completion tokens by then."""
+        """The pieces as they were generated, each with the completion tokens up to then."""
         return self.joined or ((self.text, self.usage.completion_tokens),)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a generation that went well.
+    """The last event of a successful generation.
 
-    stop_sequence: the stop string that ended the text, '' where something else did.
-    logprobs: one entry per counted token where the request asked for them, else None.
-    prompt_logprobs: likewise for the prompt. scores: of a Score, per candidate in its order, the
-    candidate's tokens. repeated: whether the guard against endless repetition ended it.
+    stop_sequence: the stop string that ended the text; '' if something else did. logprobs: one
+    entry per completion token if requested, else None. prompt_logprobs: the same for the prompt.
+    scores: for a Score, the scored tokens of each candidate. repeated: whether the repetition guard
+    ended the answer.
     """
 
     reason: FinishReason
@@ -82,10 +82,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of the prompt is computed: sent before the first text, on request.
+    """Prefill progress, sent before the first text if requested.
 
-    The first comes when the prompt is known to be served, before it has a slot. processed: prompt
-    tokens with KV, the cached part included.
+    The first one is sent when the prompt has been tokenised, before it has a slot. processed:
+    prompt tokens with KV, including the cached part.
     """
 
     usage: Usage

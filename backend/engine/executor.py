@@ -33,7 +33,9 @@ from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
 from backend.engine.plan import (
     DecodeTimed,
+    Guessed,
     Leave,
+    Masked,
     NotStored,
     OtherBytes,
     PlannerEvent,
@@ -65,7 +67,8 @@ class ExecutorSequence:
     finished: whether it ended by itself, so that its answer may go to disk. group, batch: where
     its KV is, while it is prefilled and while it decodes. first: its first token, chosen by the
     pass that ended its prefill, with those of the others in that pass; first_delivered: whether it
-    was read, and seen by the grammar, before the sequence joined a batch.
+    was read, and seen by the grammar, before the sequence joined a batch. mask_seconds: processor
+    time that its grammar took since the latest plan.
     """
 
     number: int
@@ -86,6 +89,7 @@ class ExecutorSequence:
     finished: bool = False
     first: Chosen | None = None
     first_delivered: bool = False
+    mask_seconds: float = 0.0
     batch: DecodeBatch | None = None
 
     @property
@@ -154,6 +158,9 @@ class Executor:
         self._scores: Sequence[Score] = ()
         self._early: list[Sampled] = []
         self._launched_batches: list[DecodeBatch] = []
+        self._guessed: list[PlannerEvent] = []
+        self._steady: tuple[object, ...] = ()  # what the latest step was, if it only decoded
+        self._read_at = 0.0
         self._ready_at = 0.0  # when the device was last known to have finished something
         self._launched_at = 0.0
         self._decode_launched_at = 0.0  # when the step that is read next was launched
@@ -161,6 +168,7 @@ class Executor:
         self._in_order = may_wait_within_a_step()
         self._decode_done_at = 0.0
         self._decode_seconds = 0.0
+        self._quiet = False  # whether the step only decodes
         self._other = OtherBytes(0)
         self.lent = 0  # bytes that texts to embed need
         self.sequences: dict[int, ExecutorSequence] = {}
@@ -239,8 +247,9 @@ class Executor:
         self._launched_batches = []
         for number in plan.decode:
             if (batch := self._batches.get(number)) is not None:
-                self._decode(batch)
+                self._decode(batch, plan.guess.get(number, 0))
         self._decode_done_at = self._clock()
+        self._quiet = plan.only_decodes and not (plan.join or plan.score)
         for group in plan.prefill:
             self._prefill(group, events)
         self._scores = plan.score
@@ -342,9 +351,9 @@ class Executor:
                 assert group is not None
                 self._failed(list(group.sequences), "prefill", fault)
 
-    def _decode(self, batch: DecodeBatch) -> None:
+    def _decode(self, batch: DecodeBatch, width: int) -> None:
         try:
-            batch.launch()
+            batch.launch(width)
             self._launched_batches.append(batch)
         except Exception as fault:
             self._break(batch, fault)
@@ -509,7 +518,31 @@ class Executor:
             self._decode_seconds = now - began
             self._ready_at = now
         self._decode_launched_at = self._launched_at
+        if self._model.drafting is not None:
+            self._count_guesses()
         return sampled
+
+    def _count_guesses(self) -> None:
+        """Tell the planner what became of the guesses of this step, and how long it took."""
+        now, batches = self._clock(), self._launched_batches
+        steady: tuple[object, ...] = ()
+        if self._quiet and len(batches) == 1:
+            steady = (id(batches[0]), len(batches[0].sequences), batches[0].width)
+        seconds = now - self._read_at if steady and steady == self._steady else 0.0
+        self._steady, self._read_at = steady, now
+        for batch in batches:
+            if batch.sequences:
+                longest = max(len(one.history) for one in batch.sequences)
+                self._guessed.append(
+                    Guessed(
+                        len(batch.sequences),
+                        longest,
+                        batch.width,
+                        batch.proposed,
+                        tuple(batch.right),
+                        seconds,
+                    )
+                )
 
     def settle(self, *, idle: bool) -> list[PlannerEvent]:
         """Wait for what does not hold up tokens: prefill, scores, stored entries.
@@ -518,10 +551,14 @@ class Executor:
         (`idle`) and none was in flight before. A CPU is waited for, or the first tokens would come
         after the next decode step, which it computes within the call that launches.
         """
-        events: list[PlannerEvent] = []
+        events, self._guessed = self._guessed, []
         if self._decode_seconds:
             events.append(DecodeTimed(self._decode_seconds))
             self._decode_seconds = 0.0
+        for one in self.sequences.values():
+            if one.mask_seconds:
+                events.append(Masked(one.number, one.mask_seconds))
+                one.mask_seconds = 0.0
         waiting = len(self._passes) or (len(self._launched) if idle else 0)
         if self._in_order:
             waiting = len(self._passes) + len(self._launched)

@@ -1,12 +1,12 @@
-"""Which tokens a row's filters leave to be drawn from, for all rows of one reach in one pass.
+"""Sampling filters: which tokens may be sampled. Rows with the same reach run in one pass.
 
 The order is that of llama.cpp's sampler chain: top_k, typical_p (https://arxiv.org/abs/2202.00666),
-top_p, min_p, XTC; each works on the probabilities, at temperature 1, of what the one before it
-left. Every filter leaves at least one token.
+top_p, min_p, XTC. Each filter uses the probabilities, at temperature 1, of the tokens that the
+filter before it kept. Every filter keeps at least one token.
 
-A filter that needs tokens in order gets no more of them than the row's reach, because sorting a
-vocabulary takes longer than a small model's forward pass on a CPU. The reach follows from the
-row's own settings, so no company changes what is computed for a row.
+A filter that needs sorted tokens sees only the row's best tokens, as many as its *reach*, because
+sorting a vocabulary takes longer than a small model's forward pass on a CPU. The reach depends only
+on the row's own settings, so the other rows of a batch do not change a row's result.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What the filters left.
+    """The tokens that the filters kept.
 
-    logits: [rows, places] float32; what is out is -inf. ids: [rows, places], the token at each
-    place; None: place and id are the same. complete: [rows] bool, whether nothing of what the
-    filters keep lies beyond the reach; None: nothing does.
+    logits: [rows, n] float32; -inf for removed tokens. ids: [rows, n], the token of each column;
+    None if the column is the token id. complete: [rows] bool, whether no token beyond the reach
+    would have been kept; None if that holds for all rows.
     """
 
     logits: mx.array
@@ -42,11 +42,12 @@ class Candidates:
 
 
 def reach(row: Sampling, vocabulary: int) -> int:
-    """How many of its best tokens a row's filters look at, in order; 0: all, in no order.
+    """The number of best tokens, sorted, that a row's filters see; 0 means all tokens, unsorted.
 
-    It is exact for top_k. For top_p it is a guess that holds nearly always, and is checked; where
-    the host cannot wait for the check, and for typical_p, it is the vocabulary. min_p and XTC need
-    no order; together they are faster on few tokens.
+    It is exact for top_k. For top_p it is an estimate that is nearly always enough and is checked
+    afterwards (`Candidates.complete`). For typical_p, and for top_p where the host cannot wait for
+    that check, it is the whole vocabulary. min_p and XTC need no order, but are faster on few
+    tokens if both are set.
     """
     if 0 < row.top_k < vocabulary:
         return min(max(_LEAST_REACH, 1 << (row.top_k - 1).bit_length()), vocabulary)
@@ -58,7 +59,7 @@ def reach(row: Sampling, vocabulary: int) -> int:
 
 
 class BatchFilters:
-    """Filters of a fixed set of rows that draw, all of them with the same reach."""
+    """The filters of a fixed set of sampled rows that have the same reach."""
 
     def __init__(self, rows: Sequence[Sampling], reach: int) -> None:
         self._reach = reach
@@ -69,11 +70,11 @@ class BatchFilters:
         self._xtc = _column(rows, "xtc_probability", 0)
         self._xtc_threshold = mx.array([[row.xtc_threshold] for row in rows])
 
-    def __call__(self, logits: mx.array, luck: mx.array) -> Candidates:
-        """What is left of the logits.
+    def __call__(self, logits: mx.array, uniform: mx.array) -> Candidates:
+        """Apply the filters.
 
-        logits: [rows, vocabulary] float32; what is -inf is never left. luck: [rows, 1] numbers in
-        [0, 1), each row's own; below xtc_probability, XTC takes part.
+        logits: [rows, vocabulary] float32; tokens with -inf are never kept. uniform: [rows, 1], a
+        random number in [0, 1) for each row; XTC runs if it is below the row's xtc_probability.
         """
         ids = complete = None
         left = logits
@@ -88,20 +89,20 @@ class BatchFilters:
             weight = likelihood(left)
             upto = mx.cumsum(weight, axis=-1)
             wanted = self._top_p * self._total(logits, upto)
-            # What is kept first always stays, also where rounding or a tiny top_p would drop it.
-            # And who does not use the filter keeps all, whatever the sum of shares rounds to.
+            # The first token is always kept, even if rounding or a tiny top_p would remove it. A
+            # row without top_p keeps all tokens, whatever their probabilities add up to.
             before = upto - weight
             left = _only((before < wanted) | (before <= 0) | (self._top_p >= 1), left)
         if self._min_p is not None:
             least = mx.max(left, axis=-1, keepdims=True) + mx.log(self._min_p)
             left = _only(left >= least, left)
         if self._guesses(logits):
-            # Filters that were given no other bound keep what comes first: once one is out, so
-            # are all after it.
+            # Without top_k, the filters keep the best tokens: if the last one of the reach was
+            # removed, all tokens beyond it would be too.
             complete = left[:, -1] == _NEVER
         if self._xtc is not None:
             out = _excluded(left, self._xtc_threshold)
-            left = _only(~(out & (luck < self._xtc)), left)
+            left = _only(~(out & (uniform < self._xtc)), left)
         return Candidates(left, ids, complete)
 
     def _guesses(self, logits: mx.array) -> bool:
@@ -109,17 +110,17 @@ class BatchFilters:
         return self._top_k is None and 0 < self._reach < logits.shape[-1]
 
     def _total(self, logits: mx.array, upto: mx.array) -> mx.array:
-        """The weight of all tokens that top_p chooses from."""
+        """The sum of the weights of all tokens that top_p chooses from, [rows, 1]."""
         if self._guesses(logits):
             return mx.sum(likelihood(logits), axis=-1, keepdims=True)
         return upto[:, -1:]
 
 
 def likelihood(logits: mx.array, temperature: mx.array | float = 1.0) -> mx.array:
-    """Each token's probability over that of its row's best, of the logits' shape.
+    """Each token's probability relative to that of the row's best token, in the logits' shape.
 
-    It is a power of 2 because MLX's exp takes three times as long on an x86 CPU. A tiny
-    temperature overflows to infinity; the best token then is the only choice.
+    It is computed as a power of 2 because MLX's exp takes three times as long on an x86 CPU. With a
+    tiny temperature the exponent becomes -infinity, which leaves only the best token.
     """
     below = logits - mx.max(logits, axis=-1, keepdims=True)
     return mx.power(2.0, below / temperature * _LOG2_E)
@@ -147,7 +148,10 @@ def _shares(logits: mx.array) -> mx.array:
 
 
 def _typical(share: mx.array, most: mx.array) -> mx.array:
-    """The tokens whose information is nearest to the mean, until their shares reach `most`."""
+    """A mask of the tokens whose information is nearest to the entropy.
+
+    Tokens are added until their probabilities reach `most`.
+    """
     information = -mx.log(mx.maximum(share, 1e-38))
     entropy = mx.sum(share * information, axis=-1, keepdims=True)
     strange = mx.where(share > 0, mx.abs(information - entropy), float("inf"))
@@ -159,13 +163,14 @@ def _typical(share: mx.array, most: mx.array) -> mx.array:
 
 
 def _excluded(logits: mx.array, threshold: mx.array) -> mx.array:
-    """XTC ("exclude top choices", oobabooga/text-generation-webui#6335): all likely but the last.
+    """XTC ("exclude top choices", oobabooga/text-generation-webui#6335).
 
-    With fewer than two likely tokens nothing is excluded.
+    A mask of all tokens above the threshold except the least likely of them. With fewer than two
+    such tokens, none is excluded.
     """
     likely = (_shares(logits) >= threshold) & (logits > _NEVER)
     lowest = mx.min(mx.where(likely, logits, float("inf")), axis=-1, keepdims=True)
-    # Equal logits stand in the order of their ids, whether the places are ranks or ids.
+    # Equal logits are in the order of their ids, whether columns are sorted or are ids.
     place = mx.arange(logits.shape[-1])
     last = mx.max(mx.where(likely & (logits == lowest), place, -1), axis=-1, keepdims=True)
     return likely & (place != last)

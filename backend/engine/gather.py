@@ -1,8 +1,8 @@
-"""Takes sequences out of the caches of a layer, and puts sequences together in one.
+"""Combines the caches of several sequences into one batch cache per layer, and splits them again.
 
-One copy serves every change of a batch: who stays and who joins are alike members of the new one.
-All kinds of cache that mlx-lm 0.32.2 can put into batches are known here; one of any other kind
-holds one sequence at a time.
+Every change of a batch is one copy: sequences that stay and sequences that join are both members of
+the new batch. All cache classes that mlx-lm 0.32.2 can batch are supported; a cache of any other
+class holds one sequence.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from backend.engine.rectangle import Rectangle, Span
 from backend.engine.row_shift import BatchShift, RowShift
 from backend.engine.window import BatchWindow, row_span
 
-# A layer's cache, and the place of a sequence in it: 0 in a cache of one sequence.
+# A layer's cache, and the row of a sequence in it; 0 in a cache of one sequence.
 Member = tuple[Any, int]
 
 
 class BatchKV(Rectangle):
-    """Keys and values of several sequences: what mlx-lm's KVCache is for one."""
+    """Keys and values of several sequences; the batched counterpart of mlx-lm's KVCache."""
 
 
 def gathers(layer: Any) -> bool:
-    """Whether caches like this one, of one sequence each, can be put together."""
+    """Whether single-sequence caches like this one can be combined."""
     match layer:
         case CacheList():
             return all(map(gathers, layer.caches))
-        case RotatingKVCache():  # `BatchWindow` keeps no first tokens beside the latest
+        case RotatingKVCache():  # `BatchWindow` cannot keep the first tokens
             return not layer.keep
         case Rectangle() | QuantizedRow() | RowShift() | BatchShift():
             return True
@@ -42,7 +42,7 @@ def gathers(layer: Any) -> bool:
 
 
 def gathered(members: Sequence[Member]) -> Any:
-    """A cache of copies of the sequences, in their order."""
+    """A new batch cache with copies of the sequences, in this order."""
     layer, _ = members[0]
     match layer:
         case CacheList():
@@ -63,7 +63,7 @@ def gathered(members: Sequence[Member]) -> Any:
 
 
 def taken(member: Member) -> Any:
-    """A cache of one sequence alone, whose buffers hold nothing else."""
+    """A new single-sequence cache with buffers of its own."""
     layer, row = member
     alone: Any
     match layer:
@@ -97,12 +97,12 @@ def taken(member: Member) -> Any:
 
 
 def keeps_state(layer: Any) -> bool:
-    """Whether it is an ArraysCache, mlx-lm's or mlx-vlm's: states of one size at any length."""
+    """Whether it is an ArraysCache of mlx-lm or mlx-vlm: recurrent states of a fixed size."""
     return isinstance(getattr(layer, "cache", None), list) and hasattr(layer, "advance")
 
 
 def _gathered_states(members: Sequence[Member]) -> Any:
-    """States that a sequence has not yet begun are zero, as models begin them."""
+    """Combine recurrent states. A missing state becomes zero, with which models begin too."""
     layer, _ = members[0]
     batch = type(layer)(len(layer.cache))
     for at in range(len(layer.cache)):
@@ -139,7 +139,7 @@ def _shift(layer: RowShift | BatchShift, row: int) -> RowShift:
 
 
 def _compact(layer: Any) -> Any:
-    """A copy whose buffers hold what it shows of them."""
+    """A copy whose buffers are no larger than their contents."""
 
     def owned(value: Any) -> Any:
         return mx.contiguous(value) if isinstance(value, mx.array) else copy.copy(value)

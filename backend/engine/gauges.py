@@ -1,20 +1,21 @@
-"""What the engine thread tells of itself without being asked."""
+"""Counters that the engine thread keeps for Status and GetMetrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from backend.engine.guess_width import GuessReport
 from backend.engine.heartbeat import Heartbeat
 
 
 @dataclass(slots=True)
 class Gauges:
-    """Plain numbers for Status and GetMetrics: written on the engine thread, read on any.
+    """Plain numbers, written on the engine thread and read on any.
 
-    The totals count from the start of the thread. tokens_per_second is that of the latest step.
-    preemptions: sequences that lost their KV to memory and were computed again. unstored: answers
-    whose KV was larger than the whole prompt cache.
-    heartbeat: which step runs.
+    The totals count from the start of the thread. tokens_per_second: of the latest step.
+    preemptions: sequences that were preempted to free memory. unstored: answers whose KV was larger
+    than the whole prompt cache. guessing: what drafting does, if the model drafts. heartbeat: the
+    record of the current step.
     """
 
     tokens_generated: int = 0
@@ -23,4 +24,5 @@ class Gauges:
     running: int = 0
     preemptions: int = 0
     unstored: int = 0
+    guessing: GuessReport | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

@@ -1,4 +1,4 @@
-"""One submitted request as its owner on the event loop sees it."""
+"""The event loop's handle for one submitted generation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Generation:
         self.prompt_tail = ""
 
     def push(self, event: Event | EngineError) -> None:
-        """Add an event; what comes after the end is dropped. Called on the event loop."""
+        """Add an event; events after the end are dropped. Called on the event loop."""
         if self.over:
             return
         self.over = isinstance(event, Finished | EngineError)
@@ -38,7 +38,7 @@ class Generation:
         self._arrived.set()
 
     def cancel(self) -> None:
-        """Free the slot within one step; a reader that still waits gets Cancelled."""
+        """Cancel the request: its slot is free within one step, and a reader gets Cancelled."""
         if not self.over:
             self.push(Cancelled("the request was cancelled"))
             self._cancel()

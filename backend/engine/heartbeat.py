@@ -1,8 +1,8 @@
-"""What the engine thread is doing, in memory that another process can share.
+"""Records the engine's progress in memory that can be shared with another process.
 
-Written without locks and without system calls, because it is written for every step: by the
-engine thread what concerns steps, by the event loop the rest. Whoever watches only asks whether a
-number has changed since the last look, so a value that is read half written does no harm.
+It is written on every step, so without locks and system calls. The engine thread writes the numbers
+about steps, the event loop all others. The watchdog only compares a number with its last value, so
+reading one while it is being written does no harm.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import mmap
 BYTES = 512
 TICK_SECONDS = 1.0
 
-_NAME = 64  # where the name of the step begins; numbers of eight bytes come before it
+_NAME = 64  # offset of the step's name; before it are numbers of eight bytes
 _STEPS, _RUNNING, _TICKS, _LIMIT, _PATIENT, _LOADS = range(6)
 _UNTIL_LOADED = 3600  # ticks a step may take before a model has set its own limit
 
 
 class Heartbeat:
-    """The progress of one engine. memory: at least BYTES, all 0 at first."""
+    """The progress of one engine. memory: at least BYTES bytes, initially 0."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -26,21 +26,21 @@ class Heartbeat:
 
     @classmethod
     def fresh(cls) -> Heartbeat:
-        """A heartbeat of this process alone."""
+        """A heartbeat in private memory."""
         heartbeat = cls(mmap.mmap(-1, BYTES))
         heartbeat.limit = _UNTIL_LOADED
         return heartbeat
 
     def move(self, memory: mmap.mmap) -> None:
-        """Use other memory from now on. Called before the engine thread starts."""
+        """Use other memory from now on. Call it before the engine thread starts."""
         memory[:BYTES] = self._memory[:BYTES]
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
     def begin(self, step: str, *, loads: bool = False) -> None:
-        """A step begins, and the one before it has ended.
+        """Record that a step begins, and that the one before it has ended.
 
-        step: its name, for people. loads: whether it is a stage of a load.
+        step: its name, for messages. loads: whether it is a stage of a load.
         """
         name = step.encode()[: BYTES - _NAME - 1] + b"\0"
         self._memory[_NAME : _NAME + len(name)] = name
@@ -49,16 +49,16 @@ class Heartbeat:
         self._numbers[_RUNNING] = 1
 
     def rest(self) -> None:
-        """The last step has ended, and there is no work."""
+        """Record that the last step has ended and that there is no work."""
         self._numbers[_RUNNING] = 0
 
     def tick(self) -> None:
-        """The event loop runs."""
+        """Record that the event loop is running."""
         self._numbers[_TICKS] += 1
 
     @property
     def steps(self) -> int:
-        """How many steps have begun."""
+        """The number of steps that have begun."""
         return self._numbers[_STEPS]
 
     @property
@@ -78,7 +78,7 @@ class Heartbeat:
 
     @property
     def limit(self) -> int:
-        """Ticks that a step may take; 0 means any number of them."""
+        """Ticks that a step may take; 0 means no limit."""
         return self._numbers[_LIMIT]
 
     @limit.setter
@@ -87,7 +87,7 @@ class Heartbeat:
 
     @property
     def patient(self) -> bool:
-        """Whether somebody waits for a load: its stages may take any time."""
+        """Whether a LoadModel call is waiting: the stages of a load then have no time limit."""
         return bool(self._numbers[_PATIENT])
 
     @patient.setter
@@ -96,12 +96,12 @@ class Heartbeat:
 
     @property
     def guarded(self) -> bool:
-        """Whether a standstill counts now."""
+        """Whether a step that does not end counts as hung."""
         return self.limit > 0 and not (self.patient and self._numbers[_LOADS])
 
     @property
     def complaint(self) -> str:
-        """The sentence on the latest step, when it hangs."""
+        """The error message for a latest step that hangs."""
         return f"the engine hangs: {self.step} has not ended within {self.limit} s"
 
 
@@ -111,10 +111,10 @@ def counted(count: int, noun: str) -> str:
 
 
 class Standstill:
-    """Counts how often in a row a number was looked at that should have changed and had not.
+    """Counts how many times in a row a number was unchanged although it should have changed.
 
-    Looks are counted instead of seconds, because a process that was stopped, or a machine that
-    was suspended, has made no progress either: its clock may have advanced, but it has not run.
+    Looks are counted, not seconds: while a process is stopped or a machine is suspended, the clock
+    may advance although nothing could run.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Standstill:
         self._looks = 0
 
     def look(self, number: int, *, due: bool) -> int:
-        """The count after this look. due: whether the number should change at all."""
+        """Compare the number; returns the count. due: whether the number should be changing."""
         self._looks = self._looks + 1 if due and number == self._number else 0
         self._number = number
         return self._looks

@@ -1,4 +1,4 @@
-"""Filling in the middle: a prompt of what comes before and after the text that is wanted.
+"""Fill-in-the-middle prompts: the model writes the text between a prefix and a suffix.
 
 Models that were trained for it have special tokens that mark the parts. Sources of the names:
 llama.cpp's list (`src/llama-vocab.cpp`), the added tokens in the published tokenizers of
@@ -25,11 +25,11 @@ _LEAD = "☺"  # a character that no tokenizer joins to the next
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The names of the tokens: before the prefix, the suffix, and what is to be written.
+    """The special tokens before the prefix, the suffix and the middle (the text to write).
 
-    suffix_first: the suffix stands before the prefix. middle is "" for models that continue the
-    prefix without such a token. repository, file: before a repository's name and before that of
-    each of its files. ends: further tokens that end an answer.
+    suffix_first: whether the suffix comes before the prefix. middle: "" for models that continue
+    the prefix without such a token. repository, file: tokens before the name of a repository and of
+    each of its files; the first that the model has is used. ends: more tokens that end an answer.
     """
 
     prefix: str
@@ -71,9 +71,9 @@ FAMILIES = (
 
 
 class Infill:
-    """The tokens of one model. ends: tokens that end an answer here, and never occur in a chat.
+    """Builds fill-in-the-middle prompts for one model.
 
-    encode: tokens of a text in which control tokens are only text.
+    ends: tokens that end such an answer in addition to the model's end tokens.
     """
 
     def __init__(self, family: Family, vocabulary: Mapping[str, int]) -> None:
@@ -86,7 +86,7 @@ class Infill:
         self.ends = frozenset(token for token in found if token is not None)
 
     def tokens(self, prompt: InfillPrompt, encode: Encode) -> list[int]:
-        """The prompt without a beginning-of-sequence token."""
+        """The prompt, without a BOS token. encode: tokenises text without control tokens."""
         family = self._family
         prefix = [self._vocabulary[family.prefix], *encode(prompt.prefix)]
         suffix = [self._vocabulary[family.suffix], *self._bare(prompt.suffix, encode)]
@@ -127,7 +127,7 @@ class Infill:
 
 
 def infill_of(vocabulary: Mapping[str, int]) -> Infill | None:
-    """What a model's vocabulary has for it, if it has all of a family's tokens."""
+    """The prompt builder for a model whose vocabulary has all tokens of a family; else None."""
     for family in FAMILIES:
         needed = (family.prefix, family.suffix, *([family.middle] if family.middle else []))
         if all(name in vocabulary for name in needed):

@@ -19,6 +19,7 @@ from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_p
 from backend.engine.gather import BatchKV, gathered, gathers, keeps_state, taken
 from backend.engine.plan import CacheCost
 from backend.engine.quantized_kv import QuantizedBatch, QuantizedRow
+from backend.engine.rectangle import Rectangle
 from backend.engine.row_shift import BatchShift, RowShift
 
 RowCache = list[Any]
@@ -53,6 +54,22 @@ def can_trim(cache: RowCache) -> bool:
 def always_trims(cache: RowCache) -> bool:
     """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
     return all(map(_keeps_all, cache))
+
+
+def takes_back(cache: RowCache) -> bool:
+    """Whether tokens of the latest pass can be cut off the row: no recurrent state."""
+    return all(_keeps_all(leaf) or type(leaf) is RotatingKVCache for leaf in leaves(cache))
+
+
+def _shorten(layer: RotatingKVCache, tokens: int) -> None:
+    """Cut off the end of a window that a pass has just put into the order of time.
+
+    mlx-lm refuses that for a full window. But what the pass's first token saw is still there.
+    """
+    end = layer.keys.shape[2] - tokens
+    layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
+    layer.offset -= tokens
+    layer._idx = end
 
 
 def snapshot(cache: RowCache) -> Snapshot:
@@ -168,6 +185,30 @@ class BatchCache:
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
+
+    def layers_for(self, tokens: int) -> list[Any]:
+        """`layers`, with room for a pass over so many tokens of each sequence."""
+        layers = self.layers
+        for leaf in leaves(layers):
+            if isinstance(leaf, Rectangle):
+                leaf.make_room(tokens)
+        return layers
+
+    def drop(self, tokens: Sequence[int]) -> None:
+        """Forget so many of each sequence's latest tokens; of caches for which `always_trims`, or
+        directly after a pass that appended them, of those for which `takes_back`.
+
+        Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
+        """
+        if not any(tokens):
+            return
+        for leaf in leaves(self.layers):
+            if isinstance(leaf, Rectangle):
+                leaf.drop(tokens)
+            elif isinstance(leaf, RotatingKVCache):
+                _shorten(leaf, tokens[0])
+            elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
+                raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
 
     @property
     def settled(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a host asks for when it loads a model."""
+"""The request to load a model, and what remains of it once it has been checked."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What LoadModel asked for, typed (`backend.rpc.load_options` builds it).
+    """A LoadModel request with typed fields (built by `backend.rpc.load_options`).
 
     model, model_file, model_path: the request's three references to the model, verbatim
         (`backend.engine.loading.model_reference` resolves them).
     context_size: tokens of prompt plus output; 0 means the model's own maximum.
-    cache_type_key, cache_type_value: llama.cpp's names for the form of the KV cache.
-    adapters: in the order in which they were named; they add up.
-    draft_model: a smaller model that guesses ahead, as the host names it; empty means none.
-    embeddings, reranking: what the model must be able to answer.
-    most_images, most_audios, most_videos: of one request; 0: the default.
+    cache_type_key, cache_type_value: llama.cpp's names for the kind of KV cache.
+    adapters: in the order of the request; their effects add up.
+    draft_model: the host's reference to a draft model; empty means none.
+    embeddings, reranking: whether the model must support these requests.
+    most_images, most_audios, most_videos: maximum per request; 0 means the default.
     settings: our settings by name (`backend.engine.settings`), already typed and checked.
     """
 
@@ -50,10 +50,10 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """A load request whose every part has passed the checks that need no weights.
+    """A load request after all checks that do not need the weights.
 
-    epoch: the number of the load. started: when the checkpoint had been found, by the clock of
-    time.perf_counter. ranks: those that divide the model, where there are any.
+    epoch: the number of the load. started: time.perf_counter() when the checkpoint had been found.
+    ranks: the ranks that divide the model, if there are any.
     """
 
     request: LoadRequest

@@ -1,8 +1,8 @@
-"""Logits of chosen tokens only.
+"""Computes the logits of selected tokens only.
 
-The product with the vocabulary is the widest of a model, and a prompt needs it for its last token
-alone. mlx-lm's and mlx-vlm's models compute it for every token that they are called with, so the
-layer that does it is narrowed to the tokens that are asked for.
+The output projection is a model's largest matrix product, and a prompt needs it only for its last
+token. mlx-lm's and mlx-vlm's models compute it for every token, so the projection layer is patched
+to receive only the selected tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from backend.engine import kv
 
 _TRIAL = (1, 2, 3)
-_TOLERANCE = 1 / 16  # of the largest logit: other kernels round otherwise
+_TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
 
 
 class LogitsHead:
-    """The last layer of a model. found: whether it is known; if not, all logits are computed.
+    """The output projection of a model.
 
-    Whatever a model does to single logits behind that layer (a softcap, a scale) stays as it is.
+    found: whether the layer was found; if not, all logits are computed. What a model does to the
+    logits after that layer (a softcap, a scale) still happens.
     """
 
     def __init__(self, model: Any, vocabulary: int) -> None:
@@ -57,7 +58,7 @@ class LogitsHead:
         return _at(logits, mx.array(places))[:, 0]
 
     def _narrows(self, layer: Any, run: Callable[[], mx.array], whole: mx.array) -> bool:
-        """Narrow a layer; whether the model then gives the logits of the asked tokens alone."""
+        """Patch a layer; returns whether the model then computes only the selected logits."""
         kind = type(layer)
         name = "as_linear" if hasattr(kind, "as_linear") else "__call__"
         own = getattr(kind, name)
@@ -82,14 +83,14 @@ class LogitsHead:
 
 
 def _at(states: mx.array, places: mx.array) -> mx.array:
-    """[rows, 1, size] of [rows, tokens, size]: one token of each row."""
+    """One token of each row: [rows, 1, size] from [rows, tokens, size]."""
     return mx.take_along_axis(states, places[:, None, None], axis=1)
 
 
 def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
-    """Layers that are wide enough, the likeliest first: heads stand behind what they close.
+    """Layers as wide as the vocabulary: linear layers first, then embeddings (tied weights).
 
-    None of a list, where models have their blocks: ranks of a pipeline have different ones, and
+    Layers in lists (a model's blocks) are left out: ranks of a pipeline have different ones, and
     each try is a pass of all ranks.
     """
     kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)

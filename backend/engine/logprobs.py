@@ -1,7 +1,8 @@
-"""Log-probabilities of the tokens that were chosen, for the rows that asked.
+"""Log-probabilities of sampled tokens, for the rows whose requests want them.
 
-They are of the model's own distribution: the log-softmax of its logits in float32, before bias,
-penalties, grammar, filters and temperature, as OpenAI's `logprobs` and vLLM's `raw_logprobs`.
+They are those of the model's own distribution: the log-softmax of its logits in float32, before
+bias, penalties, grammar, filters and temperature, like OpenAI's `logprobs` and vLLM's
+`raw_logprobs`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from backend.engine.subset import Subset
 
 @dataclass(slots=True)
 class SampledLogprobs:
-    """The log-probabilities of one step's tokens, computed with them and read when they are.
+    """The log-probabilities of one step's tokens, not yet read from the device.
 
-    chosen: [asking rows], of the tokens themselves. top, top_values: [asking rows, alternatives],
-    the likeliest tokens and their log-probabilities, in no order.
+    n is the number of rows that want them. chosen: [n], of the sampled tokens. top, top_values:
+    [n, alternatives], the likeliest tokens and their log-probabilities, unsorted.
     """
 
     chosen: mx.array
@@ -34,7 +35,10 @@ class SampledLogprobs:
 
 
 class BatchLogprobs:
-    """For a fixed set of rows: `wanted` holds how many alternatives each wants, None for none."""
+    """Log-probabilities for a fixed set of rows.
+
+    wanted: per row, the number of alternatives; None if the row wants no log-probabilities.
+    """
 
     def __init__(self, wanted: Sequence[int | None]) -> None:
         self._wanted = wanted
@@ -47,7 +51,7 @@ class BatchLogprobs:
         return bool(self._asking)
 
     def __call__(self, logits: mx.array, tokens: mx.array) -> SampledLogprobs:
-        """logits: [rows, vocabulary] as the model gave them. tokens: [rows], the chosen ones."""
+        """logits: [rows, vocabulary], unchanged from the model. tokens: [rows], as sampled."""
         own = self._asking.of(logits).astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
         chosen = mx.take_along_axis(values, self._asking.of(tokens)[:, None], axis=-1)[:, 0]
@@ -59,7 +63,7 @@ class BatchLogprobs:
         return SampledLogprobs(chosen, top, mx.take_along_axis(values, top, axis=-1))
 
     def read(self, sampled: SampledLogprobs, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
-        """The entry of each asking row's token, by the place of the row."""
+        """The log-probabilities by row, for the rows that want them."""
         chosen = cast(list[float], sampled.chosen.tolist())
         top_tokens = cast(list[list[int]], sampled.top.tolist())
         top_values = cast(list[list[float]], sampled.top_values.tolist())
@@ -73,6 +77,6 @@ class BatchLogprobs:
 def _ranked(
     tokens: Sequence[int], values: Sequence[float], count: int
 ) -> tuple[tuple[int, float], ...]:
-    """The `count` most likely, best first; equal ones by id."""
+    """The `count` most likely tokens, best first; equal ones by id."""
     pairs = sorted(zip(tokens, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
     return tuple(pairs[:count])

@@ -1,7 +1,7 @@
-"""Imports mlx-lm without what it does to the process.
+"""Imports mlx-lm without its side effect on the process.
 
-mlx-lm 0.32.2 sets the limit of open files as it is imported: it lowers a larger one, and where the
-hard limit is smaller it raises, which would make every load fail.
+mlx-lm 0.32.2 sets the limit of open files when it is imported: it lowers a larger limit, and if the
+hard limit is smaller, it raises an exception, which would make every load fail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def import_mlx_lm() -> None:
-    """Import mlx-lm; the limits of the process stay as they are."""
+    """Import mlx-lm without changing the limits of the process."""
     if "mlx_lm.utils" in sys.modules:
         return
     setrlimit = resource.setrlimit

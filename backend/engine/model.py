@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 class EngineModel:
     """A loaded model and the figures that scheduling depends on.
 
-    head: computes the logits of chosen tokens alone. vocabulary: width of the logits. new_text: a
-    sequence's decoder; the argument says whether its text continues the prompt's. slots:
-    sequences that may decode together. batches: whether its caches can hold several sequences.
-    trims: whether they can all be cut back. together: whether prompts of different lengths can
-    share a prefill pass. memory_limit: bytes that MLX may use in all; weights_bytes of them are
-    taken by the model itself. drafting: how it guesses ahead while one sequence decodes. disk:
-    prompt caches that survive the process. media: what reads images and sounds, where the model
-    takes any. stream_interval_ms: for which text may wait for more. blas: the threads of matrix
-    products on a CPU. repetition_guard: tokens of repetition after which an answer ends; 0: never.
-    leader: the other ranks, where the model is divided. spread: gives all ranks the tokens of rank
-    0, inside the graph.
+    head: computes the logits of selected tokens. vocabulary: number of logits. new_text: creates a
+    sequence's decoder; its argument is whether the text continues the prompt's text. slots: maximum
+    number of sequences that decode together. batches: whether the caches can be batched. trims:
+    whether all caches can be truncated. together: whether prompts of different lengths can share a
+    prefill pass. memory_limit: bytes that MLX may use in all, including weights_bytes. drafting:
+    speculative decoding for a single sequence. disk: the prompt cache on disk. media: encodes
+    images and sounds. stream_interval_ms: how long text may be collected before it is sent. blas:
+    the number of OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an
+    answer ends; 0 means never. leader: the other ranks, if ranks divide the model. spread: gives
+    all ranks the tokens of rank 0, inside the graph.
     """
 
     model: Any
@@ -67,4 +66,4 @@ class EngineModel:
 
 
 Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"
-"""What a load ends with: what generates, what encodes, or both; and the other half of the model."""
+"""The result of a load: the model that generates or None, the encoder or None, the served model."""

@@ -1,8 +1,8 @@
-"""What the engine thread has for the owners of requests, until it is handed to the event loop.
+"""Collects events on the engine thread until they are delivered to the event loop.
 
-A handover wakes the event loop, and a Reply costs more there than a token of a small model costs
-the engine. So text waits for a moment, and the tokens of that moment go out together; what somebody
-may be waiting for goes at once.
+Each delivery wakes the event loop, where a Reply takes longer than the engine needs for a token of
+a small model. So text is collected for a short interval and sent together; the events that users
+notice (first text, end, error) are delivered at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, TextDelta
 
-PER_ANSWER = 1.25e-3  # seconds; a Reply takes 0.1 ms of the event loop, and so a tenth of its time
+PER_ANSWER = 1.25e-3  # seconds; a Reply takes about 0.1 ms of it on the event loop
 
 Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 
 
 class Outbox:
-    """deliver: takes publications in their order. clock: seconds.
+    """deliver: called with publications, in order. clock: returns seconds.
 
-    interval: seconds for which text may wait after the latest handover, at least; with many
-    answers it is PER_ANSWER for each of them, and 0 hands over every token by itself. The first
-    text of an answer, its end and a failure do not wait, and take with them what does.
+    interval: minimum seconds between two deliveries of text; it is raised to PER_ANSWER for each
+    streaming answer. 0 delivers every token by itself. The first text of an answer, its end and an
+    error are delivered at once, together with any text that is waiting.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Outbox:
         self._deliver = deliver
         self._clock = clock
         self._waiting: list[Publication] = []
-        self._begun: set[int] = set()  # answers that some text was published of
+        self._begun: set[int] = set()  # tickets whose first text was published
         self._urgent = False
         self._flushed_at = float("-inf")
         self.interval = 0.0
@@ -51,11 +51,11 @@ class Outbox:
             self._urgent = True
 
     def cancelled(self, ticket: int) -> None:
-        """Nothing more comes for this owner."""
+        """Note that no more events will come for this ticket."""
         self._begun.discard(ticket)
 
     def flush(self, *, everything: bool = False) -> None:
-        """Hand over what is due. everything: text too that could wait."""
+        """Deliver what is due. everything: also text that could wait."""
         if not self._waiting:
             return
         now = self._clock()

@@ -75,12 +75,18 @@ class Output:
         return self._end("length" if self.sequence.request.prompt_only else "stop", "")
 
     def take(
-        self, token: int, end_tokens: frozenset[int], logprob: TokenLogprob | None = None
+        self,
+        token: int,
+        end_tokens: frozenset[int],
+        logprob: TokenLogprob | None = None,
+        *,
+        over: bool = False,
     ) -> Sequence[Event]:
         """Account for one generated token; returns the events for its owner, in order.
 
-        The end-of-sequence token is not counted: a natural stop at the limit stays a stop, as in
-        LocalAI's llama.cpp backend. A sequence whose grammar has come to its end needs none.
+        over: whether the sequence's grammar ends with it: it then needs no end-of-sequence token.
+        That token is not counted: a natural stop at the limit stays a stop, as in LocalAI's
+        llama.cpp backend.
         """
         request = self.sequence.request
         self._last_token_at = self.clock()
@@ -93,8 +99,7 @@ class Output:
         shown = self.stop.feed(self.text.add(token))
         if self.stop.stopped:
             return self._end("stop", shown)
-        constraint = self.sequence.constraint
-        if constraint is not None and constraint.ended:
+        if over:
             shown += self.stop.feed(self.text.finish()) + self.stop.finish()
             return self._end("stop", shown)
         if self.guard is not None and self.guard.repeats(token):

@@ -1,8 +1,8 @@
-"""Measures what a forward pass computes with, on the device that is to run it.
+"""Measures the temporary memory of a forward pass, on the device that will run it.
 
-Whether attention scores are ever in memory depends on the device, the size of the heads and the
-form of the KV, and what else a layer needs depends on its architecture. Two short passes show it:
-one that sees nothing before it, and one behind a long text of zeros that nobody computed.
+Whether attention scores are materialised depends on the device, the head size and the kind of KV;
+what else a layer needs depends on its architecture. Two short passes measure it: one without
+earlier tokens, and one after a long KV filled with zeros.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _log = logging.getLogger(__name__)
 
 _TOKENS = 8
 _SEEN = 2048
-# Longer passes have more in flight than the short ones show, and other kernels: up to so much more.
+# Longer passes use other kernels and keep more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
-# Of a row of logits in float32: as the model gave them, biased, masked, filtered, in the order of
-# their size with their ids, as weights, and with noise.
+# Copies of a row of float32 logits during sampling: from the model, biased, masked, filtered,
+# sorted, their ids, as weights, with noise.
 _CHOICE_COPIES = 8
 
 
 def pass_cost(model: Any, vocabulary: int, *, whole: bool = False) -> PassCost:
-    """What passes of the model compute with. Raises what the model raises on its first tokens.
+    """The memory cost of the model's passes. Raises what the model raises on its first tokens.
 
-    whole: the last pass of a prompt computes the logits of all its tokens for the sake of one.
+    whole: whether the last pass of a prompt computes the logits of all its tokens, not of one.
     """
-    short = _computes_with(model, 0)
+    short = _temporary_bytes(model, 0)
     try:
-        long = _computes_with(model, _SEEN)
+        long = _temporary_bytes(model, _SEEN)
     except Exception:
-        # Layers of a kind that takes no zeros: as much again for every few hundred tokens seen.
-        _log.debug("a pass behind a long text could not be tried", exc_info=True)
+        # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
+        _log.debug("a pass after a long text could not be tried", exc_info=True)
         long = short * _SEEN // 256
     finally:
         mx.clear_cache()
@@ -48,8 +48,8 @@ def pass_cost(model: Any, vocabulary: int, *, whole: bool = False) -> PassCost:
     )
 
 
-def _computes_with(model: Any, seen: int) -> int:
-    """Bytes of a pass of `_TOKENS` at its peak, beside the KV that it leaves behind."""
+def _temporary_bytes(model: Any, seen: int) -> int:
+    """Peak bytes of a pass of `_TOKENS` after `seen` tokens, without the KV that it adds."""
     row = kv.new_row(model)
     kv.feed(model, row, 1)
     if seen:
@@ -58,7 +58,7 @@ def _computes_with(model: Any, seen: int) -> int:
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    model(mx.zeros((1, _TOKENS), mx.int32), cache=row)  # as in prefill, its logits stay undone
+    model(mx.zeros((1, _TOKENS), mx.int32), cache=row)  # its logits are not evaluated
     kv.evaluate(row)
     mx.synchronize()
     grown = max(mx.get_active_memory() - before, 0)
@@ -75,7 +75,7 @@ def _lengthen(row: kv.RowCache, tokens: int) -> None:
 
 
 def _zeros(layer: Any, like: Any, tokens: int) -> mx.array:
-    """[1, heads, tokens, size] as a model gives it to the layer."""
+    """Zeros, [1, heads, tokens, size], in the form in which a model appends to the layer."""
     if isinstance(layer, QuantizedRow):
         packed, scales, _ = like
         size = scales.shape[3] * layer.group_size

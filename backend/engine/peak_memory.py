@@ -1,7 +1,7 @@
-"""How much memory this process has had at a time at most, for children that end at a limit.
+"""The peak memory of this process, for child processes that limit their own memory.
 
-Linux counts what the process that started this one had into `ru_maxrss`: a child of a backend with
-gigabytes of weights would never reach its limit by that. VmHWM (proc_pid_status(5)) begins anew.
+On Linux, `ru_maxrss` of a child starts at its parent's value, so in a child of a backend with
+gigabytes of weights it is useless. VmHWM (proc_pid_status(5)) starts at zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def peak_memory() -> int:
-    """Bytes of resident memory."""
+    """The peak resident memory in bytes."""
     try:
         found = _PEAK.search(_STATUS.read_bytes())
     except OSError:

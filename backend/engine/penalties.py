@@ -1,13 +1,13 @@
-"""Pushes logits up and down: the bias of a request, and penalties on tokens that came before.
+"""Changes logits: adds a request's logit bias, and penalises tokens that occurred before.
 
-Penalties need the tokens of a row, the latest of which is still being computed when the next step
-is launched. So what they remember lives in arrays that are fed the token as it is, unread, and is
-built anew from the known tokens when rows join or leave.
+Penalties need a row's earlier tokens, but the latest token is still being computed when the next
+step is launched. So the history is kept in device arrays, to which the token is added without being
+read. It is rebuilt from the known tokens when rows join or leave the batch.
 
 The repetition penalty is llama.cpp's (`repeat_penalty` over the last `repeat_last_n` tokens of
-prompt and output). Frequency and presence penalty are OpenAI's, in vLLM's reading: they count the
-output alone, all of it; with a window they are mlx-lm's, and count the last tokens of prompt and
-output.
+prompt and output). Frequency and presence penalty are OpenAI's, as vLLM interprets them: they count
+all tokens of the output and none of the prompt. With a window they are mlx-lm's, and count the last
+tokens of prompt and output.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy as np
 from backend.engine.request import Sampling
 from backend.engine.subset import Subset
 
-_NOTHING = -1  # stands where a window reaches behind the first token
+_NOTHING = -1  # fills a window that begins before the first token
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is known of a row: its tokens but for the one that is fed next, and its bounds.
+    """A row's known tokens, without the input token of the next step.
 
-    longest: tokens of prompt and output together, at most.
+    longest: maximum number of tokens of prompt and output together.
     """
 
     tokens: Sequence[int]
@@ -37,7 +37,7 @@ class Past:
 
 
 class BatchPenalties:
-    """Bias and penalties of a fixed set of rows, with their memory."""
+    """Bias and penalties of a fixed set of rows, with their token history."""
 
     def __init__(self, rows: Sequence[Sampling], pasts: Sequence[Past], vocabulary: int) -> None:
         self._biased = Subset([at for at, row in enumerate(rows) if row.logit_bias], len(rows))
@@ -59,16 +59,15 @@ class BatchPenalties:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the biases and of the counts, which are as wide as the vocabulary."""
+        """Bytes of the biases and of the counts, which both are as wide as the vocabulary."""
         bias = self._bias.nbytes if self._biased else 0
         return bias + self._output.nbytes
 
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
-        """The logits, changed. Call it once per step: it remembers `fed`.
+        """The changed logits. Call it exactly once per step, because it records `fed`.
 
-        logits: [rows, vocabulary] float32. fed: [rows], the tokens that led to these logits.
-        steps: per row, tokens generated up to and including the fed one; 0 where that is the
-        prompt's last.
+        logits: [rows, vocabulary] float32. fed: [rows], the input tokens of this step. steps: per
+        row, the number of generated tokens including `fed`; 0 if `fed` is the prompt's last token.
         """
         if self._biased:
             logits = self._biased.put(logits, self._biased.of(logits) + self._bias)
@@ -94,7 +93,7 @@ class BatchPenalties:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a row asks of one penalty. reach: tokens that it looks back; 0: it is not meant."""
+    """One row's setting of one penalty. reach: tokens that it looks back; 0 means it is unused."""
 
     strength: float
     reach: int
@@ -106,7 +105,7 @@ class _Part:
 
 
 class _Recent:
-    """The last tokens of prompt and output, of the rows that one penalty acts on.
+    """The last tokens of prompt and output of the rows to which one penalty applies.
 
     strength: [rows, 1] float32.
     """
@@ -123,10 +122,10 @@ class _Recent:
         self._inside = _inside(windows)
 
     def window(self, fed: mx.array) -> tuple[mx.array, mx.array]:
-        """The tokens of the window, [rows, longest window] int32; remembers `fed`.
+        """Add `fed`; returns the window's tokens, int32, and where it has one, bool.
 
-        And at which places there is one. The other places repeat the latest token, which takes no
-        harm from being pushed to the same logit twice.
+        Both are [rows, longest window]. Where the window has no token, the latest token is
+        repeated: setting its logit twice to the same value does no harm.
         """
         latest = self.rows.of(fed)[:, None].astype(mx.int32)
         self._tokens = mx.concatenate([self._tokens[:, 1:], latest], axis=1)
@@ -135,7 +134,7 @@ class _Recent:
 
 
 class _Output:
-    """How often the rows have generated each token, for penalties without a window."""
+    """Counts how often each row has generated each token, for penalties without a window."""
 
     def __init__(
         self,
@@ -159,7 +158,7 @@ class _Output:
         return self._counts.nbytes if self.rows else 0
 
     def taken(self, fed: mx.array, steps: Sequence[int]) -> mx.array:
-        """What to subtract, [rows, vocabulary]; remembers `fed`."""
+        """Count `fed`; returns the penalties to subtract, [rows, vocabulary]."""
         generated = mx.array([float(steps[at] > 0) for at in self.rows.places])
         place = (mx.arange(len(self.rows.places)), self.rows.of(fed))
         self._counts = self._counts.at[place].add(generated)
@@ -185,14 +184,17 @@ def _recent(pasts: Sequence[Past], width: int) -> mx.array:
 
 
 def _inside(windows: Sequence[int]) -> mx.array:
-    """Which columns of the latest tokens count, [rows, longest window]."""
+    """A mask of the columns inside each row's window, [rows, longest window]."""
     width = max(windows)
     return mx.arange(width)[None] >= width - mx.array(list(windows))[:, None]
 
 
 def _counts(pasts: Sequence[Past], vocabulary: int) -> mx.array:
     """How often each token was generated, [rows, vocabulary] float32."""
-    counts = np.zeros((len(pasts), vocabulary), dtype=np.float32)
-    for row, past in zip(counts, pasts, strict=True):
-        np.add.at(row, np.asarray(past.tokens[past.prompt_length :], dtype=np.int64), 1)
-    return mx.array(counts)
+    counts = mx.zeros((len(pasts), vocabulary))
+    outputs = [past.tokens[past.prompt_length :] for past in pasts]
+    rows = [row for row, output in enumerate(outputs) for _ in output]
+    if rows:
+        tokens = [token for output in outputs for token in output]
+        counts = counts.at[mx.array(rows), mx.array(tokens)].add(1.0)
+    return counts

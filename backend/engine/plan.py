@@ -71,7 +71,9 @@ class Limits:
     bytes of them for stored entries. max_entries: most stored entries; 0: no bound.
     prefill_chunk: most tokens of one prefill pass. stall_ms: longest pause of running streams that
     a prefill pass may cause. together: whether prompts of different lengths can
-    share a prefill pass. trims: whether every layer's cache can be cut back to any length.
+    share a prefill pass. trims: whether every layer's cache can be cut back to any length. guesses:
+    most guesses that a decode step may check for a sequence. draft: what the KV of a draft model
+    costs beside the model's own.
     """
 
     cost: CacheCost
@@ -84,6 +86,8 @@ class Limits:
     together: bool = True
     trims: bool = True
     passes: PassCost = field(default_factory=PassCost)
+    guesses: int = 0
+    draft: CacheCost | None = None
 
 
 # What the planner learns.
@@ -101,6 +105,7 @@ class Arrived:
     generated after the prompt. scores: whether continuations are scored instead. keep: whether its
     KV is worth storing when it ends. encodes: bytes that the largest of its images and sounds takes
     while it is encoded. beside: bytes that it needs beside its KV for as long as it is admitted.
+    guesses: most that a decode step may check for it.
     """
 
     sequence: int
@@ -118,6 +123,7 @@ class Arrived:
     keep: bool = True
     encodes: int = 0
     beside: int = 0
+    guesses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,31 @@ class DecodeTimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Masked:
+    """The grammar of a sequence took so many seconds of processor time since the latest plan."""
+
+    sequence: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """A decode step of a batch that may guess is done.
+
+    rows: its sequences. longest: tokens of the longest. width: as planned. proposed: guesses of
+    all sequences. right: of each sequence, the guesses that held. seconds: since the step before,
+    if that was alike and nothing else ran; 0: not known.
+    """
+
+    rows: int
+    longest: int
+    width: int
+    proposed: int
+    right: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class OtherBytes:
     """Bytes beside the weights that neither sequences nor stored entries hold.
 
@@ -230,6 +261,8 @@ PlannerEvent = (
     | NotStored
     | PrefillTimed
     | DecodeTimed
+    | Masked
+    | Guessed
     | OtherBytes
     | MemoryShort
 )
@@ -319,7 +352,8 @@ class StepPlan:
 
     features: bytes that features of images and sounds may keep; None: no change.
     preempt: sequences that stay and are to start again. prefill: passes; the sequences of a pass
-    are computed together. decode: how many sequences decode in each batch, by its number.
+    are computed together. decode: how many sequences decode in each batch, by its number. guess:
+    most guesses that a batch checks for each of its sequences; 0 where it is not named.
     """
 
     number: int
@@ -331,6 +365,7 @@ class StepPlan:
     start: tuple[Start, ...] = ()
     join: tuple[Join, ...] = ()
     decode: Mapping[int, int] = field(default_factory=dict)
+    guess: Mapping[int, int] = field(default_factory=dict)
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     score: tuple[Score, ...] = ()
 

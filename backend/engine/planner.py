@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from backend.engine.guess_width import GuessWidth
 from backend.engine.plan import (
     Arrived,
     DecodeTimed,
     Ended,
     Generated,
+    Guessed,
     Join,
     Leave,
     Limits,
     Lost,
+    Masked,
     MemoryShort,
     NotStored,
     OtherBytes,
@@ -48,6 +51,8 @@ _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
 _FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
 _SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
+_MASK_SHARE = 0.25  # most of the decode steps' time that grammars take while other rows run
+_COSTLY_MASK = 0.002  # seconds; a row whose mask takes less would gain nobody much by resting
 _MIN_RATE = 50.0  # tokens per second that ageing assumes until a prefill pass was timed
 
 
@@ -60,7 +65,9 @@ class SequenceState:
     places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
     on_disk: tokens that a file gives when the sequence first starts. batch: which one it decodes
     in. group: of those that shared its latest prefill pass; 0: it had it to itself. known:
-    tokens that it had when it started, of which the prefill consists. prompt: its tokens.
+    tokens that it had when it started, of which the prefill consists. mask_seconds: what its
+    grammar took for the latest token; resting: whether it was preempted because of that. prompt:
+    its tokens.
     """
 
     arrived: Arrived
@@ -76,6 +83,8 @@ class SequenceState:
     batch: int = 0
     group: int = 0
     known: int = 0
+    mask_seconds: float = 0.0
+    resting: bool = False
     preempted_in: int = -1
     match: Match | None = None
     shared: dict[int, int] = field(default_factory=dict)
@@ -124,14 +133,16 @@ class SequenceState:
 class Planner:
     """The decisions for one loaded model.
 
-    index: which stored entries serve a prompt. unstored: sequences whose KV was larger than the
-    whole prompt cache. preemptions: how many sequences lost their place to memory.
+    index: which stored entries serve a prompt. widths: how many guesses pay. unstored: sequences
+    whose KV was larger than the whole prompt cache. preemptions: how many sequences lost their
+    place to memory.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
         self.index = PrefixIndex(limits.prompt_cache, limits.max_entries)
+        self.widths = GuessWidth(limits.guesses)
         self.sequences: dict[int, SequenceState] = {}
         self._admitted: dict[int, SequenceState] = {}  # in the order of admission
         self.unstored = 0
@@ -148,6 +159,7 @@ class Planner:
         self._features = 0
         self._owed_to_decode = 0.0  # seconds
         self._step_seconds = 0.0  # of the latest decode step
+        self._owed_by_masks = 0.0  # seconds that grammars took beyond their share
         self._scored = False  # in the latest step that had time for prefill
         self._shortest_next = False  # where a step is too small for two prompts
 
@@ -175,6 +187,7 @@ class Planner:
         self._steps += 1
         self._copied.clear()
         preempt, refuse = self._make_room()
+        preempt += self._rest_masks()
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
@@ -184,6 +197,7 @@ class Planner:
         left -= max(computing, self._least_pass())
         self._shrink(left)
         features = self._shrink_features(left - self.index.nbytes)
+        guess = self._guess(left - self.index.nbytes - self._features)
         leave, self._leaving = self._leaving, []
         evict, self._evicting = self._evicting, []
         return StepPlan(
@@ -196,6 +210,7 @@ class Planner:
             start=tuple(start),
             join=tuple(join),
             decode=decode,
+            guess=guess,
             prefill=tuple(prefill),
             score=tuple(score),
         )
@@ -244,7 +259,14 @@ class Planner:
                 self._owed_to_decode += seconds * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
             case DecodeTimed(seconds):
                 self._step_seconds = seconds
+                self._owed_by_masks = max(self._owed_by_masks - seconds * _MASK_SHARE, 0.0)
                 self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
+            case Masked(number, seconds):
+                self._owed_by_masks += seconds
+                if one := self.sequences.get(number):
+                    one.mask_seconds = seconds
+            case Guessed(rows, longest, width, proposed, right, seconds):
+                self.widths.learn(rows, longest, width, proposed, right, seconds)
             case OtherBytes(nbytes, features):
                 self._other, self._features = nbytes, features
             case MemoryShort():
@@ -330,8 +352,10 @@ class Planner:
         return list(groups.values())
 
     def _row(self, tokens: int) -> int:
-        """Bytes of a row of so many tokens: its KV, and what a decode step computes with for it."""
-        return self.limits.cost.of(tokens) + self.limits.passes.chosen(1, tokens)
+        """Bytes of a row of so many tokens: its KV, also a draft model's, and what a decode step
+        computes with for it."""
+        draft = self.limits.draft.of(tokens) if self.limits.draft else 0
+        return self.limits.cost.of(tokens) + draft + self.limits.passes.chosen(1, tokens)
 
     def _least_pass(self) -> int:
         """Bytes that every sequence in prefill needs to get on, one after the other."""
@@ -415,6 +439,37 @@ class Planner:
         self._shrink(left)
         return preempted, refused
 
+    def _rest_masks(self) -> list[Leave]:
+        """Preempt the sequences with the costliest grammars if the others can then afford theirs.
+
+        All rows of a step wait for all masks, and grammars may take a pause's length beyond their
+        share of the time before any rests. A sequence that rests keeps its KV as an entry, and
+        starts again once the others have made up for that time.
+        """
+        rows = self.of("decode")
+        total = sum(one.mask_seconds for one in rows)
+        if self._owed_by_masks <= self.limits.stall_ms / 1e3 or not self.limits.prompt_cache:
+            return []
+        most = max(self._step_seconds - total, 0.0) * _MASK_SHARE / (1 - _MASK_SHARE)
+        resting: list[SequenceState] = []
+        for one in sorted(rows, key=lambda one: (-one.mask_seconds, one.number)):
+            if total <= most or one.mask_seconds < _COSTLY_MASK:
+                break
+            total -= one.mask_seconds
+            resting.append(one)
+        if len(resting) == len(rows):
+            return []  # there is nobody who would gain
+        leaving: list[Leave] = []
+        for one in resting:
+            filled = self._storable(one)
+            leaving.append(Leave(one.number, self._entry_for(one, filled) if filled else None))
+            self._back_to_waiting(one)
+            one.resting = True
+        return leaving
+
+    def _rests(self, one: SequenceState) -> bool:
+        return one.resting and self._owed_by_masks > 0 and bool(self._admitted)
+
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
         del self.sequences[one.number]
         self._admitted.pop(one.number, None)
@@ -463,7 +518,11 @@ class Planner:
         used = self._used() + storing
         if self._admitted and used + 2 * self.limits.cost.of(1) > self._room:
             return starts, refused  # not even the shortest fits, with the copy while it joins
-        waiting = [one for one in self.of("waiting") if one.preempted_in != self._steps]
+        waiting = [
+            one
+            for one in self.of("waiting")
+            if one.preempted_in != self._steps and not self._rests(one)
+        ]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         waiting.sort(key=lambda one: (urgent[one.number], one.number))
         if self._gathers(waiting, slots):
@@ -471,6 +530,8 @@ class Planner:
         for one in waiting:
             if len(starts) + expecting >= slots:
                 break
+            if self._rests(one):
+                continue  # another one has just started
             # Memory comes first because it is asked quickly: in a long queue, most do not fit.
             one.width = one.arrived.width
             needed = used + self._charge(one)
@@ -498,6 +559,9 @@ class Planner:
             if self._crowded(self._room - needed):
                 break
             starts.append(self._start(one, source, self._room - needed))
+            if one.resting:
+                one.resting = False
+                self._owed_by_masks += one.mask_seconds
             used = self._used() + storing
         return starts, refused
 
@@ -718,6 +782,21 @@ class Planner:
         self._batches += 1
         return self._batches
 
+    def _guess(self, left: int) -> dict[int, int]:
+        """How many guesses each batch may check, within the bytes that are left."""
+        widths: dict[int, int] = {}
+        for number, members in sorted(self._members().items()):
+            if len(members) > 1 and not self.limits.together:
+                continue  # several tokens of several sequences in a pass: the model cannot
+            most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
+            longest = max(one.total for one in members)
+            while most and self.limits.passes.chosen(len(members) * most, longest) > left:
+                most //= 2
+            if most and (width := self.widths.choose(len(members), longest, most)):
+                widths[number] = width
+                left -= self.limits.passes.chosen(len(members) * width, longest)
+        return widths
+
     def _prefill(
         self, now: float, room: int, *, running: bool
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
@@ -823,7 +902,9 @@ class Planner:
             more = [*group, part]
             sizes = list(map(_size, more))
             ends = list(map(_end, more))
-            if max(sizes) > 2 * min(sizes) or _padded(more) > budget:
+            # With little behind them, so many tokens take about as long as the first alone.
+            free = PASS_TOKENS if max(ends) <= _UNEVEN else 0
+            if max(sizes) > 2 * min(sizes) or _padded(more) > max(budget, free):
                 continue
             if max(ends) - min(ends) > _UNEVEN:
                 continue  # Its KV would be copied into rows of the longest.

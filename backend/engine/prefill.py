@@ -1,22 +1,22 @@
-"""Decides how prompts are cut into prefill steps, so that nobody waits for a whole prompt.
+"""Decides how many tokens each prefill step has, so that streams never wait for a whole prompt.
 
-A prefill step runs between two decode steps and delays every running stream by its own length.
-The pace keeps a measured time per token and gives each step as many tokens as fit in the pause
-that is allowed; while nothing is running, the pause may be longer, but a cancel or a newcomer
-still waits for no more than that.
+A prefill step runs between two decode steps and delays every running stream by its own duration.
+The pace measures the time per token and gives each step as many tokens as fit in the allowed pause.
+While no stream is running the pause may be longer, but it still limits how long a cancel or a new
+request waits.
 
-Attention looks at all that came before, so a token takes the longer the more is behind it. That is
-a straight line, fitted to the latest passes.
+Because of attention, the time per token grows linearly with the number of tokens before it. The
+line is fitted to the latest passes.
 """
 
 from __future__ import annotations
 
 SMALLEST_STEP = 8
-PASS_TOKENS = 32  # a pass of fewer takes about as long: the weights are read all the same
-_IDLE_PAUSE = 4.0  # times the allowed pause, while no stream is running
-_MEMORY = 0.7  # weight of earlier passes in the speed of the moment
-_SHAPE_MEMORY = 0.95  # and in the line, which only passes far apart can show
-_NEAR = 1024.0  # tokens; what passes no further apart than this show of the line is mostly noise
+PASS_TOKENS = 32  # a shorter pass takes about as long, because it reads all weights too
+_IDLE_PAUSE = 4.0  # factor of the allowed pause while no stream is running
+_MEMORY = 0.7  # weight of earlier passes in the current speed
+_SHAPE_MEMORY = 0.95  # the same for the line, which needs passes at distant lengths
+_NEAR = 1024.0  # tokens; passes at lengths closer than this show mostly noise
 
 
 class Pace:
@@ -25,14 +25,14 @@ class Pace:
     def __init__(self, most_tokens: int, stall_ms: float) -> None:
         self._most = max(most_tokens, SMALLEST_STEP)
         self._stall = stall_ms / 1e3
-        self._latest: float | None = None  # seconds per token, wherever it was
-        self._moment = 1.0  # what the latest passes took, in times of what the line says
+        self._latest: float | None = None  # seconds per token of the latest pass
+        self._moment = 1.0  # time of the latest passes relative to the line's prediction
         self._weight = self._behind = self._time = self._spread = self._common = 0.0
 
     def tokens(self, *, running: bool, behind: int = 0) -> int:
-        """Budget of the next step, from SMALLEST_STEP up to the configured most.
+        """The tokens of the next step, from SMALLEST_STEP to the configured maximum.
 
-        behind: tokens of the prompt that are computed already.
+        behind: tokens of the prompt that are already computed.
         """
         if self._latest is None:
             return min(2 * PASS_TOKENS, self._most)
@@ -47,7 +47,7 @@ class Pace:
         return 1 / self._latest if self._latest else None
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Learn from a step. A short prompt's few tokens say nothing of what longer steps take."""
+        """Learn from a step. Very short steps are ignored: they do not predict longer ones."""
         if tokens < min(PASS_TOKENS, self.tokens(running=True, behind=behind)):
             return
         each = max(seconds / tokens, 1e-9)
@@ -59,15 +59,16 @@ class Pace:
         self._moment = memory * self._moment + (1 - memory) * off
 
     def _line(self, behind: int) -> float:
-        """Seconds per token with so many behind it."""
+        """Predicted seconds per token after `behind` tokens."""
         slope = max(self._common / (self._spread + self._weight * _NEAR**2), 0.0)
-        # Passes with much behind them say little of those with nothing, but never too much.
+        # Passes after many tokens predict little about passes after none; they must not predict
+        # too small a time.
         return max(self._time + slope * (behind - self._behind), self._time / 16)
 
     def _learn(self, each: float, behind: int) -> None:
-        """Weighted least squares with means kept up to date (https://doi.org/10.1145/359146.359153).
+        """Incremental weighted least squares (https://doi.org/10.1145/359146.359153).
 
-        Weights are those of relative errors: a pass that takes long is off by more.
+        The weights make errors relative, because long passes vary more.
         """
         own = each**-2
         self._weight = _SHAPE_MEMORY * self._weight + own

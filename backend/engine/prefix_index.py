@@ -1,10 +1,10 @@
-"""Finds which stored sequence holds the KV that a new prompt can start from.
+"""Finds the entry whose KV shares the longest prefix with a new prompt.
 
-The index knows ids, tokens and sizes; whoever owns the KV frees what the index says goes. Entries
-stand in the lexicographic order of their tokens, where the one that shares the longest prefix with
-a prompt is a neighbour of the place the prompt would take: a lookup is one binary search. Two
-sequences are compared by cumulative digests of their blocks, again with a binary search, and then
-token by token in the one block where they part.
+The index stores ids, tokens and sizes; the owner of the KV frees the entries that the index evicts.
+Entries are sorted lexicographically by tokens, so the one that shares the longest prefix with a
+prompt is next to the prompt's insertion point, and a lookup is one binary search. Two sequences are
+compared by cumulative digests of their blocks, again with a binary search, and then token by token
+in the one block where they diverge.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
-# Tokens in a block. Smaller ones cost more digests a key, larger ones more tokens a comparison.
+# Tokens per block. Smaller blocks mean more digests per key, larger ones more tokens to compare.
 BLOCK = 256
-_FEW = 16  # tokens; they are computed as fast as they are found
+_FEW = 16  # tokens; computing them is as fast as finding them
 
 
 class PrefixKey:
-    """The tokens of a sequence, with digests of its whole blocks. Immutable; any thread may ask.
+    """The tokens of a sequence, with digests of its whole blocks. Immutable and thread-safe.
 
     tokens: int32, shape (length,), read-only. Images and sounds have negative ids.
-    digests: SHA-256, the one at index i of the first (i + 1) * BLOCK tokens; at least those of
-    the whole blocks, and more where the key is a prefix of a longer one. Equal digests count as
-    equal tokens: a wrong match would show one user the conversation of another, and nobody can
-    make two sequences with one SHA-256, so the tokens need no second comparison.
+    digests: SHA-256; the one at index i covers the first (i + 1) * BLOCK tokens. There is one for
+    each whole block, and more if the key is a prefix of a longer one. Equal digests count as equal
+    tokens. A wrong match would show one user the conversation of another, but SHA-256 has no known
+    collisions.
     """
 
     __slots__ = ("digests", "tokens")
@@ -42,7 +42,7 @@ class PrefixKey:
     digests: list[bytes]
 
     def __init__(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
-        """Raises ValueError where a token does not fit into 32 bits."""
+        """Raises ValueError if a token does not fit into 32 bits."""
         self.tokens = _as_tokens(tokens)
         self.tokens.flags.writeable = False
         self.digests = _with_digests([], self.tokens)
@@ -51,14 +51,14 @@ class PrefixKey:
         return len(self.tokens)
 
     def __lt__(self, other: PrefixKey) -> bool:
-        """The order of the tokens: a prefix comes before what continues it."""
+        """Lexicographic order of the tokens: a prefix comes before its continuations."""
         shared = self.shared(other)
         if shared == min(len(self), len(other)):
             return len(self) < len(other)
         return bool(self.tokens[shared] < other.tokens[shared])
 
     def extended(self, more: Sequence[int] | NDArray[np.integer]) -> PrefixKey:
-        """The key of these tokens and `more`; only the blocks that are new get digests."""
+        """The key of these tokens followed by `more`; only new blocks are hashed."""
         tokens = np.concatenate((self.tokens, _as_tokens(more)))
         tokens.flags.writeable = False
         return self._of(tokens, _with_digests(self.digests[: len(self) // BLOCK], tokens))
@@ -89,12 +89,12 @@ class PrefixKey:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the index knows of a prompt.
+    """The result of a lookup.
 
-    entry, length: the entry that serves the prompt's first `length` tokens (None and 0: a miss).
-    shared: how many tokens the prompt shares with any entry, usable or not: the place where a
-    model whose cache cannot be trimmed gains from a checkpoint. Both lengths leave out the last
-    token of the prompt, which the model has to read for its logits.
+    entry, length: the entry with usable KV of the prompt's first `length` tokens (None and 0 for a
+    miss). shared: how many tokens the prompt shares with any entry, usable or not; a model whose
+    caches cannot be truncated should take a snapshot there. Both lengths exclude the last token of
+    the prompt, which must be run to get logits.
     """
 
     entry: int | None
@@ -103,13 +103,13 @@ class Match:
 
 
 class PrefixIndex:
-    """The stored sequences, bounded in bytes, and in entries where `max_entries` > 0.
+    """The stored sequences, limited in bytes and, if `max_entries` > 0, in number.
 
-    An entry without `places` serves any prefix that it has in common with a prompt. Others
-    (recurrent state, a sliding window that has turned over) serve only their first tokens up to
-    one of their places, where a snapshot was taken, or up to their end. What was used least
-    recently goes first; adding and `touch` are use, looking is not. Entries that are `pinned`
-    never go, so the bounds may be exceeded while they are.
+    An entry without `places` can be truncated, so any prefix that it shares with a prompt is
+    usable. Others (recurrent state, a full sliding window) are usable only up to one of their
+    places, where a snapshot was taken, or up to their end. The least recently used entry is evicted
+    first; `add` and `touch` count as use, `find` does not. `pinned` entries are never evicted, even
+    if the limits are exceeded.
     """
 
     def __init__(self, max_bytes: int, max_entries: int = 0) -> None:
@@ -117,9 +117,9 @@ class PrefixIndex:
         self._max_entries = max_entries
         self._nbytes = 0
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self._whole = _Order()  # every entry with all of its tokens
+        self._whole = _Order()  # every entry, at its full length
         self._trimmable = _Order()
-        self._marks = _Order()  # the others, once for each place
+        self._marks = _Order()  # entries that cannot be truncated, once for each place
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +129,7 @@ class PrefixIndex:
         return len(self._entries)
 
     def find(self, key: PrefixKey) -> Match:
-        """The entry that serves most of the prompt."""
+        """The entry with the longest usable prefix of the prompt."""
         served = key.prefix(max(len(key) - 1, 0))
         shared = self._whole.closest(served)[1]
         best, length = self._trimmable.closest(served)
@@ -147,16 +147,16 @@ class PrefixIndex:
         return self._entries[entry].nbytes
 
     def places(self, entry: int) -> tuple[int, ...] | None:
-        """The lengths at which an entry serves; None: any. Raises KeyError as `length` does."""
+        """The lengths at which an entry is usable; None: any. Raises KeyError as `length` does."""
         marks = self._entries[entry].marks
         return None if marks is None else tuple(len(mark.key) for mark in marks)
 
     def touch(self, entry: int) -> None:
-        """Count as used now. Raises KeyError for an id that is not stored."""
+        """Mark an entry as used now. Raises KeyError for an id that is not stored."""
         self._entries.move_to_end(entry)
 
     def covers(self, key: PrefixKey, *, trimmable: bool) -> int | None:
-        """An entry that serves all that an entry with this key would."""
+        """A stored entry that makes an entry with this key superfluous, or None."""
         entry, shared = self._trimmable.closest(key)
         if entry is not None and shared == len(key):
             return entry.id
@@ -175,13 +175,12 @@ class PrefixIndex:
         places: Collection[int] | None = None,
         pinned: Collection[int] = (),
     ) -> list[int]:
-        """Store a sequence of at most `max_bytes`; returns the ids that go, never the new one.
+        """Store a sequence of at most `max_bytes`; returns the evicted ids, never the new one.
 
-        places: where it can be cut besides its end; None: anywhere. It replaces the entries that
-        serve little that it does not serve: a whole entry is too much for a few tokens. An end that
-        another conversation has passed counts for nothing once every place before it is covered.
-        Then the least recently used go until the bounds hold. Raises ValueError for an id that is
-        stored.
+        places: the lengths at which it is usable besides its end; None: any. It replaces entries
+        that would save only a few tokens more than it does. In such an old entry only the places
+        before its end must be covered. Then the least recently used entries are evicted until the
+        limits hold. Raises ValueError if the id is already stored.
         """
         if entry in self._entries:
             raise ValueError(f"entry {entry} is stored already")
@@ -216,7 +215,7 @@ class PrefixIndex:
         return replaced
 
     def remove(self, entry: int) -> None:
-        """Forget an entry. Raises KeyError for an id that is not stored."""
+        """Remove an entry. Raises KeyError for an id that is not stored."""
         removed = self._entries.pop(entry)
         self._whole.remove(entry, removed.whole.key)
         if removed.marks is None:
@@ -226,30 +225,30 @@ class PrefixIndex:
         self._nbytes -= removed.nbytes
 
     def shrink(self, max_bytes: int, pinned: Collection[int] = ()) -> list[int]:
-        """Evict until at most `max_bytes` and `max_entries` are left; returns the ids that go."""
-        going: list[int] = []
+        """Evict until at most `max_bytes` and `max_entries` are left; returns the evicted ids."""
+        evicted: list[int] = []
         nbytes, count = self._nbytes, len(self._entries)
         for entry in self._entries.values():
             if nbytes <= max_bytes and not 0 < self._max_entries < count:
                 break
             if entry.id not in pinned:
-                going.append(entry.id)
+                evicted.append(entry.id)
                 nbytes, count = nbytes - entry.nbytes, count - 1
-        for old in going:
+        for old in evicted:
             self.remove(old)
-        return going
+        return evicted
 
     def clear(self) -> list[int]:
-        """Forget all; returns the ids."""
-        going = list(self._entries)
-        for old in going:
+        """Remove all entries; returns their ids."""
+        evicted = list(self._entries)
+        for old in evicted:
             self.remove(old)
-        return going
+        return evicted
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One stored sequence. marks: where it can serve; None: anywhere."""
+    """One stored sequence. marks: the lengths at which it is usable; None: any."""
 
     id: int
     whole: _Mark
@@ -259,8 +258,10 @@ class _Entry:
 
 @dataclass(eq=False, slots=True)
 class _Mark:
-    """A place in the order. parent: the last mark before this one that is a prefix of it, or
-    equal."""
+    """An element of `_Order`: an entry at one length.
+
+    parent: the last mark before this one whose key is a prefix of this one's or equal to it.
+    """
 
     id: int
     key: PrefixKey
@@ -271,13 +272,13 @@ _key = attrgetter("key")
 
 
 class _Order:
-    """Marks by their tokens, equal ones by age."""
+    """Marks sorted by their tokens, equal ones by age."""
 
     def __init__(self) -> None:
         self._entries: list[_Mark] = []
 
     def closest(self, key: PrefixKey) -> tuple[_Mark | None, int]:
-        """The mark that shares the longest prefix with the key, and its length."""
+        """The mark that shares the longest prefix with the key, and the length of that prefix."""
         place = bisect_right(self._entries, key, key=_key)
         beside = self._entries[max(place - 1, 0) : place + 1]
         lengths = [(mark, mark.key.shared(key)) for mark in beside]
@@ -287,7 +288,7 @@ class _Order:
         key, entries = mark.key, self._entries
         mark.parent = next(_prefixes(*self.closest(key)), None)
         place = bisect_right(entries, key, key=_key)
-        # What continues the new one stands right behind it.
+        # The continuations of the new mark's key come right after it.
         end = bisect_left(
             entries, True, lo=place, key=lambda later: later.key.shared(key) < len(key)
         )
@@ -307,10 +308,10 @@ class _Order:
 
 
 def _covers(key: PrefixKey, places: Collection[int] | None, shared: int, at: int) -> bool:
-    """Whether an entry serves a place of another, with which it shares so many tokens, or nearly.
+    """Whether an entry nearly replaces another one at the place `at`.
 
-    places: of the entry with that key; None: any. Nearly: no more than half of what comes before
-    the place, or after it, has to be computed again.
+    key, places: of the entry; None: usable at any length. shared: tokens that both share. Nearly
+    means that the tokens to recompute are at most half of those before or after the place, or few.
     """
     most = min(at, shared)
     if places is not None:
@@ -319,9 +320,9 @@ def _covers(key: PrefixKey, places: Collection[int] | None, shared: int, at: int
 
 
 def _prefixes(closest: _Mark | None, shared: int) -> Iterator[_Mark]:
-    """The marks that are prefixes of a key, longest first, given what `closest` said of it.
+    """The marks whose keys are prefixes of a key, longest first, given the result of `closest`.
 
-    They are prefixes of the closest one too, and shared with it, so no tokens are compared.
+    They are also prefixes of the closest mark, so its parents are followed and no tokens compared.
     """
     while closest is not None:
         if len(closest.key) <= shared:
@@ -330,7 +331,7 @@ def _prefixes(closest: _Mark | None, shared: int) -> Iterator[_Mark]:
 
 
 def _as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> Tokens:
-    """A copy in 32 bits, checked because NumPy wraps what does not fit."""
+    """A copy as int32. Raises ValueError for larger numbers, which NumPy would wrap around."""
     given = np.asarray(tokens)
     copied = given.astype(np.int32)
     if not np.array_equal(copied, given):
@@ -339,9 +340,9 @@ def _as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> Tokens:
 
 
 def _with_digests(digests: list[bytes], tokens: Tokens) -> list[bytes]:
-    """The list, with what is missing of the digests of all whole blocks appended to it.
+    """Append the missing digests of whole blocks to the list; returns it.
 
-    A digest covers its block and the digest before it, and with that all tokens up to its end.
+    A digest covers its block and the digest before it, and so all tokens up to its end.
     """
     for start in range(len(digests) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
         before = digests[-1] if digests else b""

@@ -1,9 +1,9 @@
-"""The work between a request and its sequence: text to tokens, on the prompt threads.
+"""Prepares requests on the prompt threads: text to tokens, media, grammars, files.
 
-Nothing here touches MLX. Each kind of request has one method that says what to do, and ends with
-a command to the engine thread. Work of different cost has threads of its own, so that a short
-prompt never waits behind a slow image, grammar or file: a stage of the work ends where it asks for
-other threads. A request that was cancelled meanwhile costs no more than the stage under way.
+Nothing here touches MLX. Each kind of request has one method, which ends by sending a command to
+the engine thread. Each kind of work has its own threads, so that a short prompt never waits behind
+a slow image, grammar or file; a stage ends by yielding the threads for the next. A request that is
+cancelled meanwhile stops after its current stage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, Not
 from backend.engine.events import Finished, Progress, TokenLogprob, Usage
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
-from backend.engine.prompts import require_tellable
+from backend.engine.prompts import require_returnable
 from backend.engine.request import (
     ChatPrompt,
     GenerationRequest,
@@ -55,43 +55,43 @@ _TOO_DEEP = (
     " fewer levels of objects and lists in each other"
 )
 
-# Yields the threads on which its next part must run.
+# A generator that yields the threads on which its next stage must run.
 Work = Callable[["ServedModel", int], Iterator[Stage]]
 
 
 class Preparer:
-    """Owner of the prompt threads.
+    """Owns the prompt threads.
 
-    owners: who waits for which ticket, kept by the engine on the event loop; looked at here, never
-    changed. tell: takes news of a ticket, from any thread.
+    owners: the handle of each ticket; the engine changes it on the event loop, and it is only read
+    here. publish: delivers events of a ticket, from any thread.
     """
 
     def __init__(
         self,
         worker: Worker,
         owners: Mapping[int, Generation | Encoding],
-        tell: Callable[[list[Publication]], None],
+        publish: Callable[[list[Publication]], None],
     ) -> None:
         self._worker = worker
         self._owners = owners
-        self._tell = tell
+        self._publish = publish
         self._threads = {
             stage: ThreadPoolExecutor(count, thread_name_prefix=f"prompt-{stage}")
             for stage, count in _THREADS.items()
         }
 
     def start(self, work: Work, served: ServedModel, ticket: int) -> None:
-        """Queue the work for a ticket. Its owner is sent a failure."""
+        """Queue the work for a ticket. If it fails, the error is published."""
         self._worker.announce(ticket)
         self._go_on(work(served, ticket), "text", ticket)
 
     def stop(self) -> None:
-        """Begin nothing more. What runs ends by itself."""
+        """Start no more work. Running stages end by themselves."""
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
 
     def generation(self, request: GenerationRequest) -> Work:
-        """Render, tokenise, compile the grammar, look on disk."""
+        """Render and tokenise the prompt, compile the grammar, search the disk cache."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             if request.attachments is not None:
@@ -103,12 +103,12 @@ class Preparer:
                     request.prompt, request.attachments, counted=request.count_only
                 )
             if request.count_only:
-                self._tell([(ticket, Finished("length", Usage(len(prompt.tokens))))])
+                self._publish([(ticket, Finished("length", Usage(len(prompt.tokens))))])
                 return
             bare = replace(request, attachments=None)
             if bare.prompt_logprobs is not None:
-                require_tellable(len(prompt.tokens), bare.prompt_logprobs)
-            from backend.engine.prefix_index import PrefixKey  # NumPy waits for the first prompt
+                require_returnable(len(prompt.tokens), bare.prompt_logprobs)
+            from backend.engine.prefix_index import PrefixKey  # imports NumPy, which takes time
 
             key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
             rule: AnswerRule | None = None
@@ -129,7 +129,7 @@ class Preparer:
                 return
             generation.prompt_tail = prompt.tail
             if bare.stream_progress:
-                self._tell([(ticket, Progress(Usage(len(prompt.tokens))))])
+                self._publish([(ticket, Progress(Usage(len(prompt.tokens))))])
             room = served.context_size - len(prompt.tokens)
             limit = min(bare.max_tokens or served.default_max_tokens or room, room)
             self._worker.send(
@@ -150,7 +150,7 @@ class Preparer:
         return work
 
     def score(self, request: ScoreRequest) -> Work:
-        """Tokenise the candidates, and find what all of them begin with."""
+        """Tokenise the candidates, and find their common prefix."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
@@ -165,7 +165,7 @@ class Preparer:
                 return
             if not scored.longest:
                 nothing: tuple[tuple[TokenLogprob, ...], ...] = ((),) * len(request.candidates)
-                self._tell([(ticket, Finished("stop", Usage(), scores=nothing))])
+                self._publish([(ticket, Finished("stop", Usage(), scores=nothing))])
                 return
             row = GenerationRequest(request.request_id, TokenPrompt(tuple(scored.prefix)))
             self._worker.send(
@@ -175,14 +175,14 @@ class Preparer:
         return work
 
     def encoding(self, read: Callable[[], list[Piece]]) -> Work:
-        """Read the rows, of which there may be none."""
+        """Tokenise the rows, of which there may be none."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
             if pieces := read():
                 self._worker.send(Encode(served.epoch, ticket, pieces))
             else:
-                self._tell([(ticket, Encoded(()))])
+                self._publish([(ticket, Encoded(()))])
 
         return work
 
@@ -195,17 +195,17 @@ class Preparer:
         try:
             following = next(work, None) if ticket in self._owners else None
         except EngineError as refusal:
-            self._tell([(ticket, refusal)])
-        except RecursionError:  # templates and JSON follow what was sent to any depth
-            self._tell([(ticket, InvalidRequest(_TOO_DEEP))])
-        except BaseException as fault:  # a panic of the tokenizer's Rust is no Exception
+            self._publish([(ticket, refusal)])
+        except RecursionError:  # templates and JSON encoding recurse as deep as the request
+            self._publish([(ticket, InvalidRequest(_TOO_DEEP))])
+        except BaseException as fault:  # a Rust panic in the tokenizer is not an Exception
             name = type(fault).__name__
-            self._tell([(ticket, EngineFailed(f"the prompt could not be prepared ({name})"))])
+            self._publish([(ticket, EngineFailed(f"the prompt could not be prepared ({name})"))])
         else:
             if following is not None:
                 self._go_on(work, following, ticket)
             elif ticket not in self._owners:
-                # Cancelled meanwhile: that command may have overtaken the row's.
+                # Cancelled meanwhile: the Cancel may have reached the engine before the Submit.
                 self._worker.send(Cancel(ticket))
         finally:
             self._worker.withdraw(ticket)  # other kinds of preparation take longer
@@ -223,10 +223,10 @@ class Preparer:
 def _constraint(
     served: ServedModel, request: GenerationRequest, tail: str, *, quick: bool
 ) -> Constraint | None:
-    """Compile what constrains the answer. Raises InvalidRequest, and NotQuick if it is to be."""
+    """Compile the request's constraint. Raises InvalidRequest, and NotQuick if `quick`."""
     if request.constraint is None:
         return None
-    assert served.constraints is not None, "only a model that generates gets this far"
+    assert served.constraints is not None, "only text models get requests with a constraint"
     arguments = getattr(request.prompt, "template_arguments", {})
     with about("Tools" if request.constraint.kind == "calls" else "Grammar"):
         return served.constraints.compile(
@@ -239,7 +239,7 @@ def _constraint(
 
 
 def _field(prompt: Prompt) -> str:
-    """The field of PredictOptions that a prompt came in."""
+    """The field of PredictOptions that holds the prompt."""
     match prompt:
         case RawPrompt():
             return "Prompt"
@@ -254,7 +254,7 @@ def _field(prompt: Prompt) -> str:
 def _within_budget(
     served: ServedModel, request: GenerationRequest, tail: str, rule: AnswerRule | None
 ) -> AnswerRule | None:
-    """The rule, and the end of reasoning where the request bounds that."""
+    """The rule, combined with the request's thinking budget if it has one."""
     prompt, most = request.prompt, request.thinking_budget
     if most is None or not isinstance(prompt, ChatPrompt):
         return rule
@@ -275,7 +275,7 @@ def _within_budget(
 
 
 def _characters(prompt: Prompt) -> int:
-    """About how long a prompt's text is, tools and all."""
+    """The approximate length of a prompt's text in characters, including tools."""
     match prompt:
         case RawPrompt(text):
             return len(text)
@@ -288,7 +288,7 @@ def _characters(prompt: Prompt) -> int:
 
 
 def _size(node: object) -> int:
-    """Characters of all strings in it, without a copy of any."""
+    """The number of characters in all strings of a JSON value."""
     size, inner = 0, [node]
     while inner:
         match inner.pop():

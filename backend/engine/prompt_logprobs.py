@@ -1,7 +1,7 @@
-"""Log-probabilities of a prompt's own tokens, chunk by chunk as it is prefilled.
+"""Log-probabilities of a prompt's tokens, computed chunk by chunk during prefill.
 
-The logits of a whole prompt would take gigabytes, so a chunk is only as long as its logits may be
-large, and of each place no more is kept than the token that follows and the likeliest ones.
+The logits of a whole prompt would take gigabytes. So the size of a chunk's logits is limited, and
+for each position only the next token's and the likeliest tokens' log-probabilities are kept.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MOST_LOGITS = 1 << 24  # 64 MiB of float32
 
 
 def longest_chunk(vocabulary: int) -> int:
-    """Most tokens whose logits are computed at once."""
+    """The maximum number of tokens whose logits are computed at once."""
     return max(_MOST_LOGITS // vocabulary, 1)
 
 
 def read(logits: mx.array, following: Sequence[int], alternatives: int) -> list[TokenLogprob]:
-    """The log-probabilities of the tokens that follow the places of a chunk.
+    """The log-probability of the next token at each position of a chunk.
 
-    logits: [places, vocabulary]. following: the token after each place.
+    logits: [positions, vocabulary]. following: the next token at each position.
     """
     logprobs = BatchLogprobs([alternatives] * len(following))
     computed = logprobs(logits, mx.array(list(following)))

@@ -1,10 +1,10 @@
-"""Which lengths of a chat prompt later prompts are likely to share, in tokens.
+"""Predicts how many tokens of a chat prompt later prompts will share.
 
-A cache that cannot be truncated can be reused only at lengths where a snapshot of it was taken, so
-these must be known before the prompt is computed. Chat templates do not just append: they drop the
-text that opens an answer, drop reasoning once the next question is asked, and move tools. Only the
-template knows, so the usual continuations of a conversation are rendered, and the length that the
-prompt shares with each of them is a place for a snapshot.
+A cache that cannot be truncated can be reused only at lengths where a snapshot was taken, so these
+lengths must be known before the prompt is computed. Chat templates do not only append: they remove
+the text that opens an answer, remove reasoning when the next question comes, and move tools. So the
+usual continuations of a conversation are rendered with the template, and the length that the prompt
+shares with each of them is a place for a snapshot.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
-# Not in any text that travels, so that no prompt contains it by chance.
+# A noncharacter of Unicode, which text never contains, so no prompt contains it by chance.
 _OTHER_TEXT = "\ufdee"
-_LONGEST_STRETCH = 1 << 16  # characters that are tokenised again to find a cut in them
+_LONGEST_STRETCH = 1 << 16  # maximum number of characters that are tokenised again to find a cut
 
 
 def continuations(
     messages: tuple[Message, ...], *, lists: bool = False
 ) -> Iterator[tuple[Message, ...]]:
-    """Conversations that share a beginning with this one, the likeliest first.
+    """Conversations that share a prefix with this one, the likeliest first.
 
-    The next question; more of the same turn, as in an agent's loop; another conversation with the
-    same system prompt and tools; this one with its last message edited. lists: every content is a
-    list of parts.
+    They are: the next question; more messages in the same turn, as in an agent's loop; another
+    conversation with the same system prompt and tools; this one with its last message edited.
+    lists: whether every content must be a list of parts.
     """
     content: Any = [{"type": "text", "text": _OTHER_TEXT}] if lists else _OTHER_TEXT
     question = {"role": "user", "content": content}
@@ -47,16 +47,17 @@ def _instructs(message: Message) -> bool:
 
 
 def shared_text(text: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common prefix, in characters."""
     shorter = min(len(text), len(other))
     return bisect_left(range(shorter), True, key=lambda at: text[: at + 1] != other[: at + 1])
 
 
 class TokenPlaces:
-    """Maps cuts in a rendered prompt to lengths of its tokens, without tokenising it again.
+    """Maps positions in a rendered prompt's text to token counts, without tokenising it again.
 
-    Tokenizers cut a text at its control tokens first, so whatever follows one changes no token
-    before it. They are paired with their ids in the order in which they stand.
+    Tokenizers split text at control tokens first, so the text after a control token does not change
+    the tokens before it. The control strings in the text are paired with those among the tokens, in
+    order.
 
     control: the ids of the control strings. encode: tokenises a piece of text.
     """
@@ -73,13 +74,13 @@ class TokenPlaces:
         at = [place for place, token in enumerate(tokens) if token in known]
         strings = sorted({known[tokens[place]] for place in at}, key=len, reverse=True)
         found = list(re.finditer("|".join(map(re.escape, strings)), text)) if strings else []
-        # Where they differ, the tokenizer reads control strings in a way of its own.
+        # If they differ, the tokenizer does not simply split at control strings.
         self._paired = [control[one[0]] for one in found] == [tokens[place] for place in at]
         self._ends = [0, *(one.end() for one in found)]
         self._lengths = [0, *(place + 1 for place in at)]
 
     def of(self, cuts: Iterable[int]) -> tuple[int, ...]:
-        """The lengths that hold no token of the text behind each cut; in their order, once each."""
+        """For each cut, the number of tokens before it that later text cannot change; distinct."""
         if not self._paired:
             return ()
         return tuple(dict.fromkeys(length for cut in cuts if (length := self._length(cut))))
@@ -94,5 +95,5 @@ class TokenPlaces:
         same = bisect_left(
             range(len(following)), True, key=lambda at: following[: at + 1] != pieces[: at + 1]
         )
-        # What comes after the cut may merge with the last one.
+        # The last token may merge with text after the cut.
         return length + max(min(same, len(pieces) - 1), 0)

@@ -1,7 +1,6 @@
-"""Prompts to tokens: the chat template, the BOS rule, the limit of the context.
+"""Turns prompts into tokens: chat template, BOS token, context limit.
 
-Runs on its own threads, off the event loop and off the engine thread: rendering and tokenising a
-long prompt may take seconds.
+Runs on the prompt threads, because rendering and tokenising a long prompt may take seconds.
 """
 
 from __future__ import annotations
@@ -43,16 +42,14 @@ REASONING_WORDS: Mapping[str, Sequence[Any]] = {
     "reasoning_effort": ("low", "high"),
     "thinking_budget": (512, 4096),
 }
-"""Variables by which templates tell a model how much to think, with values that differ."""
+"""Template variables that control reasoning, each with different values to test it with."""
 _SAMPLE = ({"role": "user", "content": "Hello"},)
-_MOST_LOGPROBS = (
-    1 << 18
-)  # log-probabilities: some 25 MB of JSON; a message of the wire holds 50 MiB
-_COUNTED_CONTEXTS = 16  # as many are counted of a prompt that is not to be read
+_MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message holds 50 MiB
+_COUNTED_CONTEXTS = 16  # a prompt that is only counted may be this many times the context
 _TAIL = 512  # characters of the prompt's end that show which block the model continues
-# No text that travels has Unicode's noncharacters, and no client knows the number.
+# Unicode's noncharacters do not occur in text, and no client knows the random number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
-# Templates in Python assert what messages must have, and raise NotImplementedError for roles.
+# Templates written in Python use assert, and raise NotImplementedError for unknown roles.
 _TEMPLATE_FAULTS = (
     TypeError,
     ValueError,
@@ -67,10 +64,11 @@ _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt in tokens, and the end of its text: it tells whether reasoning has begun.
+    """A prompt in tokens.
 
-    media: the images and sounds among the tokens, where there are any. places: lengths that later
-    prompts are likely to share, the likeliest first, where the model has to know of them.
+    tail: the end of its text, which shows whether reasoning is open. media: images and sounds among
+    the tokens, if any. places: for models that need snapshots, prompt lengths that later prompts
+    are likely to share, the likeliest first.
     """
 
     tokens: list[int]
@@ -79,8 +77,8 @@ class BuiltPrompt:
     places: tuple[int, ...] = ()
 
 
-def require_tellable(tokens: int, alternatives: int) -> None:
-    """Raise InvalidRequest where the prompt's log-probabilities would not fit an answer."""
+def require_returnable(tokens: int, alternatives: int) -> None:
+    """Raise InvalidRequest if a prompt's log-probabilities would be too large for a response."""
     entries = tokens * (1 + alternatives)
     if entries > _MOST_LOGPROBS:
         raise InvalidRequest(
@@ -92,13 +90,13 @@ def require_tellable(tokens: int, alternatives: int) -> None:
 
 
 def _open_ended(messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
-    """The messages with a mark where the text of the last one ends."""
+    """The messages, with a mark at the end of the last one's text."""
     last = messages[-1]
     return (*messages[:-1], {**last, "content": f"{last['content']}{_END}"})
 
 
 def _up_to_the_end(rendered: str) -> str:
-    """What the template writes before the mark. Raises InvalidRequest."""
+    """The rendered text before the mark. Raises InvalidRequest if there is no mark."""
     text, mark, _ = rendered.rpartition(_END)
     if not mark:
         raise InvalidRequest(
@@ -116,9 +114,8 @@ class PromptBuilder:
     """Turns prompts into token ids for one loaded model.
 
     tokenizer: mlx-lm's TokenizerWrapper. context_size: tokens of prompt and output together.
-    model_vocabulary: ids that the model has; a tokenizer may know more. trims: whether the model's
-    caches can be cut back to any length; for others, prompts are built with their `places`. media:
-    what puts images and sounds into prompts, where the model takes any (`take_media`).
+    model_vocabulary: number of ids that the model has; a tokenizer may have more. trims: whether
+    the model's caches can be truncated to any length; if not, prompts are built with `places`.
     """
 
     def __init__(
@@ -149,11 +146,11 @@ class PromptBuilder:
         return self._control
 
     def take_media(self, media: MediaPrompts) -> None:
-        """From now on prompts may have images and sounds."""
+        """Accept images and sounds in prompts from now on."""
         self._media = media
 
     def write_tools(self, support: ToolSupport) -> None:
-        """From now on tools and calls are written in words, where the template shows none."""
+        """From now on, describe tools and calls in words if the template does not render them."""
         self._support = support
 
     def build(
@@ -163,9 +160,9 @@ class PromptBuilder:
         *,
         counted: bool = False,
     ) -> BuiltPrompt:
-        """The whole prompt in tokens. Raises InvalidRequest.
+        """Build a prompt. Raises InvalidRequest.
 
-        counted: it is only to be counted, so it need not fit the context.
+        counted: its tokens are only counted, so it need not fit in the context.
         """
         most = self._context_size * (_COUNTED_CONTEXTS if counted else 1)
         shown: list[Shown] = []
@@ -173,7 +170,7 @@ class PromptBuilder:
         places: tuple[int, ...] = ()
         seen = _TAIL
         if attachments is not None:
-            assert self._media is not None, "whoever takes the request knows the model"
+            assert self._media is not None, "only models with media get requests with media"
             shown = self._media.items(attachments)
         if isinstance(prompt, TokenPrompt):
             text, tokens = "", list(prompt.tokens)
@@ -194,7 +191,7 @@ class PromptBuilder:
             if self._media is not None:
                 given = attachments or Attachments()
                 messages, items = self._media.attach(messages, given, shown)
-            # Media are placed by the indices of the messages as they came.
+            # Media refer to messages by their indices in the request.
             attached = replace(prompt, messages=messages)
             marked = self.render(self._in_words(attached))
             if prompt.continues:
@@ -219,7 +216,7 @@ class PromptBuilder:
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
         if not tokens:
-            raise InvalidRequest("the prompt is empty: it has no token")
+            raise InvalidRequest("the prompt is empty: it has no tokens")
         if len(tokens) >= most:
             raise self._too_long(f"{len(tokens)} tokens")
         self._require_known(tokens)
@@ -232,9 +229,8 @@ class PromptBuilder:
     def _filled_in(self, prompt: InfillPrompt, most: int) -> list[int]:
         if self.infill is None:
             raise InvalidRequest(
-                "Metadata mlx.infill asks for the text between two others, but the tokenizer of the"
-                " loaded model has no tokens for that: load a model such as Qwen2.5-Coder, or leave"
-                " it out",
+                "Metadata mlx.infill asks for the text between two others, but the loaded model has"
+                " no tokens for that: load a model such as Qwen2.5-Coder, or leave it out",
                 "Metadata mlx.infill",
             )
         texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
@@ -243,11 +239,11 @@ class PromptBuilder:
         return [self._tokenizer.bos_token_id, *tokens] if self._adds_bos else tokens
 
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
-        """Characters of a rendered prompt that each possible continuation shares with it."""
+        """The number of characters that each likely continuation shares with a rendered prompt."""
         lists = self._media is not None and self._media.lists
         for messages in continuations(prompt.messages, lists=lists):
             try:
-                # None of them is about to be answered, so none has the end that opens an answer.
+                # No generation prompt: these conversations are not about to be answered.
                 goes_on = replace(prompt, messages=messages, continues=True)
                 other = self.render(self._in_words(goes_on))
             except InvalidRequest:
@@ -282,11 +278,11 @@ class PromptBuilder:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
-                "Messages, Tools or the template's arguments hold half of a surrogate pair"
-                " (\\ud800 to \\udfff), which is no character"
+                "Messages, Tools or the template's arguments contain half of a surrogate pair"
+                " (\\ud800 to \\udfff), which is not a character: remove it"
             ) from None
         except CostlyTemplate as cost:
-            raise CostlyPrompt(f"the model's chat template is stopped: {cost}") from None
+            raise CostlyPrompt(f"the model's chat template was stopped: {cost}") from None
         except TemplateError as refusal:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
@@ -298,10 +294,10 @@ class PromptBuilder:
         return text
 
     def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
-        """Render; an argument that a template's own code does not know is left out, one at a time.
+        """Render the prompt without the arguments that a template does not accept.
 
-        Jinja ignores what it does not know. Templates in Python raise, and the tools are never
-        what is left out.
+        Jinja ignores unknown arguments, but a template written in Python raises TypeError. Unknown
+        arguments are removed one at a time, but never `tools`.
         """
         while True:
             try:
@@ -317,11 +313,11 @@ class PromptBuilder:
                 unknown = _UNKNOWN_ARGUMENT.search(str(fault))
                 if unknown is None or unknown[1] not in arguments or unknown[1] == "tools":
                     raise
-                _log.warning("the chat template does not take %s: it is left out", unknown[1])
+                _log.warning("the chat template has no argument %s: it is left out", unknown[1])
                 del arguments[unknown[1]]
 
     def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
-        """The prompt with what the template would not show of tools in its messages."""
+        """The prompt with tools and calls described in messages if the template omits them."""
         support = self._support
         if support is None or not (
             prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
@@ -336,9 +332,9 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it, or '' where it cannot.
+        """A short conversation as the template renders it, or '' if it cannot.
 
-        Raises CostlyPrompt: a template that takes too much for this can render nothing.
+        Raises CostlyPrompt: if even this costs too much, every prompt will.
         """
         try:
             if self._media is not None:
@@ -352,10 +348,10 @@ class PromptBuilder:
     def known_words(self) -> frozenset[str]:
         """Which of `REASONING_WORDS` change what the template renders."""
         return frozenset(
-            word for word, values in REASONING_WORDS.items() if self._tells_apart(word, values)
+            word for word, values in REASONING_WORDS.items() if self._changes_text(word, values)
         )
 
-    def _tells_apart(self, word: str, values: Sequence[Any]) -> bool:
+    def _changes_text(self, word: str, values: Sequence[Any]) -> bool:
         texts = set()
         for value in values:
             arguments = {"enable_thinking": True, word: value}
@@ -366,7 +362,7 @@ class PromptBuilder:
         return len(texts) > 1
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special-token text is parsed, and nothing is added."""
+        """Token ids of a text; special tokens in it are recognised, and none is added."""
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def detokenize(self, tokens: list[int]) -> str:
@@ -381,7 +377,7 @@ class PromptBuilder:
         return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
-        """Tokens of a raw text to continue: a BOS as `build` adds it, and no end of sequence."""
+        """Tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
         self._require_short(text, self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)
@@ -393,7 +389,7 @@ class PromptBuilder:
         if (highest := max(tokens, default=0)) >= self._model_vocabulary:
             piece = self._tokenizer.convert_ids_to_tokens(highest)
             raise InvalidRequest(
-                f"the prompt holds the token {piece!r} ({highest}), which the tokenizer knows and"
+                f"the prompt contains the token {piece!r} ({highest}), which the tokenizer has but"
                 f" the model does not: its vocabulary ends at {self._model_vocabulary - 1}"
             )
 
@@ -401,8 +397,8 @@ class PromptBuilder:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
 
     def _require_short(self, text: str, most: int) -> None:
-        # No token is longer than the longest piece of the vocabulary, so a text far beyond the
-        # context is known to be too long without the minutes that tokenising it would take.
+        # No token is longer than the longest piece of the vocabulary. This refuses a text that is
+        # far too long without tokenising it, which could take minutes.
         at_least = len(text) // self._longest_piece
         if at_least >= most:
             raise self._too_long(f"at least {at_least} tokens")

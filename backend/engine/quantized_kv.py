@@ -1,11 +1,11 @@
-"""KV caches that keep keys and values quantised: of one sequence, and of several.
+"""Quantised KV caches, for one sequence and for several.
 
-mlx-lm 0.32.2 has such a cache for one sequence (`QuantizedKVCache`), which cannot enter a batch
-and miscounts 3, 5 and 6 bits, and none for several. mlx-lm's attention recognises them by their
-attributes `bits` and `group_size`.
+mlx-lm 0.32.2 has one for a single sequence (`QuantizedKVCache`), which cannot be batched and
+miscounts bytes with 3, 5 and 6 bits, and none for several. mlx-lm's attention recognises quantised
+caches by their attributes `bits` and `group_size`.
 
-Keys and values are quantised as they arrive, also those of the running prefill step, so what a
-token sees does not depend on how its prompt was cut.
+Keys and values are quantised when they are appended, also those of the current prefill step, so the
+result does not depend on how the prompt was split into steps.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class QuantizedRow(QuantizedKVCache):  # type: ignore[misc]  # mlx-lm is untyped
     group_size: int
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
-        """Append [1, heads, tokens, size] and return all there is."""
+        """Append [1, heads, tokens, size]; returns all keys and values."""
         self.keys = appended(self.keys or (), _quantized(keys, self), self.offset)
         self.values = appended(self.values or (), _quantized(values, self), self.offset)
         self.offset += keys.shape[2]
         return _first(self.keys, self.offset), _first(self.values, self.offset)
 
     def release(self) -> None:
-        """Let go of the room after the last token."""
+        """Release the unused space after the last token."""
         if self.keys is not None and self.values is not None:
             self.keys = _first(self.keys, self.offset)
             self.values = _first(self.values, self.offset)

@@ -20,7 +20,7 @@ from backend.engine.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A piece of the prompt; a quoting one has no marks any more."""
+    """A piece of the prompt. quotes: whether it quoted control strings; its marks are removed."""
 
     text: str
     quotes: bool
@@ -30,7 +30,7 @@ class _Stretch:
 class QuotedText:
     """The two tokenizers of one model; the second is built when it is first needed.
 
-    backend: the tokenizer's `tokenizers.Tokenizer`, or None where it has another kind of core.
+    backend: the underlying `tokenizers.Tokenizer`, or None if the tokenizer has none.
     encode: the first tokenizer.
     """
 
@@ -42,7 +42,7 @@ class QuotedText:
         self._encode = encode
         self._literal: Any = None
         self._lock = threading.Lock()
-        # No text can hold the names that are made of it.
+        # No text contains names made from this random number.
         secret = secrets.token_hex(16)
         self._hidden, self._boundary = f"\ufdd0{secret}\ufdd0", f"\ufdd0{secret}\ufdd1"
 
@@ -54,7 +54,7 @@ class QuotedText:
         return tokens
 
     def literal(self, text: str) -> list[int]:
-        """Tokens of a text that stands behind a control token and holds none."""
+        """Tokens of a text that follows a control token and contains none."""
         return self._literally(_Stretch(text, quotes=True)) if text else []
 
     def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:
@@ -67,7 +67,7 @@ class QuotedText:
             if mark in between:
                 if plain < start:
                     yield _Stretch(text[plain:start], quotes=False)
-                # Control tokens may take the space beside them.
+                # Control tokens may absorb adjacent spaces.
                 between = between.lstrip() if strip_next else between
                 between = between.rstrip() if token is not None and token.lstrip else between
                 yield _Stretch(between.replace(mark, ""), quotes=True, begins=start == 0)
@@ -79,8 +79,8 @@ class QuotedText:
 
     def _literally(self, stretch: _Stretch) -> list[int]:
         tokenizer = self._literal_tokenizer()
-        # A tokenizer may treat the beginning of a text in its own way: only one that is the
-        # prompt's has no token before it.
+        # A tokenizer may treat the beginning of a text differently, so unless the piece is the
+        # beginning of the prompt, it is tokenised after another token.
         before = "" if stretch.begins else self._boundary
         encoding = tokenizer.encode(before + stretch.text, add_special_tokens=False)
         tokens: list[int] = encoding.ids
@@ -104,10 +104,10 @@ class QuotedText:
 
 
 def _without(tokenizer: str, control: set[str], hidden: str) -> str:
-    """The tokenizer's JSON with the control strings renamed to what no text holds.
+    """The tokenizer's JSON with the control strings renamed to strings that no text contains.
 
-    They keep their ids, and so do all others. A vocabulary may have them a second time, as pieces
-    that its model could put together.
+    All ids stay the same. The strings may also be in the tokenizer model's own vocabulary, so they
+    are renamed there too.
     """
     data = json.loads(tokenizer)
     data["post_processor"] = data["truncation"] = data["padding"] = None

@@ -1,8 +1,7 @@
 """The best tokens of each row, found without sorting the vocabulary.
 
-The order is total: the higher logit first, and among equal ones the lower id. So which tokens
-stand before a cut does not depend on how a partition happens to place equal logits, of which a
-model in half precision has many.
+The order is total: higher logits first, and equal logits by id. So the result does not depend on
+how a partition places equal logits, of which a model in half precision has many.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _SMALLEST_BLOCK = 4
 def best(logits: mx.array, count: int) -> mx.array:
     """The ids of the `count` best tokens of each row, best first: [rows, count] int32.
 
-    logits: [rows, vocabulary] float32, without NaN. count: from 1 to the vocabulary.
+    logits: [rows, vocabulary] float32, without NaN. count: from 1 to the vocabulary size.
 
-    The best `count` tokens lie in those `count` blocks of neighbouring ids whose own best tokens
-    are best: each token of another block stands behind one token of every block chosen.
+    The ids are cut into blocks, and only the `count` blocks with the best maxima are sorted: tokens
+    of other blocks are worse than the maxima of all these blocks, and so than `count` tokens.
     """
     vocabulary = logits.shape[-1]
     size = _block_size(vocabulary, count)
@@ -37,7 +36,7 @@ def best(logits: mx.array, count: int) -> mx.array:
 
 
 def in_blocks(values: mx.array, size: int, padding: float) -> mx.array:
-    """Rows cut into blocks of neighbouring places, [rows, blocks, size]; the last one is padded."""
+    """Rows cut into blocks of neighbouring columns, [rows, blocks, size]; the last is padded."""
     rows, length = values.shape
     if over := -length % size:
         values = mx.pad(values, [(0, 0), (0, over)], constant_values=padding)
@@ -45,16 +44,18 @@ def in_blocks(values: mx.array, size: int, padding: float) -> mx.array:
 
 
 def _block_size(vocabulary: int, count: int) -> int:
-    """A power of two, which divides most vocabularies. As many heads as tokens in all blocks
-    chosen would be the least work."""
+    """A power of two, because most vocabulary sizes are multiples of one.
+
+    The work is least if the number of blocks is that of the tokens in the chosen blocks.
+    """
     return 1 << (isqrt(vocabulary // count).bit_length() - 1)
 
 
 def _first(logits: mx.array, ids: mx.array, count: int) -> mx.array:
-    """The first `count` ids, in order."""
-    # One integer holds a logit and its id, and sorts as the pair of them does. The bits of a
-    # float sort like its value once those below the sign are turned over where it is negative;
-    # adding 0 makes the two zeros one.
+    """The ids of the `count` highest logits, in order."""
+    # Each integer key combines a logit and its id, and sorts like the pair. The bits of a float
+    # sort like its value if all but the sign are inverted in negative numbers. Adding 0 turns -0
+    # into 0.
     bits = mx.view(logits + 0.0, mx.int32)
     ascending = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     keys = mx.left_shift((~ascending).astype(mx.int64), _ID_BITS) | ids.astype(mx.int64)

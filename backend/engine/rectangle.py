@@ -16,9 +16,12 @@ from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import KVCache, create_attention_mask, create_causal_mask
 
 STEP: int = KVCache.step  # tokens by which a cache grows
+
+Range = tuple[int, int]  # places from the first to before the second
 
 # Buffers of one layer, each [sequences, heads, places, n]; none while the layer is empty.
 Parts = tuple[mx.array, ...]
@@ -35,7 +38,7 @@ class Span:
 
     parts: Parts
     row: int
-    ranges: tuple[tuple[int, int], ...]
+    ranges: tuple[Range, ...]
     length: int
 
     @property
@@ -55,7 +58,8 @@ class Span:
 class Rectangle:
     """What the batched caches of keys and values share.
 
-    lengths: tokens of each sequence, the next one's position. `_idx`: places in use.
+    lengths: tokens of each sequence, the next one's position. `_idx`: places in use. holes: per
+    sequence, ranges of places behind its first token that hold none: guesses that were wrong.
     """
 
     keys: Any = None
@@ -65,6 +69,7 @@ class Rectangle:
         self.lengths = list(lengths)
         self._idx = max(self.lengths)
         self._right_padding = [0] * len(self.lengths)
+        self.holes: list[tuple[Range, ...]] = [()] * len(self.lengths)
         if parts:
             self.parts = parts
 
@@ -83,8 +88,12 @@ class Rectangle:
         self.keys, self.values = parts
 
     def span(self, row: int) -> Span:
-        length, end = self.lengths[row], self._idx - self._right_padding[row]
-        return Span(self.parts, row, ((end - length, end),), length)
+        return Span(self.parts, row, self._ranges(row), self.lengths[row])
+
+    def _start(self, row: int) -> int:
+        """The place of a sequence's first token."""
+        end = self._idx - self._right_padding[row]
+        return end - self.lengths[row] - sum(stop - start for start, stop in self.holes[row])
 
     def fresh(self, keys: mx.array, values: mx.array) -> Parts:
         """New keys and values in the form in which they are kept."""
@@ -110,6 +119,31 @@ class Rectangle:
         pairs = zip(self.lengths, self._right_padding, strict=True)
         self.lengths = [length - padding for length, padding in pairs]
 
+    def make_room(self, tokens: int) -> None:
+        """Before a pass over so many tokens: close the holes rather than grow."""
+        if any(self.holes) and self._idx + tokens > self.parts[0].shape[2]:
+            spans = [self.span(row) for row in range(len(self.lengths))]
+            self.parts = packed(spans, whole_steps(max(self.lengths) + tokens))
+            self._idx, self.holes = max(self.lengths), [()] * len(self.lengths)
+
+    def drop(self, tokens: Sequence[int]) -> None:
+        """Forget so many of each sequence's latest tokens.
+
+        Nothing is copied: a sequence that now ends before another is left with a hole.
+        """
+        kept = [
+            _shortened(self._ranges(row), self.lengths[row] - count)
+            for row, count in enumerate(tokens)
+        ]
+        self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
+        self._idx = max((own[-1][1] for own in kept if own), default=0)
+        self.holes = [_gaps(own, self._idx) if own else () for own in kept]
+
+    def _ranges(self, row: int) -> tuple[Range, ...]:
+        """The places of a sequence's tokens."""
+        end = self._idx - self._right_padding[row]
+        return _between(self.holes[row], self._start(row), end)
+
     @property
     def offset(self) -> mx.array:
         return on_device(tuple(self.lengths))
@@ -125,10 +159,14 @@ class Rectangle:
         window_size: int | None = None,
     ) -> mx.array | str | None:
         """What each of `N` new tokens sees; None or "causal" where no sequence is padded."""
-        if min(self.lengths) == self._idx:
-            mask: mx.array | str | None = create_attention_mask(
-                N, self._idx, return_array, window_size
-            )
+        if any(self.holes):
+            rows = range(len(self.lengths))
+            ranges = tuple(map(self._ranges, rows))
+            positions = _positions(tuple(self.lengths), ranges, self._idx, N)
+            now = positions[:, self._idx :]
+            mask: mx.array | str | None = _visible(positions, now, window_size)
+        elif min(self.lengths) == self._idx:
+            mask = create_attention_mask(N, self._idx, return_array, window_size)
         else:
             mask = create_causal_mask(N, self._idx, window_size, left_padding=self.left_padding)
         return mask
@@ -152,6 +190,55 @@ class Rectangle:
 def on_device(numbers: tuple[int, ...]) -> mx.array:
     """One array for all layers that ask for the same numbers. Nobody writes to it."""
     return mx.array(numbers)
+
+
+@lru_cache(maxsize=8)
+def _positions(
+    lengths: tuple[int, ...], ranges: tuple[tuple[Range, ...], ...], places: int, new: int
+) -> mx.array:
+    """The position of the token at each place, `new` tokens included; -1: there is none.
+
+    [sequences, places + new] int32.
+    """
+    found = np.full((len(lengths), places + new), -1, dtype=np.int32)
+    for row, length, own in zip(found, lengths, ranges, strict=True):
+        position = 0
+        for start, stop in own:
+            row[start:stop] = np.arange(position, position + stop - start)
+            position += stop - start
+        row[places:] = np.arange(length, length + new)
+    return mx.array(found)
+
+
+def _visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:
+    """Which places the tokens at the positions `now`, [sequences, new], see."""
+    there, here = positions[:, None, None], now[:, None, :, None]
+    mask: mx.array = (there >= 0) & (there <= here)
+    return mask & (here < there + window) if window else mask
+
+
+def _between(holes: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
+    """The ranges from `start` to `stop` without the holes, which are in order and inside."""
+    borders = [start, *(border for hole in holes for border in hole), stop]
+    pairs = zip(borders[::2], borders[1::2], strict=True)
+    return tuple(pair for pair in pairs if pair[0] < pair[1]) or ((stop, stop),)
+
+
+def _shortened(ranges: Sequence[Range], places: int) -> list[Range]:
+    """The first so many places of ranges."""
+    kept: list[Range] = []
+    for start, stop in ranges:
+        if places > 0 and start < stop:
+            kept.append((start, min(stop, start + places)))
+            places -= stop - start
+    return kept
+
+
+def _gaps(ranges: Sequence[Range], stop: int) -> tuple[Range, ...]:
+    """What lies between ranges, and between the last and `stop`."""
+    borders = [*(border for own in ranges for border in own), stop]
+    pairs = zip(borders[1::2], borders[2::2], strict=True)
+    return tuple(pair for pair in pairs if pair[0] < pair[1])
 
 
 def whole_steps(tokens: int) -> int:
@@ -198,16 +285,26 @@ def packed(spans: Sequence[Span], room: int) -> Parts:
 
 def _runs(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
     """Stretches of sequences that can be copied at once, each with its first place."""
-    first, run = 0, [spans[0]]
+    first, run, longest = 0, [spans[0]], spans[0]
     for at, (before, span) in enumerate(pairwise(spans), 1):
         together = (
             span.row == before.row + 1
-            and span.ranges[-1][1] == before.ranges[-1][1]
+            and _side_by_side(span.ranges, longest.ranges)
             and len(span.parts) == len(before.parts)
             and all(map(lambda one, other: one is other, span.parts, before.parts))
         )
         if not together:
             yield first, run
-            first, run = at, []
+            first, run, longest = at, [], span
         run.append(span)
+        longest = max(longest, span, key=lambda one: one.places)
     yield first, run
+
+
+def _side_by_side(one: Sequence[Range], other: Sequence[Range]) -> bool:
+    """Whether one's places are the last of the other's, or the other way round."""
+    shorter, longer = sorted((one, other), key=lambda ranges: sum(b - a for a, b in ranges))
+    last = longer[len(longer) - len(shorter) :]
+    if len(last) != len(shorter) or shorter[0][1] != last[0][1] or shorter[0][0] < last[0][0]:
+        return False
+    return list(shorter[1:]) == list(last[1:])

@@ -1,4 +1,4 @@
-"""Notices an answer that repeats the same stretch of tokens without end."""
+"""Detects answers that repeat the same tokens without end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _LONGEST_STRETCH = 256  # tokens
 
 
 class RepetitionGuard:
-    """Watches one sequence. limit: tokens of nothing but repetition after which it is over.
+    """Watches one sequence. limit: number of repeated tokens in a row at which it should end.
 
-    A stretch of n tokens repeats as long as every token equals the one n places before it, so one
-    counter for each n is enough: a token costs one comparison of two short arrays.
+    A sequence repeats with period n while every token equals the one n places before it. One
+    counter for each n is enough, so a token costs one comparison of two short arrays.
     """
 
     def __init__(self, limit: int) -> None:
@@ -20,7 +20,7 @@ class RepetitionGuard:
         self._repeated = np.zeros(_LONGEST_STRETCH, dtype=np.int64)
 
     def repeats(self, token: int) -> bool:
-        """Take the next token; whether the last `limit` tokens repeated what came before them."""
+        """Add a token; returns whether the last `limit` tokens repeat those before them."""
         self._repeated = np.where(self._latest == token, self._repeated + 1, 0)
         self._latest[1:] = self._latest[:-1]
         self._latest[0] = token

@@ -15,6 +15,7 @@ from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.disk_cache.use import UNSET, DiskUse
 
 WHOLE = 1 << 30  # a window that no context fills
+MOST_GUESSES = 64  # at a time, for one sequence
 _NEVER_OPENS = 1 << 62
 
 

@@ -1,9 +1,9 @@
-"""How far a row's positions are from its count of tokens, carried like one more layer of its KV.
+"""The difference between a row's positions and its token count, stored like one more layer's cache.
 
-A model with multimodal RoPE gives an image fewer positions than tokens, so what follows the image
-stands at `tokens + shift`. mlx-vlm keeps that number on the model, where rows would share it. Here
-it lies at the end of a row's list of caches, and so goes wherever the row goes: into a batch and
-out of it, into the prompt store and back.
+A model with multimodal RoPE gives an image fewer positions than tokens, so the text after it is at
+position `tokens + shift`. mlx-vlm keeps the shift on the model, where all
+rows would share it. Here it is the last item in a row's list of caches, so it stays with the row
+when that joins or leaves a batch, or is stored as an entry.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import mlx.core as mx
 
 
 class _Weightless:
-    """What a cache must be able to do, of one that holds no keys and values."""
+    """The cache interface, for a cache without keys and values."""
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -29,18 +29,18 @@ class _Weightless:
         return True
 
     def trim(self, tokens: int) -> int:
-        """Nothing: a row that starts from a shorter prefix gets its own shift."""
+        """Do nothing: a row that starts from a shorter prefix gets its own shift."""
         return tokens
 
     def prepare(self, **padding: Any) -> None:
-        """Nothing: a shift is the same for all tokens to come."""
+        """Do nothing: the shift is the same for all later tokens."""
 
     def finalize(self) -> None:
         """Nothing."""
 
 
 class RowShift(_Weightless):
-    """The shift of one row, in positions; 0 for a row of text alone."""
+    """The shift of one row, in positions; 0 for a row without media."""
 
     def __init__(self, shift: int = 0) -> None:
         self.shift = shift

@@ -1,16 +1,16 @@
 """Chooses the next token of every row in one vectorised pass.
 
 Each row has its own settings and its own random stream, which depends on its seed and on how many
-tokens it has generated, and on nothing else: the same request gives the same tokens alone or
-among others. The order is that of llama.cpp's sampler chain: bias and penalties, the filters
+tokens it has generated, and on nothing else: a request gets the same tokens alone or in any batch.
+The order is that of llama.cpp's sampler chain: bias and penalties, the filters
 (`backend.engine.filters`), temperature.
 
-The draw is Gumbel-max (https://arxiv.org/abs/1611.01144) in two steps: a block of neighbouring
-ids by the weight of the block, then a token of it by its own weight. That gives each token its
-share, and takes one random number per block and one per place in a block instead of one per
-token of the vocabulary. The noise belongs to ids, not to ranks, so two nearly equal logits that
-swap ranks between batch sizes do not change the draw, nor does it matter which tokens were left
-out on the way.
+Sampling uses the Gumbel-max trick (https://arxiv.org/abs/1611.01144) in two steps: first a block of
+neighbouring ids by the block's weight, then a token of that block by its own weight. Each token
+keeps its probability, but this takes one random number per block and one per index in a block
+instead of one per token of the vocabulary. The noise belongs to ids, not to ranks, so the sampled
+token does not change if nearly equal logits swap ranks between batch sizes, or if the filters
+compute on fewer tokens.
 
 No function here is compiled with the random state as an input: an exception while such a function
 is traced breaks every later evaluation in the process (mlx 0.32.4).
@@ -36,7 +36,8 @@ _NEVER = float("-inf")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BLOCK = 256
-# Below all noise but that of a uniform number of 0, which is -inf and would hide a sole candidate.
+# Less than any noise except that of the uniform number 0, which is -inf and would exclude even the
+# only candidate.
 _LEAST_NOISE = -4.0
 
 
@@ -49,7 +50,7 @@ def row_keys(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
     return state.view(np.uint32).reshape(-1, 2)
 
 
-def row_luck(keys: np.ndarray) -> np.ndarray:
+def row_uniforms(keys: np.ndarray) -> np.ndarray:
     """One number in [0, 1) per key, shape [rows, 1] float32, independent of the keys' noise."""
     with np.errstate(over="ignore"):
         state = _mixed(keys.reshape(-1).view(np.uint64) + _GOLDEN)
@@ -66,9 +67,9 @@ def _mixed(state: np.ndarray) -> np.ndarray:
 class BatchSampler:
     """Sampler for a fixed set of rows; build a new one when rows join or leave.
 
-    pasts: what is known of each row, for those that have penalties. end_ids: the end-of-sequence
-    tokens. closed: per row, before how many generated tokens these cannot be chosen.
-    constrained: the rows that a mask is given for.
+    pasts: each row's earlier tokens, which penalties need. end_ids: the end-of-sequence tokens.
+    closed: per row, the number of generated tokens before which these cannot be sampled (minimum
+    length). constrained: the rows that have a mask.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class BatchSampler:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept from step to step."""
+        """Bytes that are kept between steps."""
         return self._penalties.nbytes if self._penalties is not None else 0
 
     def __call__(
@@ -104,7 +105,7 @@ class BatchSampler:
     ) -> mx.array:
         """Next tokens, shape [rows] uint32.
 
-        logits: [rows, vocabulary], any float type. fed: [rows], the tokens that led to them.
+        logits: [rows, vocabulary], any float type. fed: [rows], the input tokens of this step.
         steps: tokens generated so far, per row. allowed: masks of the constrained rows, in their
         order, [constrained, words] uint32.
         """
@@ -125,9 +126,10 @@ class BatchSampler:
         return tokens
 
     def peaks(self, logits: mx.array, tokens: mx.array) -> mx.array:
-        """A number of each row, [rows], that is finite only where its logits are.
+        """One value per row, [rows], that is finite only if the row's logits are.
 
-        logits, tokens: of one call. The choice of greedy rows shows it already: `argmax` finds NaN.
+        logits, tokens: the input and output of one call. For greedy rows the logit of the chosen
+        token is enough, because `argmax` prefers NaN.
         """
         if self._draws:
             return mx.max(logits, axis=-1)
@@ -135,7 +137,7 @@ class BatchSampler:
 
 
 class _Draw:
-    """Draws for a fixed set of rows whose filters have the same reach."""
+    """Samples tokens for a fixed set of rows whose filters have the same reach."""
 
     def __init__(self, rows: Sequence[Sampling], reach: int) -> None:
         self._rows = rows
@@ -145,15 +147,15 @@ class _Draw:
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
         """One token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
         keys = row_keys([row.seed for row in self._rows], steps)
-        left = self._filters(logits, mx.array(row_luck(keys)))
-        weights = likelihood(left.logits, self._temperature)
-        if left.ids is not None:
-            weights = mx.put_along_axis(mx.zeros(logits.shape), left.ids, weights, axis=-1)
+        kept = self._filters(logits, mx.array(row_uniforms(keys)))
+        weights = likelihood(kept.logits, self._temperature)
+        if kept.ids is not None:
+            weights = mx.put_along_axis(mx.zeros(logits.shape), kept.ids, weights, axis=-1)
         tokens = drawn(weights, mx.array(keys))
-        if left.complete is None:
+        if kept.complete is None:
             return tokens
-        mx.async_eval(tokens, left.complete)
-        complete = cast(list[bool], left.complete.tolist())
+        mx.async_eval(tokens, kept.complete)
+        complete = cast(list[bool], kept.complete.tolist())
         short = Subset([at for at, enough in enumerate(complete) if not enough], len(complete))
         if not short:
             return tokens
@@ -162,7 +164,7 @@ class _Draw:
 
 
 def drawn(weights: mx.array, keys: mx.array) -> mx.array:
-    """One token per row, drawn by weight, [rows] uint32.
+    """Sample one token per row by weight, [rows] uint32.
 
     weights: [rows, vocabulary] float32, not all 0. keys: [rows, 2] uint32.
     """
@@ -176,7 +178,7 @@ def drawn(weights: mx.array, keys: mx.array) -> mx.array:
 
 
 def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:
-    """The rows that draw, by what their filters look at."""
+    """The sampled rows (temperature above 0), grouped by the reach of their filters."""
     alike: dict[tuple[int, bool], dict[int, Sampling]] = {}
     for at, row in enumerate(rows):
         if row.temperature > 0:

@@ -37,6 +37,7 @@ from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
 from backend.engine.ranks.leading_executor import LeadingExecutor
 from backend.engine.repetition import RepetitionGuard
+from backend.engine.request import MOST_GUESSES
 from backend.engine.scoring import Scoring
 from backend.engine.units import MIB
 from common.stop_strings import StopMatcher
@@ -102,8 +103,11 @@ class Scheduler:
                 together=model.together,
                 trims=model.trims,
                 passes=model.passes,
+                guesses=MOST_GUESSES if model.drafting is not None else 0,
+                draft=model.drafting.cost if model.drafting is not None else None,
             )
         )
+        self._show_guessing()
 
     @property
     def busy(self) -> bool:
@@ -164,8 +168,15 @@ class Scheduler:
                 scores=scoring is not None,
                 encodes=0 if media is None else self._encoding_bytes(media),
                 beside=0 if request.constraint is None else _MATCHER_BYTES,
+                guesses=self._guesses(command),
             )
         )
+
+    def _guesses(self, command: Submit) -> int:
+        """Most guesses at a time for a sequence; a guesser has seen no images."""
+        if self._model.drafting is None or command.media is not None:
+            return 0
+        return command.request.n_draft or self._model.drafting.most
 
     def _encoding_bytes(self, media: MediaPlan) -> int:
         assert self._model.media is not None, "a text model gets no media"
@@ -244,7 +255,9 @@ class Scheduler:
             return
         before = len(output.generated)
         try:
-            events = output.take(sampled.token, self._model.end_tokens, sampled.logprob)
+            events = output.take(
+                sampled.token, self._model.end_tokens, sampled.logprob, over=sampled.over
+            )
         except Exception as fault:
             self._fail(number, "text", fault)
             return
@@ -354,6 +367,7 @@ class Scheduler:
         gauges.prompt_tokens_processed += self.executor.prompt_tokens
         self.executor.prompt_tokens = 0
         gauges.preemptions = self.planner.preemptions
+        self._show_guessing()
         if self.planner.unstored > gauges.unstored:
             _log.warning(
                 "the KV of %d answers was larger than the whole prompt cache (%d MiB) and is not"
@@ -367,6 +381,10 @@ class Scheduler:
             self.executor.rest()
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
+
+    def _show_guessing(self) -> None:
+        drafts = self._model.drafting is not None
+        self._gauges.guessing = self.planner.widths.report if drafts else None
 
     def lend(self, nbytes: int) -> int:
         """Keep so many bytes free for others from the next step on; returns how many are."""

@@ -20,10 +20,10 @@ MOST_CHARACTERS = 1 << 24  # of the prompt and a candidate, over all candidates
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Texts whose probability after a prompt is asked for; checked by `require_bounded`.
+    """A Score request: texts whose log-probabilities after a prompt are wanted.
 
-    stable_bytes: how many bytes of the prompt (UTF-8) later requests are going to share; 0:
-    unknown.
+    Call `require_bounded` to check it. stable_bytes: how many bytes of the prompt (UTF-8) later
+    requests will share; 0 means unknown.
     """
 
     request_id: str
@@ -34,15 +34,15 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The tokens of one text behind the shared prefix; those from `told_from` on are scored."""
+    """The tokens of one candidate after the shared prefix, scored from `scored_from` on."""
 
     tokens: tuple[int, ...] = ()
-    told_from: int = 0
+    scored_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """prefix: tokens that all continuations share; `stable` of them later requests share too."""
+    """prefix: the tokens that all continuations share; later requests share `stable` of them."""
 
     prefix: list[int]
     continuations: tuple[Continuation, ...]
@@ -55,7 +55,7 @@ class ScorePlan:
 
 
 def require_bounded(request: ScoreRequest) -> None:
-    """Raise InvalidRequest for what would take too long even to tokenise, or makes no sense."""
+    """Raise InvalidRequest for texts too long to tokenise, and for contradictory fields."""
     count = len(request.candidates)
     if not count:
         raise InvalidRequest("candidates is empty: send at least one text to score", "candidates")
@@ -87,8 +87,8 @@ def plan(
 ) -> ScorePlan:
     """The tokens to run. Raises InvalidRequest.
 
-    encode: tokens of a text as a raw prompt has them, with a BOS and without an end. wanted: asked
-    between two texts; once nobody waits for the answer, the rest is left out.
+    encode: tokenises text like a raw prompt, with a BOS token and without an end token. wanted:
+    called between two texts; if False (the request was cancelled), the rest is skipped.
     """
     prompt = encode(request.prompt)
     texts = list(_encoded(request, prompt, encode, context_size, wanted))

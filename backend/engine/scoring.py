@@ -1,9 +1,9 @@
-"""Scores continuations of one prefix on the engine thread, a stretch at a time.
+"""Scores continuations of one prefix on the engine thread, in passes of limited length.
 
-The prefix is in a row's KV cache once. Its last token is run once more for all: its logits give
-every first token. Then the continuations run side by side on copies of that KV, as many as memory
-has room for, the longest first so that neighbours are of one length. A rectangle is padded behind
-its texts, where no text looks.
+The prefix is prefilled once. Its last token is run once for all continuations, because its logits
+give the probabilities of their first tokens. Then as many continuations as fit in memory run side
+by side on copies of that KV, the longest first, so that those of a batch have similar lengths.
+Padding is at the end, where causal attention ignores it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDEST = 32  # continuations that run side by side
 
 @dataclass(slots=True)
 class _Rectangle:
-    """Continuations that run together; `fed` tokens of each are in the cache."""
+    """Continuations that run side by side; `fed` tokens of each are in the cache."""
 
     places: Sequence[int]
     cache: kv.BatchCache
@@ -44,7 +44,7 @@ class Scoring:
         self.restart()
 
     def restart(self, width: int | None = None) -> None:
-        """Forget what was computed: the sequence has no KV. width: continuations side by side."""
+        """Start again after the row has lost its KV. width: continuations side by side."""
         self.width = width or self.width
         self._values: list[list[float]] = [[] for _ in self._plan.continuations]
         self._waiting = list(self._longer)
@@ -67,14 +67,14 @@ class Scoring:
     def results(self) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Per candidate, its tokens with their log-probabilities (natural)."""
         return tuple(
-            tuple(map(TokenLogprob, one.tokens[one.told_from :], values[one.told_from :]))
+            tuple(map(TokenLogprob, one.tokens[one.scored_from :], values[one.scored_from :]))
             for one, values in zip(self._plan.continuations, self._values, strict=True)
         )
 
     def step(self, model: Any, vocabulary: int, row: kv.RowCache, budget: int) -> tuple[int, int]:
-        """One stretch of at most `budget` tokens; returns how many were run, and were not padding.
+        """Run at most `budget` tokens; returns how many were run, with and without padding.
 
-        row: the KV of the prefix without its last token, which the first stretch adds.
+        row: the KV of the prefix without its last token, which the first call adds.
         """
         if not self._begun:
             self._begin(model, row)

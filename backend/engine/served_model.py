@@ -1,4 +1,4 @@
-"""The half of a loaded model that lies outside the engine thread."""
+"""The half of a loaded model that is used outside the engine thread."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What requests are read, prepared and answered with. No MLX object is in reach from here.
+    """What is needed to validate, prepare and answer requests. It contains no MLX object.
 
-    chat_format: how answers are read. call_format: how they are where tools are offered, if those
-    are read in another way. vocabulary_size: width of the logits. token_bytes: what a token
-    writes. new_text: a decoder of tokens; the argument says whether its text continues an
-    earlier one. kind: what the model answers. media: which of image, video and audio it takes;
-    media_marker: where they go in a raw prompt.
-    epoch: the number of the load. capacity: requests that may be running or waiting.
-    default_max_tokens: for requests that set no limit; 0 means up to the end of the context.
-    template_words: which of `REASONING_WORDS` the chat template knows.
-    step_timeout: seconds. constraints: for models that generate text. reader: what the model
-    answers besides generating. division: how ranks divide it, in words; "" where none do.
+    chat_format: the format of answers. call_format: their format for requests with tools, if it is
+    another. vocabulary_size: number of logits. token_bytes: the bytes of a token. new_text: creates
+    a decoder; its argument is whether the text continues earlier text. kind: the kind of requests
+    that the model answers. media: which of image, video and audio it accepts. media_marker: the
+    marker for them in a raw prompt. epoch: the number of the load. capacity: maximum number of
+    running and waiting requests. default_max_tokens: for requests that set no limit; 0 means up to
+    the end of the context. template_words: the `REASONING_WORDS` that the chat template uses.
+    step_timeout: seconds. constraints: for models that generate text. reader: for requests other
+    than generation. division: how ranks divide the model, in words; "" if they do not.
     """
 
     name: str
@@ -64,7 +63,7 @@ class ServedModel:
     def parser(
         self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False
     ) -> ChatParser:
-        """What reads an answer to the prompt, whose text ends in `prompt_tail`."""
+        """A parser for the answer to a prompt whose text ends with `prompt_tail`."""
         return ChatParser(
             self.format_of(tools=bool(prompt.tools)),
             tools=prompt.tools or (),
@@ -74,5 +73,5 @@ class ServedModel:
         )
 
     def format_of(self, *, tools: bool) -> ChatFormat:
-        """How an answer is read, with tools offered or without."""
+        """The format of answers to requests with or without tools."""
         return self.call_format or self.chat_format if tools else self.chat_format

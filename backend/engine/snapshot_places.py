@@ -1,16 +1,16 @@
-"""Where snapshots of a prompt are taken, for models whose caches cannot all be cut back.
+"""The prompt lengths at which snapshots are taken, for models whose caches cannot be truncated.
 
-Pure: later prompts are likely to part from this one at some lengths, earlier ones did at others,
-and even intervals serve those that part where nobody expected it.
+These are lengths where later prompts are likely to diverge from this one, lengths where earlier
+prompts did, and regular intervals for all other cases. Pure functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-LEAST_STORED = 16  # tokens; fewer are computed as fast as they are found
+LEAST_STORED = 16  # tokens; computing fewer is as fast as finding them
 _INTERVAL = 128
-_NEAR = 8  # tokens; of two snapshots so near to each other, the shorter serves for both
+_NEAR = 8  # tokens; of two places as close as this, only the shorter gets a snapshot
 
 
 def snapshot_places(
@@ -21,28 +21,28 @@ def snapshot_places(
     most: int,
     uncut: Callable[[int], int],
 ) -> tuple[set[int], set[int]]:
-    """The lengths at which to take snapshots, and those of which the source's are kept.
+    """The lengths at which to take snapshots, and the lengths whose snapshots the source keeps.
 
-    expected: where prompts part, the most likely first. known: the lengths at which the source has
-    snapshots; None: it can be cut back anywhere. filled: tokens that the source gives. last: the
-    longest length that is of use. most: snapshots in all. uncut: shortens a length that would cut
-    through an image or a sound.
+    The source is the KV from which the prefill starts. expected: lengths where prompts diverge, the
+    likeliest first. known: the lengths at which the source has snapshots; None if it can be
+    truncated anywhere. filled: tokens of the source. last: the longest useful length. most: maximum
+    number of snapshots in all. uncut: shortens a length that lies inside an image or a sound.
     """
     interval = max(-(-last // max(most - len(expected), 1)), _INTERVAL)
     wanted = [*expected, *range(interval, last - interval // 2, interval)]
     wanted = [uncut(place) for place in wanted if LEAST_STORED <= place <= last]
     wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
     ahead = list(dict.fromkeys(at for at in wanted if at > filled))[:most]
-    # A window that has not turned over yet can still be cut back anywhere.
+    # A sliding window that has not wrapped around yet can still be truncated anywhere.
     behind = {at for at in (wanted if known is None else known) if at <= filled}
     return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
 
 
 def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
-    """At most `most` of the places: those in `kept`, and others the denser the nearer to the end.
+    """At most `most` of the places: first those in `kept`, then others, denser towards the end.
 
-    Conversations are edited near their end, so a place costs the more the farther its neighbours
-    are and the nearer it is to `end`.
+    Conversations are mostly edited near their end. So the place that is removed next is one with
+    close neighbours, far from `end`.
     """
     left = sorted(places)
 

@@ -1,4 +1,4 @@
-"""Rows of a batch that something applies to, taken out of its logits and put back."""
+"""A subset of a batch's rows: extracts their values from an array, and writes them back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 
 
 class Subset:
-    """Some rows of a batch of `size`, by place; empty is false."""
+    """Some rows of a batch of `size` rows; an empty subset is false."""
 
     def __init__(self, places: Sequence[int], size: int) -> None:
         self.places = list(places)

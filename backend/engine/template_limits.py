@@ -1,10 +1,9 @@
-"""Bounds on what a chat template may take: a template is a program, and comes with the model.
+"""Limits the time and memory of chat templates, which are untrusted programs.
 
-Jinja's sandbox keeps templates from our objects, but not from looping for ever or from writing
-gigabytes. `transformers` compiles templates in an environment of its own; `limit_templates` gives
-it this one, which counts: every round of a loop, call, filter and operator looks at the time, and
-sizes are known before they are made where one operation can make anything large. A template that
-exceeds a bound raises CostlyTemplate.
+Jinja's sandbox protects our objects, but does not prevent endless loops or gigabytes of output.
+`limit_templates` makes `transformers` compile templates in an environment that does: every loop
+iteration, call, filter and operator checks the time, and an operation that could create a large
+value is checked before it runs. A template that exceeds a limit raises CostlyTemplate.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ SECONDS = 5.0  # of the thread's own processor time
 _LONGEST = 1 << 26  # characters or items of one value
 _NOTICED = 1 << 16  # smaller values are not counted
 _TOGETHER = 1 << 30  # characters and items of all larger values
-_LARGEST = 1 << 20  # whole number that is a width or a count
+_LARGEST = 1 << 20  # largest integer argument that is a width or a count
 _MOST_BITS = 1 << 12
-_VISIT = 16  # characters that a look at an item counts as
-_WIDTH = re.compile(r"\d{5}")  # in a format, where one field could be gigabytes wide
-_GROWS = "what it writes grows too large"
+_VISIT = 16  # characters that visiting an item counts as
+_WIDTH = re.compile(r"\d{5}")  # a format string with such a width could write gigabytes
+_GROWS = "its output is too large"
 # Filters that do not turn lists and objects into text.
 _KEEPING = frozenset(
     "abs attr batch count d default dictsort first float groupby int items last length list map max"
@@ -77,7 +76,7 @@ class _Template(Template):
 
 
 class _Counted(NodeTransformer):
-    """Loops and concatenations, which the sandbox cannot intercept, become filters."""
+    """Turns loops and concatenations, which the sandbox cannot intercept, into filters."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -127,7 +126,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         bounded = super().wrap_str_format(value)
         if bounded is not None and _WIDTH.search(value.__self__):
-            raise CostlyTemplate("it formats a value too widely")
+            raise CostlyTemplate("it formats a value with too large a width")
         return bounded
 
 
@@ -177,16 +176,16 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 def _require_small(name: str, owner: Any, given: tuple[Any, ...]) -> None:
-    """Refuse a call whose result may be far larger than what it is given."""
+    """Raise CostlyTemplate for a call whose result may be far larger than its arguments."""
     largest = max((abs(value) for value in given if isinstance(value, int)), default=0)
     if largest > _LARGEST:
-        raise CostlyTemplate(f"it asks for {largest} of something")
+        raise CostlyTemplate(f"it passes {largest} as a width or count")
     if name in ("expandtabs", "indent", "tojson", "format") and largest > _NOTICED >> 6:
-        raise CostlyTemplate("it formats a value too widely")
+        raise CostlyTemplate("it formats a value with too large a width")
     texts = [value for value in given if isinstance(value, str)]
     size = 0
     if name == "format" and isinstance(owner, str) and _WIDTH.search(owner):
-        raise CostlyTemplate("it formats a value too widely")
+        raise CostlyTemplate("it formats a value with too large a width")
     if name == "replace" and isinstance(owner, str) and len(texts) == 2:
         size = owner.count(texts[0]) * len(texts[1])
     elif name == "indent" and texts and isinstance(owner, str):
@@ -208,7 +207,7 @@ def _require_operable(operator: str, left: Any, right: Any) -> None:
     if operator == "%" and isinstance(left, str):
         _written(right)
         if _WIDTH.search(left):
-            raise CostlyTemplate("it formats a value too widely")
+            raise CostlyTemplate("it formats a value with too large a width")
     if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * (right if operator == "**" else 1) + right.bit_length()
         if bits > _MOST_BITS:
@@ -216,7 +215,7 @@ def _require_operable(operator: str, left: Any, right: Any) -> None:
 
 
 def _written(value: Any) -> Any:
-    """The value, if it is small enough to become text: a list may hold another many times."""
+    """The value if its text is small enough; a list may contain another list many times."""
     waiting, size = [value], 0
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""Texts and tokens turned into each other for callers who want nothing else."""
+"""Runs TokenizeString and Detokenize calls."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Answer = TypeVar("Answer")
 
 
 class TextCalls:
-    """A thread of their own: callers who left must not hold up the prompts."""
+    """Runs them on a thread of their own, so that cancelled calls do not delay prompts."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._running = 0
 
     async def run(self, work: Callable[[Given], Answer], given: Given) -> Answer:
-        """What `work` makes of it. Raises Overloaded where too many wait, and what it raises."""
+        """Run `work(given)`. Raises what it raises, and Overloaded if too many are waiting."""
         if self._running >= _MOST:
             raise Overloaded(
                 f"{self._running} texts are being tokenised or waiting: try again later"
@@ -34,10 +34,10 @@ class TextCalls:
         return await asyncio.shield(future)
 
     def stop(self) -> None:
-        """Begin nothing more. What runs ends by itself."""
+        """Start no more work. Running work ends by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _done(self, future: asyncio.Future[Any]) -> None:
         self._running -= 1
         if not future.cancelled():
-            future.exception()  # its caller may have left
+            future.exception()  # if the caller was cancelled, nobody else retrieves it

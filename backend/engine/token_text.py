@@ -1,9 +1,9 @@
-"""Incremental detokenisation. A character that spans several tokens is held back until complete.
+"""Incremental detokenisation. A character of several tokens is held back until it is complete.
 
 The vocabulary is converted to bytes once per model, so streaming costs one table look-up per token.
-mlx-lm 0.32.2's detokenizers are not used for the two common kinds of tokenizer: they drop the
-leading space of a continuation, hold back a single space, and emit U+FFFD, at which LocalAI stops
-reading a stream's text.
+For the two common kinds of tokenizer, mlx-lm 0.32.2's detokenizers are not used, because they drop
+the leading space of a continuation, hold back a single space, and emit U+FFFD, at which LocalAI
+stops reading a stream's text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
-_UNFINISHED = 8  # tokens without text that may still become a character; four bytes are the longest
+_UNFINISHED = 8  # tokens without complete text that are held back; a character has four bytes
 
 
 def byte_level_alphabet() -> dict[str, int]:
@@ -30,10 +30,10 @@ class TextStream(Protocol):
     """Incremental decoder of one row."""
 
     def add(self, token: int) -> str:
-        """Text that the token completes; '' while a character is still open."""
+        """The text that the token completes; '' if a character is still incomplete."""
 
     def finish(self) -> str:
-        """What is left. An unfinished character is dropped."""
+        """The text that was held back, without an incomplete character."""
 
 
 class ByteStream:
@@ -58,16 +58,16 @@ class ByteStream:
 
 
 class WindowStream:
-    """Decoder of an unknown kind: what a token adds to the text of the few before it.
+    """Decoder for tokenizers of an unknown kind: decodes each token with a few before it.
 
-    Such decoders look at a token's neighbours, to drop the first space or to close up punctuation.
-    context: tokens whose text comes before.
+    Such a tokenizer's text depends on neighbouring tokens, for example where it removes spaces.
+    context: the tokens before the first one.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int]) -> None:
         self._decode = decode
         self._window = list(context)
-        self._sent = len(self._window)  # tokens of the window whose text is out
+        self._sent = len(self._window)  # tokens of the window whose text was returned
 
     def add(self, token: int) -> str:
         self._window.append(token)
@@ -86,10 +86,10 @@ class WindowStream:
 
 
 class TokenTexts:
-    """What the tokens of one model write.
+    """The text of one model's tokens.
 
-    `tokenizer` is mlx-lm's TokenizerWrapper. Its fast tokenizer's decoder says what the vocabulary
-    holds: byte-level stand-ins, or SentencePiece pieces with byte fallback.
+    tokenizer: mlx-lm's TokenizerWrapper. The decoder of its fast tokenizer shows the kind of
+    vocabulary: byte-level BPE, or SentencePiece with byte fallback.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -106,19 +106,19 @@ class TokenTexts:
             self._strip = "Strip" in kinds
 
     def stream(self, continues: bool) -> TextStream:
-        """A decoder for one row. continues: whether its text continues the prompt's.
+        """A decoder for one row. continues: whether its text continues the prompt's text.
 
-        SentencePiece writes a space before every first word: an answer drops it, the continuation
-        of a raw prompt keeps it.
+        SentencePiece puts a space before the first word. The continuation of a raw prompt keeps
+        it; the answer in a chat does not.
         """
         if self._table is None:
             return WindowStream(self._tokenizer.decode, self._context() if continues else ())
         return ByteStream(self._table, strip_first_space=self._strip and not continues)
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token writes; it may be a part of a character.
+        """The bytes of a token, which may be part of a character.
 
-        Where the vocabulary is of an unknown kind, what its text adds to other text.
+        For an unknown kind of vocabulary, the bytes that it adds after other text.
         """
         if self._table is None:
             return WindowStream(self._tokenizer.decode, self._context()).add(token).encode()
@@ -135,7 +135,7 @@ def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _pieces(backend: Any) -> tuple[list[str], frozenset[int]]:
-    """Every id's piece ('' for holes), and which ids are added tokens, whose text is literal."""
+    """The piece of every id ('' for unused ids), and the ids of added tokens, which are literal."""
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
     for piece, token in vocabulary.items():

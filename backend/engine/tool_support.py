@@ -1,8 +1,8 @@
-"""Whether a chat template renders tools, found by rendering it, and what to do if it does not.
+"""Tests whether a chat template renders tools, and provides a replacement if it does not.
 
-A template that drops the tools would leave the model without them and the user without an error.
-Unless the model is known to use another format, it gets a description of the tools in words
-(`common/tool_text`), and its answers are parsed as a Hermes model's.
+With a template that ignores tools, the model would never see them, and the user would get no error.
+So, unless the model is known to use another format, the tools are described in the prompt in words
+(`common/tool_text`), and calls are parsed in the Hermes format.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _CALL = {
     "type": "function",
     "function": {"name": _NAME, "arguments": {"place": _VALUE}},
 }
-_ASKS = {"role": "user", "content": "Hello"}
-_SPOKEN = {"role": "system", "content": _SYSTEM}
-_CALLED = (
-    _ASKS,
+_QUESTION = {"role": "user", "content": "Hello"}
+_INSTRUCTION = {"role": "system", "content": _SYSTEM}
+_CALL_AND_RESULT = (
+    _QUESTION,
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "name": _NAME, "tool_call_id": "call00001", "content": _RESULT},
 )
 
 
 class Render(Protocol):
-    """A conversation as the template renders it, or '' where it cannot."""
+    """Renders a conversation with the template; returns '' if the template cannot."""
 
     def __call__(
         self,
@@ -50,8 +50,7 @@ class Render(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
-    """Which of these the template shows: offered tools, earlier calls with their results, and what
-    the system says."""
+    """What the template renders: offered tools, earlier calls with results, system messages."""
 
     tools: bool
     calls: bool
@@ -59,24 +58,26 @@ class ToolSupport:
 
 
 def learn(render: Render) -> ToolSupport | None:
-    """Find out what the template shows; None where it renders no conversation at all."""
-    if not render((_ASKS,)):
+    """Test the template; None if it cannot render any conversation."""
+    if not render((_QUESTION,)):
         return None
-    called = render(_CALLED)
+    called = render(_CALL_AND_RESULT)
     return ToolSupport(
-        tools=any(_NAME in render(each, _TOOLS) for each in ((_ASKS,), (_SPOKEN, _ASKS))),
+        tools=any(
+            _NAME in render(each, _TOOLS) for each in ((_QUESTION,), (_INSTRUCTION, _QUESTION))
+        ),
         calls=all(text in called for text in (_NAME, _VALUE, _RESULT)),
-        system=_SYSTEM in render((_SPOKEN, _ASKS)),
+        system=_SYSTEM in render((_INSTRUCTION, _QUESTION)),
     )
 
 
 def call_format(
     chat_format: ChatFormat, tool_parser: str, prompts: PromptBuilder
 ) -> ChatFormat | None:
-    """The format of answers where tools are offered, if it is another than that of all answers.
+    """The format of answers to requests with tools; None if it is the same as for all others.
 
-    `prompts` writes tools in words from then on, where that is the way out. tool_parser: what the
-    user named; a format that was named is never exchanged for another.
+    If the template does not render tools, this also makes `prompts` describe them in words.
+    tool_parser: the user's option; a format that the user chose is never replaced.
     """
     support = learn(prompts.sample)
     if support is None or support.tools:
@@ -86,8 +87,8 @@ def call_format(
         return None
     if chat_format.name != "plain" or ChatFormat.knows_tool_parser(tool_parser):
         _log.warning(
-            "the chat template shows no tools, and calls in the format %s are not described in"
-            " words: the model will not know of any tools",
+            "the chat template does not render tools, and there is no description in words for the"
+            " format %s: the model will not see any tools",
             chat_format.name,
         )
         return None

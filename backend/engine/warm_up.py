@@ -1,9 +1,8 @@
-"""The first prompts of a model, before anybody waits for them.
+"""Runs typical prompts at the end of a load, so that the first real request is not slow.
 
-On a GPU the first use of a shape compiles its kernels. So a load ends with prompts like a first
-client's: a lone one, two in a batch, and longer ones up to a whole prefill pass, one after the
-other for as long as the next is sure to fit in the time. They go the way of all prompts, through a
-scheduler of their own.
+On a GPU the first use of a shape compiles kernels. So a load ends with prompts like those of first
+clients: one alone, two in a batch, then longer ones up to a whole prefill pass, as long as the next
+one is certain to fit in the time. They run like all prompts, in a scheduler of their own.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _GENERATED = 2
 
 
 def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Stages[None]:
-    """Run each step of the prompts as a stage; ends on `engine`. A fault is logged, and no more.
+    """Run each step of the prompts as a stage; ends on `engine`. Faults are only logged.
 
-    most_tokens: of a prompt. begun: short prompts have been answered already, alone and in a batch.
-    Raises NotFinite: no prompt of such a model would be answered.
+    most_tokens: maximum length of a prompt. begun: whether short prompts have already run, alone
+    and in a batch. Raises NotFinite, because such a model could not answer any prompt.
     """
     broken: list[NotFinite] = []
 
@@ -52,7 +51,7 @@ def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Sta
         rounds = [(_SHORT, 1), (_SHORT, 2), *rounds]
     tickets = itertools.count(1)
     left = _SECONDS
-    per_token = 0.0  # seconds of the longest step; the step after a compilation tells more
+    per_token = 0.0  # seconds, from the longest step
     for length, count in rounds:
         if length > most_tokens or per_token * length * count > left:
             break
@@ -72,7 +71,7 @@ def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Sta
 
 
 def _prompt(ticket: int, length: int, vocabulary: int) -> Submit:
-    """A prompt that begins like no other. The first is greedy, the others draw."""
+    """A prompt that shares no prefix with the others. The first is greedy, the others sample."""
     tokens = [ticket % vocabulary] * length
     sampling = Sampling() if ticket == 1 else Sampling(temperature=1.0, top_p=0.9, seed=1)
     request = GenerationRequest(

@@ -1,8 +1,8 @@
-"""The KV of several sequences in a layer that sees only the latest `max_size` tokens.
+"""The KV of several sequences in a sliding-window layer, which keeps the last `max_size` tokens.
 
-What `Rectangle` is to mlx-lm's KVCache, this is to its RotatingKVCache. Decoding turns the full
-window over: the newest token takes the oldest one's place. Several tokens at once put the places
-into the order of time first.
+It is the batched counterpart of mlx-lm's RotatingKVCache, as `Rectangle` is of KVCache. In decode,
+a full window is used as a ring buffer: the newest token replaces the oldest. Appending several
+tokens at once first restores chronological order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from backend.engine.rectangle import Parts, Rectangle, Span, on_device, packed, 
 
 
 class BatchWindow(Rectangle):
-    """lengths: tokens of each sequence, also those that have left the window.
+    """lengths: tokens of each sequence, including those that have left the window.
 
-    `_idx`: the place after the newest token. rotated: whether the oldest stands there.
+    `_idx`: the index after the newest token. rotated: whether the oldest token is at that index.
     """
 
     def __init__(self, lengths: Sequence[int], parts: Parts = (), *, max_size: int) -> None:
@@ -30,7 +30,7 @@ class BatchWindow(Rectangle):
 
     @classmethod
     def of(cls, spans: Sequence[Span], **settings: Any) -> BatchWindow:
-        """A rectangle of copies, with room up to the next whole step or the window's end."""
+        """Copies of the spans, with room up to the next allocation step or the window's end."""
         window = settings["max_size"]
         places = max(span.places for span in spans)
         parts = packed(spans, min(whole_steps(places + 1), window))
@@ -38,7 +38,7 @@ class BatchWindow(Rectangle):
 
     @property
     def _places(self) -> int:
-        """Places in use, turned over or not."""
+        """The number of indices in use."""
         return self.keys.shape[2] if self.rotated else self._idx
 
     def span(self, row: int) -> Span:
@@ -49,7 +49,7 @@ class BatchWindow(Rectangle):
         return Span(self.parts, row, ranges, length)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append [sequences, heads, tokens, size] and return all that the new tokens may see."""
+        """Append [sequences, heads, tokens, size]; returns all keys and values to attend to."""
         tokens = keys.shape[2]
         if tokens == 1:
             self._turn((keys, values))
@@ -59,7 +59,7 @@ class BatchWindow(Rectangle):
         return self.keys_and_values()
 
     def _turn(self, new: Parts) -> None:
-        """One token: into the next place, or the oldest one's."""
+        """Add one token at the next index, or in place of the oldest token."""
         held = self.parts
         if not held or (self._places == held[0].shape[2] < self.max_size):
             room = min(whole_steps(self._idx + 1), self.max_size) - self._idx
@@ -80,7 +80,7 @@ class BatchWindow(Rectangle):
         self._idx += 1
 
     def _append(self, new: Parts) -> None:
-        """Several tokens: behind those of the past that the first of them sees."""
+        """Add several tokens after those that are still in the window of the first of them."""
         if self.parts:
             places = self._places
             start = max(places - self.max_size + 1, 0)
@@ -91,6 +91,23 @@ class BatchWindow(Rectangle):
             )
         self.parts = new
         self._idx, self.rotated = new[0].shape[2], False
+
+    def drop(self, tokens: Sequence[int]) -> None:
+        """Forget so many of each sequence's latest tokens; only directly after they were appended
+        several at once.
+
+        What the first of them saw is still there then, so nothing is missing from the window.
+        """
+        kept = self._idx - min(tokens)
+        self.parts = tuple(part[:, :, :kept] for part in self.parts)
+        self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
+        self._idx = kept
+        self._right_padding = [count - min(tokens) for count in tokens]
+        if any(self._right_padding):
+            spans = [self.span(row) for row in range(len(tokens))]
+            self._idx = max(span.places for span in spans)
+            self.parts = packed(spans, self._idx)
+            self._right_padding = [0] * len(tokens)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         places = self._places
@@ -106,7 +123,7 @@ class BatchWindow(Rectangle):
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """What each of `N` new tokens sees; None or "causal" where no sequence is padded."""
+        """The attention mask of `N` new tokens; None or "causal" if no sequence is padded."""
         window = window_size or self.max_size
         past = min(self._places, self.max_size - 1)
         paddings = tuple(max(past - length, 0) for length in self.lengths)
@@ -117,7 +134,7 @@ class BatchWindow(Rectangle):
         padding = on_device(paddings) if padded else None
         mask: mx.array = create_causal_mask(N, past, window, left_padding=padding)
         if N == 1 and self._places >= self.max_size:
-            # The new token stands at `at`, so the oldest one behind it.
+            # The new token will be at index `at`, so the oldest one is at `at + 1`.
             at = self._idx if self.rotated and self._idx < self.max_size else 0
             mask = mx.roll(mask, at + 1, -1)
         return mask
@@ -127,7 +144,7 @@ class BatchWindow(Rectangle):
 
 
 def row_span(row: RotatingKVCache) -> Span:
-    """Where the KV of mlx-lm's cache of one sequence lies."""
+    """The span of mlx-lm's cache of one sequence."""
     if row.keys is None:
         return Span((), 0, ((0, 0),), 0)
     room = row.keys.shape[2]
@@ -139,7 +156,7 @@ def row_span(row: RotatingKVCache) -> Span:
 
 
 def _in_time(start: int, stop: int, oldest: int, places: int) -> tuple[tuple[int, int], ...]:
-    """Where the tokens from `start` to `stop`, counted from the oldest, stand in a ring."""
+    """The index ranges in a ring of the tokens `start` to `stop`, counted from the oldest."""
     border = places - oldest
     early = (start + oldest, min(stop, border) + oldest)
     late = (max(start, border) - border, stop - border)

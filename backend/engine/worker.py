@@ -1,9 +1,9 @@
 """The engine thread: the only one that creates or touches an MLX object.
 
-It takes commands from one queue and hands out publications in batches, once per round. While
-there is nothing to do it sleeps in the queue. A load comes as a stage a round, so that it stops no
-stream. mlx and everything above it are imported with the first load, so that the process answers
-Health before.
+It takes commands from one queue and delivers publications in batches, once per round. When there is
+nothing to do, it waits for the queue. One stage of a load runs per round, so that streams continue.
+mlx and the packages that use it are imported with the first load, so that the process answers
+Health earlier.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_GATHER_SECONDS = 0.025  # at most, that the first of several prompts waits for the others
-_LINGER_SECONDS = 0.01  # at most, that the latest waits for one that has not been announced yet
-_LINGER_SHARE = 0.1  # of the time that its prefill takes
-_GLANCE_SECONDS = 0.002  # between two looks whether a prompt is being prepared
+_GATHER_SECONDS = 0.025  # maximum time that the first of several announced prompts waits
+_LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
+_LINGER_SHARE = 0.1  # the same, as a share of the prompt's prefill time
+_GLANCE_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 
 
 class Worker:
@@ -67,22 +67,22 @@ class Worker:
         self._inbox.put(command)
 
     def announce(self, ticket: int) -> None:
-        """A short prompt is being prepared, so that its command comes within milliseconds."""
+        """Note that a short prompt is being prepared: its command comes within milliseconds."""
         self._announced.add(ticket)
 
     def withdraw(self, ticket: int) -> None:
-        """The command of a ticket that was announced has come, or does not come soon."""
+        """End an announcement: the command was sent, or will not come soon."""
         self._announced.discard(ticket)
 
     def in_memory(self, prompt: Sequence[int]) -> int:
-        """How many of the prompt's tokens have their KV in memory; a hint that may be outdated."""
+        """How many of the prompt's tokens have KV in memory; the number may be outdated."""
         from backend.engine.prefix_index import PrefixKey
 
         scheduler = self._scheduler
         return 0 if scheduler is None else scheduler.planner.index.find(PrefixKey(prompt)).length
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end; False when it is still running."""
+        """Wait until the thread has ended; False if it is still running."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -125,11 +125,11 @@ class Worker:
                 return  # a step comes between two stages of a load
 
     def _next_command(self, *, block: bool) -> Command | None:
-        """None: there is nothing to wait for any more.
+        """The next command; None if there is none to wait for.
 
-        Before the first of several prompts starts, those that are about to come are waited for:
-        together they are prefilled in less time than one alone and the others beside its decode
-        steps.
+        Before the first of several prompts starts, this waits for the others that are about to
+        come: prefilling them together is faster than prefilling one alone and the others between
+        its decode steps.
         """
         try:
             return self._inbox.get(block=block)
@@ -148,7 +148,7 @@ class Worker:
 
     @property
     def _only_waiting(self) -> bool:
-        """Whether there are requests, and none of them has begun."""
+        """Whether there are requests, all of them waiting."""
         if self._scheduler is None or (self._encoder is not None and self._encoder.busy):
             return False
         return self._scheduler.waiting and not self._scheduler.planner.admitted
@@ -202,7 +202,7 @@ class Worker:
         self._encoder.submit(command)
 
     def _encode_rows(self, encoder: EncodeQueue, *, running: bool) -> None:
-        """One batch, once the sequences beside it leave room for a row."""
+        """Run one batch if the running sequences leave memory for a row."""
         room = encoder.room
         if self._scheduler is not None:
             room = min(self._scheduler.lend(encoder.needs), room)
@@ -224,7 +224,7 @@ class Worker:
             built: Built = whole.value
         except BaseException as fault:
             command.stages.close()
-            # The traceback's frames hold what was already read of the model.
+            # The frames of the traceback refer to weights that were already read.
             command.done.set_exception(fault.with_traceback(None))
             del fault
             _release()
@@ -252,9 +252,9 @@ class Worker:
         return served
 
     def _memory(self) -> dict[str, int]:
-        """What MLX holds, and the parts of it that the loaded model knows, in bytes.
+        """Bytes that MLX has allocated, and the loaded model's parts of them.
 
-        Nothing is being computed then, so the parts are all that is in use.
+        Nothing is being computed meanwhile, so the parts add up to all that is in use.
         """
         if "mlx.core" not in sys.modules:
             return {}
@@ -265,7 +265,7 @@ class Worker:
         return parts | (self._scheduler.memory() if self._scheduler is not None else {})
 
     def _refuse_rest(self) -> None:
-        """Answer the commands that come after the end, so that nobody waits for them."""
+        """Answer commands that come after the end, so that no caller waits for ever."""
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(ticket=ticket) | Encode(ticket=ticket):
@@ -290,6 +290,7 @@ class Worker:
     def _drop_model(self) -> None:
         if self._scheduler is not None or self._encoder is not None:
             self._scheduler = self._encoder = None
+            self.gauges.guessing = None
             _release()
 
     def _report(self, where: str, fault: BaseException) -> None:
@@ -297,14 +298,14 @@ class Worker:
         self._suspect = True
 
     def _probe(self) -> None:
-        """After a fault: see whether MLX still computes. If not, no later request can be served."""
+        """After a fault, check that MLX still computes; if not, no request can be served."""
         import mlx.core as mx
 
         self._suspect = False
         mx.eval(mx.random.normal((8,)) + 1)
 
     def _clear_streams(self) -> None:
-        """mlx 0.32.4 may abort the process at exit when a thread's streams outlive it."""
+        """Delete the thread's streams: mlx 0.32.4 may abort at exit if they outlive the thread."""
         if "mlx.core" in sys.modules:
             import mlx.core as mx
 
@@ -314,8 +315,8 @@ class Worker:
 def _release() -> None:
     """Return the memory of dropped arrays to the system.
 
-    A model that is built draws weights that nobody evaluates, because the checkpoint's take their
-    place. Each draw adds to the lazy graph of MLX's random key, which only a new key lets go of.
+    Building a model creates random weights that are never evaluated, because the checkpoint's
+    replace them. Each extends the lazy graph of MLX's random key, which only a new key releases.
     """
     import mlx.core as mx
 

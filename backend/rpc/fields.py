@@ -200,8 +200,7 @@ MODEL_OPTIONS = Fields(
         "LoraAdapters": "further adapters; several are added up",
         "LoraScale": "multiplies the adapter's own scale; 0 means 1",
         "LoraScales": "the same, in the order of LoraAdapters",
-        "DraftModel": "a smaller model with the same tokenizer, for speculative decoding while a"
-        " single request runs",
+        "DraftModel": "a smaller model with the same tokenizer, for speculative decoding",
         "LimitImagePerPrompt": "maximum number of Images in a request; 0 means 16",
         "LimitVideoPerPrompt": "maximum number of Videos in a request; 0 means 16",
         "LimitAudioPerPrompt": "maximum number of Audios in a request; 0 means 16",

@@ -13,7 +13,14 @@ from dataclasses import replace
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import Attachments, ChatPrompt, Extras, GenerationRequest, Prompt
+from backend.engine.request import (
+    MOST_GUESSES,
+    Attachments,
+    ChatPrompt,
+    Extras,
+    GenerationRequest,
+    Prompt,
+)
 from backend.engine.served_model import ServedModel
 from backend.rpc.fields import PREDICT_OPTIONS
 from backend.rpc.prompt_fields import prompt_of, tool_choice
@@ -24,7 +31,6 @@ from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
 LONGEST_STOP = 4096
-MOST_GUESSES = 64
 MOST_ALTERNATIVES = 20  # OpenAI's limit for top_logprobs
 # Gemini's token budgets by effort, https://ai.google.dev/gemini-api/docs/openai#thinking
 EFFORT_BUDGETS = {

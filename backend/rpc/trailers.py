@@ -1,7 +1,9 @@
-"""Trailing metadata of Predict, PredictStream and Status, for what the protocol has no field for.
+"""Trailing metadata, for what the protocol has no field for.
 
-A host needs to know why an answer ended, how many prompt tokens came from the cache, and how many
-answer tokens were reasoning. Only successful calls have these trailers, and hosts may ignore them.
+After Predict and PredictStream a host needs to know why an answer ended, how many prompt tokens
+came from the cache, and how many answer tokens were reasoning. Status and GetMetrics show what
+drafting does, where the model drafts, and Status the ranks, where there are several. Only
+successful calls have these trailers, and hosts may ignore them.
 """
 
 from __future__ import annotations
@@ -9,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend.engine.events import Finished
+from backend.engine.guess_width import GuessReport
 
 FINISH_REASON = "mlx-finish-reason"
 CACHED_TOKENS = "mlx-cached-tokens"
 REASONING_TOKENS = "mlx-reasoning-tokens"
 STOP_SEQUENCE = "mlx-stop-sequence-bin"
 ENDED_BY = "mlx-ended-by"
+DRAFT_WIDTH = "mlx-draft-width"
+DRAFTED = "mlx-draft-tokens"
+ACCEPTED = "mlx-draft-accepted-tokens"
+GAIN = "mlx-draft-gain"
 RANK = "mlx-rank"  # of Status: a line for each rank
 
 
@@ -30,6 +37,18 @@ def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], .
     if end.repeated:
         trailers.append((ENDED_BY, "repetition"))
     return tuple(trailers)
+
+
+def of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
+    """The trailers of Status and GetMetrics."""
+    if report is None:
+        return ()
+    return (
+        (DRAFT_WIDTH, str(report.width)),
+        (DRAFTED, str(report.proposed)),
+        (ACCEPTED, str(report.accepted)),
+        (GAIN, f"{report.gain:.2f}"),
+    )
 
 
 def of_ranks(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from backend.engine.ranks.place import TOKEN, Place
-from backend.rpc import logs
+from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
 from common.launch import command
@@ -46,6 +46,8 @@ class Supervisor:
         self._plan = plan
         self._environ = dict(environ)
         self._asked: signal.Signals | None = None
+        self._parent = os.getppid()
+        self._watches = parent_watch.wanted(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -125,6 +127,9 @@ class Supervisor:
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
                     return _ended(first, grace) or _GIVEN_UP
                 self._pause(_LOOK_SECONDS)
+                if self._watches and os.getppid() != self._parent:
+                    logs.error("exit", cause=f"the host process {self._parent} is gone")
+                    self._asked = signal.SIGTERM
                 _kill_stopped(processes, stopped)
             return first.returncode
         finally:

@@ -47,6 +47,8 @@ class Model:
     heads: int
     kv_heads: int
     head_size: int
+    hidden: int
+    blocks: int
     state: float = 0.0
     experts: int = 0
     experts_used: int = 0
@@ -71,6 +73,15 @@ class Model:
             return self.weights
         missed = (1 - self.experts_used / self.experts) ** tokens
         return self.weights * (1 - self.expert_share * missed)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What connects ranks. Units and sources are in `setups.toml`."""
+
+    name: str
+    bandwidth: float
+    latency: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,11 @@ class Setup:
         model = self.model
         attention = 4 * model.layers * model.heads * model.head_size * context
         return 2 * model.active + attention
+
+
+def links() -> list[Link]:
+    """All that the file holds, in its order."""
+    return [Link(**values) for values in tomllib.loads(_FILE.read_text())["links"].values()]
 
 
 def setups() -> list[Setup]:

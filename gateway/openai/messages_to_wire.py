@@ -24,6 +24,11 @@ from wire import backend_pb2 as pb
 # No chat template of a local model tells the two apart: those that know `developer` (gpt-oss)
 # render `system` the same way, and the others refuse a role that they do not know.
 _ROLES = {"developer": "system", "function": "tool"}
+_ASSISTANT = (
+    "tool_calls function_call reasoning_content reasoning thinking_blocks reasoning_details \
+refusal".split()
+)
+_OF_ROLE = dict.fromkeys(_ASSISTANT, "assistant") | {"tool_call_id": "tool"}
 _AT_ONCE = 500  # messages
 Kind = Literal["image", "video", "audio"]
 
@@ -100,17 +105,7 @@ def _require_fitting(message: ChatMessage, place: str) -> None:
     """The fields that a role does not have."""
     if message.audio is not None:
         raise _refused(f"{place}.audio", "answers are text; leave it out")
-    of_role = {
-        "tool_calls": "assistant",
-        "function_call": "assistant",
-        "reasoning_content": "assistant",
-        "reasoning": "assistant",
-        "thinking_blocks": "assistant",
-        "reasoning_details": "assistant",
-        "refusal": "assistant",
-        "tool_call_id": "tool",
-    }
-    for name, role in of_role.items():
+    for name, role in _OF_ROLE.items():
         if getattr(message, name) and message.role != role:
             raise bad_field(
                 f"{place}.{name}",

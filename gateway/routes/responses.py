@@ -18,6 +18,7 @@ from gateway.errors import ApiError, bad_field
 from gateway.generation import Done, Event
 from gateway.limits import JsonRoute
 from gateway.openai.answering import answer, count_prompt, question_of
+from gateway.openai.response_models import CachedTokens, ReasoningTokens
 from gateway.openapi import documented
 from gateway.responses.answer import Answer
 from gateway.responses.items import ITEMS, Item
@@ -75,23 +76,11 @@ class OutputItem(BaseModel):
     status: Literal["in_progress", "completed", "incomplete"]
 
 
-class InputTokenDetails(BaseModel):
-    """What of the prompt came from the prefix cache."""
-
-    cached_tokens: int
-
-
-class OutputTokenDetails(BaseModel):
-    """What of the answer was reasoning."""
-
-    reasoning_tokens: int
-
-
 class ResponseUsage(BaseModel):
     input_tokens: int
-    input_tokens_details: InputTokenDetails
+    input_tokens_details: CachedTokens
     output_tokens: int
-    output_tokens_details: OutputTokenDetails
+    output_tokens_details: ReasoningTokens
     total_tokens: int
 
 

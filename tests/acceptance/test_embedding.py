@@ -109,7 +109,7 @@ def test_what_an_embedding_model_is_not_made_for(
     with pytest.raises(grpc.RpcError) as caught:
         getattr(real.stub, method)(request_, timeout=WAIT)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "turns text into vectors and generates none" in str(caught.value.details())
+    assert "turns text into vectors and does not generate text" in str(caught.value.details())
 
 
 def test_clients_that_leave_disturb_nobody(real: Backend) -> None:

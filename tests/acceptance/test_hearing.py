@@ -136,7 +136,7 @@ def test_markers_in_the_words_of_a_user_are_no_place_for_a_sound(hearing: Backen
         (chat(ONE, Audios=[clip("low"), "aGk="]), "Audios[1] "),
         (chat(ONE, Audios=[clip("low"), clip("low")[:40]]), "Audios[1] "),
         (chat(ONE, Audios=["/etc/hostname"]), "Audios[0] "),
-        (heard("low", "low", "low"), "Audios has 3 items, and a prompt may have 2"),
+        (heard("low", "low", "low"), "Audios has 3 items, but a prompt may have 2"),
     ],
 )
 def test_what_it_cannot_hear_is_refused(

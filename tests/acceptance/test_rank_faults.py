@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, said
+from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, said
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
 LONG = chat("word " * 6000, Tokens=1)
 SHORT = chat("What is the capital of France?", Tokens=8)
-OPTIONS = ["load_trial:false", "rank_timeout:4"]
+OPTIONS = ["load_trial:false", "rank_timeout:15"]
 STATES = ("starting", "loading", "prefill", "decode", "idle", "freeing")
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 Case = tuple[str, signal.Signals, int]
@@ -144,7 +145,7 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row]) -> None:
 
 def serves_again(backend: Backend) -> None:
     """The model is loaded again without being asked for."""
-    until = time.monotonic() + WAIT
+    until = time.monotonic() + 5 * WAIT
     while not any("event=loaded_again" in line for line in backend.log):
         assert time.monotonic() < until, backend.log
         time.sleep(0.05)
@@ -164,6 +165,23 @@ def test_the_ranks_exit_if_they_are_told_to() -> None:
         assert not alive
     finally:
         backend.close()
+
+
+def test_ranks_end_with_their_host() -> None:
+    script = f'"{ROOT}/run.sh" --addr 127.0.0.1:0 --ranks 2 & echo $!; wait'
+    with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        supervisor = psutil.Process(int(host.stdout.readline()))
+        try:
+            while len(supervisor.children()) < 2:
+                assert supervisor.is_running()
+            processes = [supervisor, *supervisor.children()]
+            host.kill()
+            _, alive = psutil.wait_procs(processes, WAIT)
+            assert not alive
+        finally:
+            with contextlib.suppress(psutil.Error):
+                supervisor.kill()
 
 
 def test_ranks_end_with_their_supervisor() -> None:

@@ -155,7 +155,7 @@ def test_metadata_names_the_format_of_calls(toolless: Backend) -> None:
 
 def test_a_format_without_calls_that_was_named_stays(model: Path, bare: Backend) -> None:
     assert bare.load(model, Options=["tool_parser:plain"]).success
-    assert any("shows no tools" in line for line in bare.log)
+    assert any("does not render tools" in line for line in bare.log)
     sentence = refusal(bare, chat("Hi", Tools=TOOLS, ToolChoice="required"))
     assert "another tool_parser" in sentence
     assert "auto" not in sentence

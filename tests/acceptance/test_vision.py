@@ -118,9 +118,9 @@ def test_a_picture_of_an_earlier_turn_is_placed_by_metadata(sighted: Backend) ->
     ("request_", "sentence"),
     [
         (chat(ONE, Images=["aGk="]), "Images[0] "),
-        (seen("red", "red", "red", "red"), "Images has 4 items, and a prompt may have 3"),
+        (seen("red", "red", "red", "red"), "Images has 4 items, but a prompt may have 3"),
         (chat(ONE, Audios=["aGk="]), "Audios has 1 items, but this model takes no audio"),
-        (chat(ONE, Videos=["aGk="]), "Videos[0] is no video file that is known here"),
+        (chat(ONE, Videos=["aGk="]), "Videos[0] is not in a known video format"),
         (chat(ONE, Images=["/etc/hostname"]), "Images[0] "),
         (chat(ONE, Images=["http://127.0.0.1/x.png"]), "Images[0] "),
     ],
@@ -145,7 +145,7 @@ def test_a_clip_is_seen(sighted: Backend) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"It was a dark and stormy night.", "is no video file that is known here"),
+        (b"It was a dark and stormy night.", "is not in a known video format"),
         (saved(plain([RED] * 8))[:-200], "cannot be decoded: it is broken or cut off"),
         (saved(plain([RED], (16400, 90)), "clip.avi", "MJPG"), "a side may have 16384"),
         (lasting(saved(plain([RED] * 8)), 36_000), "lasts longer than 3600 seconds"),
@@ -167,7 +167,7 @@ def test_a_hostile_clip_gets_a_sentence_and_others_go_on(
 
 def test_a_load_says_how_many_videos(sighted: Backend) -> None:
     clips = [in_base64(saved(plain([RED] * 2)))] * 17
-    assert "Videos has 17 items, and a prompt may have 16" in refusal(
+    assert "Videos has 17 items, but a prompt may have 16" in refusal(
         sighted, chat(ONE, Videos=clips)
     )
 

@@ -1,6 +1,11 @@
 """Sentences name the word that was meant, and quote no more than fits."""
 
-from common.wording import did_you_mean, nearest, shown
+import json
+from typing import cast
+
+import pytest
+
+from common.wording import did_you_mean, json_fault, nearest, shown
 
 
 def test_nearest_key_ignores_case_and_dashes() -> None:
@@ -14,3 +19,17 @@ def test_nearest_key_ignores_case_and_dashes() -> None:
 
 def test_long_values_are_cut_in_messages() -> None:
     assert len(shown("x" * 10_000)) == 80
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 100_000, "its lists and objects are nested too deeply"),
+        ("9" * 5000, "it has a whole number of more than 4300 digits"),
+        ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ],
+)
+def test_what_is_wrong_with_json_is_said_in_words(text: str, why: str) -> None:
+    with pytest.raises((ValueError, RecursionError)) as caught:
+        json.loads(text)
+    assert json_fault(cast(ValueError, caught.value)) == why

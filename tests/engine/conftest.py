@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.engine import scheduler
+from backend.engine.guess_width import GuessWidth
 
 
 @pytest.fixture
@@ -12,3 +13,13 @@ def small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual charge for a grammar is more than all the KV of the small models, and the grammars
     of some tests need nothing."""
     monkeypatch.setattr(scheduler, "_MATCHER_BYTES", 0)
+
+
+@pytest.fixture
+def guesses_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every decode step of a model that drafts checks guesses, whether that pays or not."""
+
+    def most(self: GuessWidth, rows: int, longest: int, most: int) -> int:
+        return most
+
+    monkeypatch.setattr(GuessWidth, "choose", most)

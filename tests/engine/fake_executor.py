@@ -15,8 +15,10 @@ from backend.engine.plan import (
     DecodeTimed,
     Ended,
     Generated,
+    Guessed,
     Limits,
     Lost,
+    Masked,
     MemoryShort,
     NotStored,
     OtherBytes,
@@ -238,7 +240,7 @@ class FakeExecutor:
         for group in plan.prefill:
             self._prefill(group)
         for number in plan.decode:
-            self._decode(number)
+            self._decode(number, plan.guess.get(number, 0))
         for score in plan.score:
             self._score(score.sequence, score.budget)
         self._finish_unstarted()
@@ -367,7 +369,7 @@ class FakeExecutor:
         self.seconds += seconds
         self._events.append(PrefillTimed(width * len(group), seconds))
 
-    def _decode(self, number: int) -> None:
+    def _decode(self, number: int, width: int) -> None:
         members = [one for one in self.running if one.batch == number]
         self.seconds += DECODE_SECONDS
         self._events.append(DecodeTimed(DECODE_SECONDS))
@@ -376,7 +378,15 @@ class FakeExecutor:
             for one in members:
                 self._break(one, lost=lost)
             return
+        for one in members:
+            if one.number % 8 == 0:  # it has a grammar
+                seconds = self.dice.choice([0.1, 1, 8]) * DECODE_SECONDS
+                self._events.append(Masked(one.number, seconds))
         ahead = self.dice.choice([1, 2, 30])
+        right = tuple(min(width, ahead - 1) for _ in members)
+        longest = max(len(one.content) for one in members)
+        proposed = width * len(members)
+        self._events.append(Guessed(len(members), longest, width, proposed, right, DECODE_SECONDS))
         for one in members:
             assert one.kv is not None
             fed = [*one.content, one.sampled(len(one.generated))]

@@ -153,6 +153,28 @@ EDGES: dict[str, list[Edge]] = {
             "engine/disk_cache/test_writer.py::test_a_process_that_dies_while_it_writes_leaves_the_old_file",
         ),
     ],
+    "A rank": [
+        Edge(
+            "it is killed or stopped, in any state",
+            "UNAVAILABLE for all; the log names it; the ranks start again and load the same model",
+            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_start_again_and_serve",
+        ),
+        Edge(
+            "the same with `--rank-loss exit`",
+            "UNAVAILABLE for all; every rank exits",
+            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_exit_if_they_are_told_to",
+        ),
+        Edge(
+            "it fails alone, in a load or in a step",
+            "a load is refused on all with its message; after a step the ranks end as above",
+            "engine/ranks/test_lone_faults.py::test_a_rank_that_fails_alone_is_named",
+        ),
+        Edge(
+            "the host, or the supervisor, is killed",
+            "every rank exits",
+            f"{_ACCEPTANCE}rank_faults.py::test_ranks_end_with_their_host",
+        ),
+    ],
     "The process and the machine": [
         Edge(
             "a step that hangs",
@@ -236,7 +258,10 @@ def render() -> str:
 def _inside() -> Iterator[str]:
     actions = [*executor.ACTIONS, *executor.WITH_FILES, *executor.IN_GUESSING]
     for action in actions:
-        yield f"| {_place(action)} | {_WHO[action.most]} |"
+        who = _WHO[action.most]
+        if action in executor.IN_GUESSING and action.most == executor.NOBODY:
+            who = "none; they get no more guesses"
+        yield f"| {_place(action)} | {who} |"
     for name in executor.PASSES:
         yield f"| the model, {name} | {_WHO[executor.BATCH]} |"
 

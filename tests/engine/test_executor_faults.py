@@ -21,11 +21,10 @@ import pytest
 from backend.engine import batch as decode_batch
 from backend.engine import executor as plan_executor
 from backend.engine import kv, prompt_logprobs
-from backend.engine.batch import DecodeBatch, PrefillGroup
+from backend.engine.batch import Chooser, DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
-from backend.engine.drafting import speculation
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupDrafter
+from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.logits_head import LogitsHead
 from backend.engine.logprobs import BatchLogprobs
@@ -411,13 +410,14 @@ def test_a_fault_with_files_and_media(
 
 
 IN_GUESSING = [
-    Action(speculation, "verify_step", ONE),
-    Action(speculation, "verify_step", ONE, late=True),
-    Action(LookupDrafter, "propose", ONE),
-    Action(LookupDrafter, "record", ONE),
+    Action(Chooser, "choose", BATCH, caller="_guess"),
+    Action(kv.BatchCache, "layers_for", BATCH, caller="_guess"),
+    Action(kv.BatchCache, "drop", BATCH, caller="_settle"),
+    Action(LookupGuesser, "propose", NOBODY),
 ]
 
 
+@pytest.mark.usefixtures("guesses_always")
 @pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
 @pytest.mark.parametrize("action", IN_GUESSING, ids=str)
 def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +427,8 @@ def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.M
     plain.drain()
     for at in CALLS:
         with monkeypatch.context() as patch:
-            rounds = Rounds(replace(model_of("full"), drafting=Drafting(6, LookupDrafter)))
+            drafting = Drafting(6, lambda: [LookupGuesser()])
+            rounds = Rounds(replace(model_of("full"), drafting=drafting))
             trap = Trap(at, message)
             action.rig(patch, trap)
             rounds.submit(1, prompt, 60, ignore_eos=True)
@@ -435,7 +436,7 @@ def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.M
         assert trap.sprung or at, "nothing is guessed"
         if not trap.sprung:
             break
-        if message == NO_MEMORY:
+        if message == NO_MEMORY or action.most == NOBODY:
             same(rounds.heard[1], plain.heard[1])
         else:
             assert type(rounds.heard[1].error) is EngineFailed

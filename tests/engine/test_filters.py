@@ -66,9 +66,9 @@ def test_they_keep_what_their_definitions_say(
     kind = _kind(rows[0], vocabulary)
     at = [place for place, row in enumerate(rows) if _kind(row, vocabulary) == kind]
     rows, logits = [rows[place] for place in at], logits[at]
-    own, luck = mx.array(logits), mx.zeros((len(rows), 1))
-    left = BatchFilters(rows, kind[0])(own, luck)
-    whole = BatchFilters(rows, vocabulary)(own, luck)
+    own, uniform = mx.array(logits), mx.zeros((len(rows), 1))
+    left = BatchFilters(rows, kind[0])(own, uniform)
+    whole = BatchFilters(rows, vocabulary)(own, uniform)
     decided = 0
     for place, row in enumerate(rows):
         try:

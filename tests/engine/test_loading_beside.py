@@ -142,7 +142,7 @@ async def test_a_load_whose_files_never_answer_is_left_behind(
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             assert engine.require_model().name == "first"
-        with pytest.raises(Overloaded, match="4 loads that were cancelled"):
+        with pytest.raises(Overloaded, match="4 cancelled loads are"):
             await engine.load(TEXT)
         assert not isinstance(await anext(events), Finished)
         monkeypatch.setattr(loader, "load", load)

@@ -118,11 +118,11 @@ def test_bad_configurations(model: Path, text: str, sentence: str) -> None:
         ({"model_type": "switch_layers"}, "its model type 'switch_layers' is unknown"),
         (
             {"model_type": "electra"},
-            "it turns text into vectors and generates none, and its model type 'electra' is not",
+            "does not generate text, and its model type 'electra' is not among the supported ones",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
-            "it rates documents against a query and generates no text, and its model type 'llama'",
+            "it ranks documents against a query and does not generate text, and its model type",
         ),
         ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder model"),
         (
@@ -139,7 +139,7 @@ def test_models_of_other_kinds(model: Path, changes: dict[str, Any], sentence: s
 def test_an_embedding_model_with_the_configuration_of_a_text_model(model: Path) -> None:
     configure(model, model_type="llama")
     (model / "modules.json").write_text("[]")
-    assert "it turns text into vectors and generates none" in refusal(model)
+    assert "it turns text into vectors and does not generate text" in refusal(model)
 
 
 VISION = {"vision_config": {"depth": 1}, "image_token_id": 5}
@@ -187,7 +187,12 @@ def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
 
 @pytest.mark.parametrize(
     ("model_type", "instead"),
-    [("phi4mm", "serve Phi-4-mini-instruct"), ("unlimited-ocr", "serve dots.ocr")],
+    [
+        ("phi4mm", "serve Phi-4-mini-instruct"),
+        ("unlimited-ocr", "serve dots.ocr"),
+        ("llada2_moe", "serve a model that writes in that way"),
+        ("diffusion_gemma", "serve a model that writes in that way"),
+    ],
 )
 def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(
     model: Path, model_type: str, instead: str
@@ -283,6 +288,37 @@ def cut(keep: Callable[[int], int]) -> Callable[[bytes], bytes]:
 def test_damaged_weight_files(model: Path, change: Callable[[bytes], bytes], sentence: str) -> None:
     file = model / "model.safetensors"
     file.write_bytes(change(file.read_bytes()))
+    assert sentence in refusal(model)
+
+
+DATA = "data_offsets"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({DATA: [-8, 8]}, "model.safetensors is not a safetensors file"),
+        ({DATA: [0.5, 8]}, "model.safetensors is not a safetensors file"),
+        ({"shape": [-1, 5]}, "model.safetensors is not a safetensors file"),
+        ({"shape": "ab"}, "model.safetensors is not a safetensors file"),
+        ({"dtype": ["F32"]}, "model.safetensors is not a safetensors file"),
+        ({DATA: [1000, 10]}, "model.safetensors is damaged, the tensor '"),
+        ({"shape": [2**40, 2**40]}, "of the shape '[1099511627776, 1099511627776]' takes"),
+        ({"shape": [0]}, "of the shape '[0]' takes"),
+        ({"shape": [1] * 10_000}, "bytes in it: download it again"),
+    ],
+)
+def test_weight_files_that_say_what_cannot_be(
+    model: Path, change: dict[str, Any], sentence: str
+) -> None:
+    file = model / "model.safetensors"
+    body = file.read_bytes()
+    end = 8 + int.from_bytes(body[:8], "little")
+    header = json.loads(body[8:end])
+    name = next(name for name in header if name != "__metadata__")
+    header[name] |= change
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + body[end:])
     assert sentence in refusal(model)
 
 

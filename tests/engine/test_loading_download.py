@@ -75,7 +75,7 @@ def test_a_complete_copy_is_used_without_the_hub(hub: Hub) -> None:
 
 def test_what_cannot_be_served_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:
     (hub.repositories[REPOSITORY] / "config.json").write_text('{"model_type": "electra"}')
-    with pytest.raises(ModelRejected, match="'electra' is not among those that are served"):
+    with pytest.raises(ModelRejected, match="'electra' is not among the supported"):
         get()
     assert not set(WEIGHTS) & set(hub.sent)
 

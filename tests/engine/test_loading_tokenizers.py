@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -352,3 +353,21 @@ def test_a_template_beside_mistrals_tokenizer_is_the_models(tmp_path: Path) -> N
     path = _tekken(tmp_path / "it", "v13")
     (path / "chat_template.jinja").write_text("own")
     assert _template_of(_loaded(path)) == "own"
+
+
+@pytest.mark.parametrize(
+    "grows",
+    [
+        [normalizers.Replace("a", "a" * 10)] * 4,
+        [normalizers.Replace(Regex("b*"), "a" * 5000)],
+        [normalizers.Prepend("a" * 5000)],
+        [normalizers.Sequence([normalizers.Replace("a", "a" * 99)] * 2), normalizers.Prepend("é")],
+    ],
+)
+def test_a_normalizer_that_fills_the_memory_is_refused(
+    grows: list[normalizers.Normalizer], tmp_path: Path
+) -> None:
+    tokenizer = _byte_level()
+    tokenizer.normalizer = normalizers.Sequence(grows)
+    with pytest.raises(ModelRejected, match=r"its tokenizer\.json can make"):
+        _loaded(_folder(tmp_path / "it", tokenizer))

@@ -11,7 +11,7 @@ from mlx.utils import tree_reduce
 
 from backend.engine import kv
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.prefill import Pace
 from backend.engine.request import Sampling
 from backend.engine.score_plan import Continuation, ScorePlan
@@ -69,15 +69,19 @@ def test_the_parts_of_status_are_what_mlx_holds(kind: str) -> None:
     assert not rounds.faults
 
 
+@pytest.mark.usefixtures("guesses_always")
 def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
     model, draft = kv_model("attention", **WIDE["attention"]), _draft_model()
     pace = Pace(512, 250)
-    drafting = Drafting(4, lambda: ModelDrafter(draft, pace, least_probability=0.0))
+    drafting = Drafting(
+        4, lambda: [ModelGuesser(draft, pace, least_probability=0.0)], cost=draft.cost
+    )
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
     rounds = Rounds(engine_model(model, drafting=drafting))
-    rounds.submit(1, words(300, 1), 60, ignore_eos=True)
+    rounds.submit(1, words(300, 1), 150, ignore_eos=True)
+    rounds.submit(2, words(280, 2), 150, ignore_eos=True)
     most = 0
     while rounds.scheduler.busy:
         rounds.step()
@@ -86,7 +90,7 @@ def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
         held = mx.get_active_memory() - before
         assert held == pytest.approx(sum(parts.values()), rel=0.05), parts
         most = max(most, parts["draft_kv_cache"])
-    assert most >= draft.cost.of(300)
+    assert most >= 2 * draft.cost.of(300)
     assert parts["draft_kv_cache"] == 0
 
 

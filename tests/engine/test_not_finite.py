@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_map
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupDrafter
+from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected, NotFinite
 from backend.engine.load_request import LoadRequest
@@ -106,8 +106,9 @@ def test_scores_that_are_no_numbers() -> None:
     assert rounds.heard[3].error is None
 
 
+@pytest.mark.usefixtures("guesses_always")
 def test_a_guess_is_checked_too() -> None:
-    drafting = Drafting(4, LookupDrafter)
+    drafting = Drafting(4, lambda: [LookupGuesser()])
     rounds = Rounds(engine_model(poisoned(), drafting=drafting))
     bias = Sampling(logit_bias=((POISON, 1e4),))
     rounds.submit(1, [5, 6, 5, 6, 5, 6], 20, ignore_eos=True, sampling=bias)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -24,7 +24,7 @@ from backend.engine.model import EngineModel
 from backend.engine.plan import StepPlan
 from backend.engine.request import WHOLE, Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
-from tests.engine.rounds import Rounds, alone, engine_model
+from tests.engine.rounds import Heard, Rounds, alone, engine_model
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
 SCHEDULES = {"full": 90, "window": 40, "hybrid": 40, "recurrent": 40}
@@ -75,6 +75,18 @@ class Strides:
         for token in tokens:
             self.accept(token)
 
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        before = self._left, self._next
+        taken = 0
+        for guess, mask in zip(guesses, allowed, strict=True):
+            if self.ended or guess % 7 != self._next:
+                break
+            self.accept(guess)
+            self.fill(mask)
+            taken += 1
+        self._left, self._next = before
+        return taken
+
     def accept(self, token: int) -> None:
         assert token % 7 == self._next, "a token that the mask did not allow"
         self._next = (self._next + self._stride) % 7
@@ -103,14 +115,19 @@ def test_every_row_says_what_it_says_alone(kind: str) -> None:
 
 
 def check_schedule(
-    model: EngineModel, dice: random.Random, reference: EngineModel | None = None
+    model: EngineModel,
+    dice: random.Random,
+    reference: EngineModel | None = None,
+    learn: Callable[[list[int]], None] = lambda _: None,
 ) -> Counter[str]:
     """Play one schedule; returns how often it came by what could spoil an answer.
 
-    reference: computes what every row says alone; by default the same model.
+    reference: computes what every row says alone; by default the same model. learn: is told of
+    each prompt with its answer beforehand.
     """
     rounds = Rounds(model)
     requests: dict[int, Request] = {}
+    answers: dict[int, Heard] = {}
     cancelled: set[int] = set()
     common = [dice.randrange(1, VOCABULARY) for _ in range(60)]
     planner, executor = rounds.scheduler.planner, rounds.scheduler.executor
@@ -122,6 +139,11 @@ def check_schedule(
                 for _ in range(min(dice.choice([1, 1, 4]), MOST_ROWS - len(requests))):
                     ticket = len(requests) + 1
                     requests[ticket] = _request(dice, common, requests, rounds)
+                    lonely = Rounds(reference or model)
+                    requests[ticket].play(lonely, 1)
+                    lonely.drain()
+                    answers[ticket] = lonely.heard[1]
+                    learn([*requests[ticket].prompt, *lonely.heard[1].tokens])
                     requests[ticket].play(rounds, ticket)
             if requests and dice.random() < 0.05:
                 victim = dice.choice(list(requests))
@@ -136,10 +158,7 @@ def check_schedule(
     seen = _passed_by([call.args[0] for call in launch.call_args_list])
     assert not rounds.faults
     for ticket in requests.keys() - cancelled:
-        lonely = Rounds(reference or model)
-        requests[ticket].play(lonely, 1)
-        lonely.drain()
-        expected, heard = lonely.heard[1], rounds.heard[ticket]
+        expected, heard = answers[ticket], rounds.heard[ticket]
         assert heard.error is None
         assert heard.finished is not None
         assert expected.finished is not None

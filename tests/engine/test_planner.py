@@ -170,6 +170,7 @@ def random_arrival(world: World) -> None:
         tokens,
         limit,
         key=key,
+        guesses=dice.choice([0, 4]),
         ends_at=dice.choice([1, 3, 30, 1 << 30]),
         score_steps=dice.randrange(1, 5),
         **fields,
@@ -195,6 +196,7 @@ def random_limits(dice: random.Random) -> Limits:
         together=slots > 1 and dice.random() < 0.8,
         trims=trims,
         passes=dice.choice([FREE, FREE, PassCost(40, 0, 7), PassCost(3, 0.25, 20), PassCost(1, 2)]),
+        guesses=4,
     )
 
 

@@ -106,6 +106,15 @@ def test_short_prompts_that_wait_for_slots_share_their_passes(limits: list[int])
     assert crowd.passes < 0.6 * crowd.ended
 
 
+def test_short_prompts_share_a_pass_where_even_one_takes_longer_than_the_pause() -> None:
+    """On a busy machine a pass of 8 tokens, or of 32, holds up the streams for half a second."""
+    planner = Planner(Limits(CacheCost(1, 0), 8, 1 << 40, 0, 0, prefill_chunk=2048, stall_ms=250))
+    plan = planner.plan(0.0, [PrefillTimed(32, 0.8), _arrived(1, 8)])
+    plan = planner.plan(1.0, [Started(1, 0), Prefilled(1, 8), PrefillTimed(8, 0.5), DecodeTimed(9)])
+    plan = planner.plan(2.0, [Generated(1, (1,)), *(_arrived(each, 8) for each in range(2, 7))])
+    assert sorted(map(len, plan.prefill)) == [4]
+
+
 @pytest.mark.parametrize(
     ("waiting", "length", "limits"),
     [(1, 8, [16]), (8, 100, [16]), (8, 8, [300, 410, 505])],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backend.engine import filters
 from backend.engine.penalties import Past
 from backend.engine.request import WHOLE, Sampling
-from backend.engine.sampling import BatchSampler, row_keys, row_luck
+from backend.engine.sampling import BatchSampler, row_keys, row_uniforms
 from tests.engine.filter_definitions import kept
 
 VOCABULARY = 40
@@ -212,11 +212,11 @@ def test_seed_zero_is_a_seed_and_steps_and_seeds_differ() -> None:
     assert row_keys([0], [0]).tolist() == row_keys([0], [0]).tolist()
 
 
-def test_luck_is_spread_evenly() -> None:
-    luck = row_luck(row_keys([7] * 10_000, list(range(10_000))))
-    assert luck.shape == (10_000, 1)
-    assert 0 <= luck.min() < luck.max() < 1
-    counts, _ = np.histogram(luck, bins=20, range=(0, 1))
+def test_row_uniforms_are_evenly_distributed() -> None:
+    uniforms = row_uniforms(row_keys([7] * 10_000, list(range(10_000))))
+    assert uniforms.shape == (10_000, 1)
+    assert 0 <= uniforms.min() < uniforms.max() < 1
+    counts, _ = np.histogram(uniforms, bins=20, range=(0, 1))
     assert ((counts - 500) ** 2 / 500).sum() < 19 + 5 * np.sqrt(2 * 19)
 
 

@@ -48,7 +48,7 @@ def test_it_says_of_each_candidate_which_tokens_are_its_own(
         parted = next(
             (at for at in range(len(alone)) if whole[at : at + 1] != alone[at : at + 1]), len(alone)
         )
-        assert one.tokens[one.told_from :] == tuple(whole[parted:])
+        assert one.tokens[one.scored_from :] == tuple(whole[parted:])
         if one.tokens:
             assert [*made.prefix, *one.tokens] == whole
         else:

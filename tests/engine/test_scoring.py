@@ -36,13 +36,13 @@ def _check(model: Any, plan: ScorePlan, heard: Heard) -> None:
     assert heard.finished is not None, heard.error
     assert len(heard.finished.scores) == len(plan.continuations)
     for one, told in zip(plan.continuations, heard.finished.scores, strict=True):
-        assert tuple(entry.token for entry in told) == one.tokens[one.told_from :]
+        assert tuple(entry.token for entry in told) == one.tokens[one.scored_from :]
         if not told:
             continue
         whole = [*plan.prefix, *one.tokens]
         logits = model(mx.array([whole]), cache=kv.new_row(model))[0].astype(mx.float32)
         values = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-        start = len(plan.prefix) + one.told_from
+        start = len(plan.prefix) + one.scored_from
         for place, entry in enumerate(told, start):
             assert abs(values[place - 1, entry.token] - entry.logprob) < 1e-3
 

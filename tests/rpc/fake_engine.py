@@ -18,6 +18,7 @@ from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
+from backend.engine.guess_width import GuessReport
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.prompts import PromptBuilder
@@ -116,6 +117,7 @@ class FakeEngine(Engine):
         self.full: Overloaded | None = None
         self.state = EngineState.READY
         self.stopping = False
+        self.guessing: GuessReport | None = None
 
     def start(self, before_load: Callable[[], None] = lambda: None) -> None: ...
 
@@ -175,7 +177,7 @@ class FakeEngine(Engine):
         return EngineStatus(self.state, 300, {"weights": 200, "cache": 100})
 
     def metrics(self) -> EngineMetrics:
-        return EngineMetrics(1, 0, 2**40, 12, 34.5)
+        return EngineMetrics(1, 0, 2**40, 12, 34.5, self.guessing)
 
     async def stop(self, grace: float) -> None:
         self.stopping = True

@@ -19,7 +19,7 @@ from tests.rpc.fake_engine import FakeEngine, Script
 
 
 class ScriptedEngine(FakeEngine):
-    def __init__(self) -> None:
+    def __init__(self, leader: None = None) -> None:
         super().__init__()
         self.script = Script(pieces=["a"], hold=True)
         self._cause: asyncio.Future[str] | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from typing import Any
 
 import grpc
 import pytest
 
 from backend.engine.engine_state import EngineState
+from backend.engine.guess_width import GuessReport
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
@@ -207,6 +209,26 @@ def test_metrics_stay_within_the_wires_integers(stub: BackendStub) -> None:
     assert metrics.prompt_tokens_processed == 12
     assert metrics.tokens_per_second == pytest.approx(34.5)
     assert metrics.prompt_json_for_slot == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"), [("Status", pb.HealthMessage()), ("GetMetrics", pb.MetricsRequest())]
+)
+def test_what_drafting_does_is_shown(
+    stub: BackendStub, engine: FakeEngine, method: str, asked: Any
+) -> None:
+    def shown() -> dict[str, Any]:
+        _, call = getattr(stub, method).with_call(asked)
+        return {key: value for key, value in call.trailing_metadata() if "draft" in key}
+
+    assert shown() == {}
+    engine.guessing = GuessReport(width=4, proposed=20, accepted=15, gain=1.5)
+    assert shown() == {
+        "mlx-draft-width": "4",
+        "mlx-draft-tokens": "20",
+        "mlx-draft-accepted-tokens": "15",
+        "mlx-draft-gain": "1.50",
+    }
 
 
 def test_metadata(stub: BackendStub) -> None:

@@ -26,14 +26,14 @@ from common.chat_format import ChatFormat
 MAX_TEXT = 256 * 1024
 """Maximum number of characters of a grammar, or of tools as JSON."""
 
-Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+Try = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
 _REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
 
 
 class ConstraintCompiler:
-    """Used by several prompt threads at once.
+    """Compiles constraints for one tokenizer. Several prompt threads may use it at once.
 
     tokenizer: mlx-lm's TokenizerWrapper. vocabulary_size: width of the model's logits. end_tokens:
     ids that end an answer. chat_format: the model's format of reasoning and calls.
@@ -72,11 +72,11 @@ class ConstraintCompiler:
         if quick, raises NotQuick for one that takes noticeable time.
         """
         table, trial = self._table_and_trial()
-        ask = partial(trial.ask, quick=quick)
-        body = self._grammar(spec, table, ask)
+        attempt = partial(trial.attempt, quick=quick)
+        body = self._grammar(spec, table, attempt)
         if spec.optional:
-            self._require_marked(body, spec, table, ask)
-        answer = None if spec.answer is None else self._answer(spec.answer, table, ask)
+            self._require_marked(body, spec, table, attempt)
+        answer = None if spec.answer is None else self._answer(spec.answer, table, attempt)
         setting = ""
         if answers_messages:
             setting = setting_of(
@@ -93,37 +93,43 @@ class ConstraintCompiler:
             grammars.append({"name": "answer", **answer})
         text = json.dumps({"grammars": [*grammars, {"name": "body", **body}]})
         return Constraint(
-            self._matcher(text, spec, table, ask).deep_copy(),
+            self._matcher(text, spec, table, attempt).deep_copy(),
             table.known,
             table.ends,
             words(table.tokens.vocab_size),
         )
 
     def _require_marked(
-        self, body: Mapping[str, Any], spec: ConstraintSpec, table: TokenTable, ask: Ask
+        self, body: Mapping[str, Any], spec: ConstraintSpec, table: TokenTable, attempt: Try
     ) -> None:
-        """Refuse a free choice of calls that begin like text, which no grammar could separate."""
-        matcher = self._matcher(_alone(body), spec, table, ask)
+        """Refuse optional calls in a format whose calls begin like plain text.
+
+        No grammar could tell such a call from text.
+        """
+        matcher = self._matcher(_alone(body), spec, table, attempt)
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
         first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not set(first.tolist()) <= set(table.special.ids.values()):
-            wish, other = "strict tools", "mark no tool as strict"
+            what, other = "strict tools", "mark no tool as strict"
             if spec.answer is not None:
-                wish, other = (
+                what, other = (
                     "tools together with a grammar for the answer",
                     "leave one of them out",
                 )
             raise InvalidRequest(
-                f"{wish} cannot be enforced with tool_choice auto, because this model writes calls"
+                f"{what} cannot be enforced with tool_choice auto, because this model writes calls"
                 f" without a token that marks them: send tool_choice required, or {other}",
                 "Tools" if spec.answer is None else "Grammar",
             )
 
-    def _answer(self, spec: ConstraintSpec, table: TokenTable, ask: Ask) -> Mapping[str, Any]:
-        """The grammar of an answer without calls. It is tried alone, so that an error names it."""
+    def _answer(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
+        """The grammar of an answer without calls.
+
+        It is compiled by itself first, so that an error names this grammar.
+        """
         with about("Grammar"):
-            body = self._grammar(spec, table, ask)
-            self._matcher(_alone(body), spec, table, ask)
+            body = self._grammar(spec, table, attempt)
+            self._matcher(_alone(body), spec, table, attempt)
             return body
 
     def _table_and_trial(self) -> tuple[TokenTable, Trial]:
@@ -141,7 +147,7 @@ class ConstraintCompiler:
                 self._ready = TokenTable.of(vocabulary, self._vocabulary_size, source), trial
             return self._ready
 
-    def _grammar(self, spec: ConstraintSpec, table: TokenTable, ask: Ask) -> Mapping[str, Any]:
+    def _grammar(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
         """The constrained part, as an llguidance grammar."""
         try:
             sent = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
@@ -164,7 +170,7 @@ class ConstraintCompiler:
         }
         key = f"{spec.kind} {spec.parallel} {sent}"
         if (known := self._grammars.get(key)) is None:
-            reply = ask(f"the {_WHAT[spec.kind]}", request)
+            reply = attempt(f"the {_WHAT[spec.kind]}", request)
             if "refusal" in reply:
                 raise InvalidRequest(reply["refusal"])
             known = reply["grammar"]
@@ -172,12 +178,12 @@ class ConstraintCompiler:
         return known
 
     def _matcher(
-        self, grammars: str, spec: ConstraintSpec, table: TokenTable, ask: Ask
+        self, grammars: str, spec: ConstraintSpec, table: TokenTable, attempt: Try
     ) -> llguidance.LLMatcher:
-        """A grammar's matcher in its initial state; it is only copied, never advanced."""
+        """A grammar's matcher in its initial state. Callers copy it and never advance it."""
         if (known := self._matchers.get(grammars)) is not None:
             return known
-        error = ask(f"the {_WHAT[spec.kind]}", {"grammars": grammars})["error"]
+        error = attempt(f"the {_WHAT[spec.kind]}", {"grammars": grammars})["error"]
         if not error:
             made = on_stack(STACK + MARGIN, lambda: matcher_of(table.tokens, grammars))
             error = made.get_error()

@@ -18,26 +18,27 @@ if TYPE_CHECKING:
 _BITS = 32
 BURST_SECONDS = 0.5
 TOKEN_SECONDS = 0.01
-"""Processor time that a row's grammar may take: once, and for each token. All rows of the batch
-wait for it."""
+"""Processor time that a row's grammar may take: BURST_SECONDS in all, plus TOKEN_SECONDS for each
+token. It is limited because every row of the batch waits for it."""
 _AMBIGUOUS = (
     "the text can be parsed in too many ways: make the grammar less ambiguous, or give it fewer"
     " alternatives and optional parts"
 )
 _LEXER = "its regular expressions are too complex: simplify them, or use fewer"
-_DEAD_END = "no text goes on from there: look for a rule or pattern that matches nothing"
+_UNKNOWN = -1  # a token that no answer has: the state has to be computed again
+_DEAD_END = "no text can follow there: look for a rule or pattern that matches nothing"
 _CAUSES = {
     "items": _AMBIGUOUS,
     "lexer error": _LEXER,
     "fuel": _LEXER,
     "NoExtension": _DEAD_END,
 }
-"""Phrases in llguidance's errors that a grammar is to blame for, and what to say instead."""
+"""Phrases of llguidance's errors for which the grammar is to blame, and the client's sentence."""
 
 
 def cause_in(error: str) -> str | None:
-    """The cause in plain words of an error of llguidance, if the grammar is to blame."""
-    return next((why for word, why in _CAUSES.items() if word in error), None)
+    """The sentence for an error of llguidance that the grammar causes; None for other errors."""
+    return next((why for phrase, why in _CAUSES.items() if phrase in error), None)
 
 
 def words(vocabulary_size: int) -> int:
@@ -58,10 +59,10 @@ class AnswerRule(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether only the end of the sequence may follow."""
+        """Whether the answer is complete, so that only an end token may follow."""
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Reset, and accept the tokens of the answer that were delivered."""
+        """Reset, then accept the tokens that were delivered so far."""
 
     def fill(self, allowed: np.ndarray) -> None:
         """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)]."""
@@ -69,15 +70,23 @@ class AnswerRule(Protocol):
     def accept(self, token: int) -> None:
         """Advance by a sampled token."""
 
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """Write the mask after each guess: uint32, shape [guesses, words(vocabulary)].
+
+        Returns for how many guesses: it stops behind one that ends the text, and before one that
+        is not allowed. The state stays as it is, except after an exception: then only `restart`
+        restores it.
+        """
+
 
 @dataclass(eq=False, slots=True)
 class Constraint:
     """Created by the compiler on a prompt thread, then used only by the engine thread.
 
-    matcher: llguidance's, at the start of the answer. known: mask of the ids that both the model
-    and the tokenizer have. ends: mask of the end tokens; both are shared between rows and
-    read-only. scratch_words: length of the matcher's own mask, at least that of `known`. allowance:
-    seconds of processor time that the grammar may still take.
+    matcher: llguidance's matcher, at the start of the answer. known: mask of the ids that both the
+    model and the tokenizer have. ends: mask of the end tokens. Both masks are read-only and shared
+    between rows. scratch_words: length of the matcher's own mask, at least that of `known`.
+    allowance: seconds of processor time that the grammar may still take.
     """
 
     matcher: LLMatcher
@@ -85,6 +94,7 @@ class Constraint:
     ends: np.ndarray
     scratch_words: int
     _scratch: np.ndarray = field(init=False)
+    _accepted: list[int] = field(init=False, default_factory=list)
     allowance: float = BURST_SECONDS
 
     def __post_init__(self) -> None:
@@ -92,28 +102,32 @@ class Constraint:
 
     @property
     def ended(self) -> bool:
-        """Whether only the end of the sequence may follow."""
+        """Whether the answer is complete, so that only an end token may follow."""
         return self.matcher.is_stopped() and not self.matcher.is_error()
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Reset, and accept the tokens of the answer that were delivered.
+        """Reset, then accept the tokens that were delivered so far.
 
-        A failed step may have advanced the grammar by a token that was not delivered.
+        A failed step may have advanced the grammar by a token that was not delivered. Costs nothing
+        if these are the tokens that it has accepted.
         """
+        if self._accepted == list(tokens):
+            return
         self.matcher.reset()
+        self._accepted.clear()
         for token in tokens:
             self.accept(token)
 
     def fill(self, allowed: np.ndarray) -> None:
         """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)].
 
-        It contains the end tokens exactly if the grammar accepts the text so far. Raises
-        InvalidRequest if the grammar takes too much time or leaves no token.
+        End tokens are allowed if and only if the grammar accepts the text so far. Raises
+        InvalidRequest if the grammar takes too much time or allows no token.
         """
         if self.ended:
             allowed[:] = self.ends
             return
-        with self._paid():
+        with self._timed():
             self.matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         self._check()
         np.bitwise_and(self._scratch[: len(allowed)], self.known, out=allowed)
@@ -131,14 +145,41 @@ class Constraint:
         if self.ended:
             return
         self.allowance += TOKEN_SECONDS
-        with self._paid():
+        with self._timed():
             taken = self.matcher.consume_token(token)
         if not taken:
             self._check()
             raise EngineFailed(f"the grammar does not allow the token {token}")
+        self._accepted.append(token)
+
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
+        before = len(self._accepted)
+        try:
+            taken = self._follow(guesses, allowed)
+            if not self.matcher.rollback(taken):
+                self._check()
+        except Exception:
+            self._accepted.append(_UNKNOWN)
+            raise
+        del self._accepted[before:]
+        return taken
+
+    def _follow(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        """Accept the guesses that are allowed; returns how many. allowed: as for `look_ahead`."""
+        with self._timed():
+            possible: int = self.matcher.validate_tokens(list(guesses))
+        taken = 0
+        for guess, mask in zip(guesses[:possible], allowed, strict=False):
+            self.accept(guess)
+            taken += 1
+            if self.matcher.is_stopped():
+                break
+            self.fill(mask)
+        return taken
 
     @contextmanager
-    def _paid(self) -> Iterator[None]:
+    def _timed(self) -> Iterator[None]:
         started = time.thread_time()
         yield
         self.allowance -= time.thread_time() - started

@@ -1,4 +1,4 @@
-"""Resource limits for a grammar up to its first mask, in the process that tries it."""
+"""Resource limits for compiling a grammar and its first mask in the child process (see `trial`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from backend.engine.units import MIB
 STACK: Final = 32 * MIB
 """Bytes; enough for a few thousand nested rules or references."""
 MARGIN: Final = 8 * MIB
-"""Bytes of additional stack in the backend, so that what passed the trial passes there too."""
+"""Bytes of stack that the backend adds, so that a grammar that passed the trial also compiles
+there."""
 QUICK_SECONDS: Final = 0.1
-"""Processor time after which a grammar makes way for others and is tried again as a slow one."""
+"""Processor time after which a quick trial is stopped; the grammar is then tried as a slow one."""
 CPU_SECONDS: Final = 3.0
 MEMORY: Final = 512 * MIB
 READING_DEPTH: Final = 10_000
-"""Recursion limit in Python frames, which may use the C stack too (hashing, encoders)."""
+"""Recursion limit in Python frames. Hashing and JSON encoding recurse on the C stack too."""
 TOO_LARGE: Final = 70
 """Exit code of a process whose grammar needed more than MEMORY."""

@@ -11,7 +11,7 @@ Pointer = tuple[str | int, ...]
 
 
 def line_and_column(text: str, at: int) -> str:
-    """An offset as line and column, from 1."""
+    """An offset as line and column, both counted from 1."""
     start = text.rfind("\n", 0, at) + 1
     return f"line {text.count(chr(10), 0, at) + 1}, column {at - start + 1}"
 

@@ -19,9 +19,9 @@ LIMITS = llguidance.LLParserLimits(
     max_items_in_row=5_000,
     verbose_errors=False,
 )
-"""Limits of one matcher: about 100 MB for the lexer, and a tenth of a second for a single mask. A
-mask cannot be interrupted, and its time grows with the square of its items. A schema with a
-thousand optional properties needs 4,000 items in a row."""
+"""Limits of one matcher: about 100 MB for the lexer, and a tenth of a second for one mask. A mask
+cannot be interrupted, and its time grows with the square of its Earley items. A schema with a
+thousand optional properties needs 4,000 of them."""
 
 _sizing = threading.Lock()
 Result = TypeVar("Result")
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 class TokenizerSource:
     """The input for llguidance's tokenizer.
 
-    definition: a tokenizer.json. size: total number of tokens. ends: the ids that end a text; if
+    definition: the text of a tokenizer.json. size: total number of tokens. ends: the end tokens; if
     there are none, the last of the `size` ids is one that the model does not have.
     """
 
@@ -46,7 +46,10 @@ class TokenizerSource:
 
 
 def matcher_of(tokens: llguidance.LLTokenizer, grammars: str) -> llguidance.LLMatcher:
-    """The matcher for a list of grammars, after its first mask, which finds remaining errors."""
+    """The matcher for a list of grammars (JSON).
+
+    Its first mask is computed here, because llguidance reports some errors only then.
+    """
     made = llguidance.LLMatcher(tokens, grammars, log_level=0, limits=LIMITS)
     if not made.is_error():
         made.compute_bitmask()
@@ -54,7 +57,7 @@ def matcher_of(tokens: llguidance.LLTokenizer, grammars: str) -> llguidance.LLMa
 
 
 def on_stack(size: int, work: Callable[[], Result]) -> Result:
-    """Run the work on a thread with a stack of `size` bytes; returns or raises what it does."""
+    """Run `work` on a thread with a stack of `size` bytes; returns or raises what `work` does."""
     outcome: Future[Result] = Future()
 
     def run() -> None:

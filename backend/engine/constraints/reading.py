@@ -1,7 +1,7 @@
 """Converts a request's constraint into an llguidance grammar.
 
-This Python code parses untrusted text, which may be designed to take long. So it runs in the
-process that tries grammars.
+This Python code parses untrusted text, which may be crafted to take long. So it runs in the child
+process that tries grammars (see `trial`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from common.gbnf import GbnfError, gbnf_to_lark
 
 
 def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> dict[str, Any]:
-    """The constrained part, without reasoning or text around it. Raises InvalidRequest.
+    """The llguidance grammar of the constraint itself, without reasoning or text around it.
 
-    chat_format: the name of the model's call format.
+    chat_format: the name of the model's call format. Raises InvalidRequest.
     """
     match spec.kind:
         case "json_schema":

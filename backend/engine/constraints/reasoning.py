@@ -24,12 +24,12 @@ def setting_of(
     optional: bool = False,
     formed: bool = False,
 ) -> str:
-    """Lark whose `start` includes `@body`, or '' if the answer is only the body.
+    """A Lark grammar whose `start` includes `@body`, or '' if the answer is only the body.
 
     prompt_tail: the end of the prompt's text, which shows whether reasoning is open. thinking: the
     request's setting; None means the model's own default. calls: the body is a call, so the
     reasoning must not contain one. optional: text may come before the calls, or instead of them.
-    formed: with optional, `@answer` may come instead of the calls, and nothing before them.
+    formed: changes `optional`: only `@answer` may replace the calls, and no text may precede them.
     """
     tags = chat_format.grammar.tags
     if chat_format.grammar.openers[:1] == ("<|channel|>commentary to=functions.",):
@@ -68,7 +68,7 @@ def setting_of(
 
 
 def _open_tags(chat_format: ChatFormat, prompt_tail: str) -> Tags | None:
-    """The tags of the reasoning that the prompt leaves open, by the rules of the parser."""
+    """The tags of the reasoning that the prompt leaves open, or None; the chat parser decides."""
     if not parse_chat("x", chat_format, prompt_tail=prompt_tail).reasoning_content:
         return None
     tags = chat_format.grammar.tags

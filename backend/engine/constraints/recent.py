@@ -1,4 +1,4 @@
-"""A cache of results by text, limited in size."""
+"""An LRU cache of results by text, limited in size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """The most recently used entries by text; thread-safe."""
+    """The most recently used results, by text; thread-safe."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Value] = OrderedDict()

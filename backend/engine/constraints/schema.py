@@ -1,4 +1,4 @@
-"""Prepares JSON schemas for llguidance; keywords that it would not enforce are refused."""
+"""Prepares JSON schemas for llguidance; refuses keywords that llguidance would not enforce."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OPTIONS: Mapping[str, Any] = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""At most one blank after a separator, as models write it, and no other white space: with
-unlimited white space a model may continue for ever."""
+"""At most one space after a separator, as models write it, and no other white space: if it were
+unlimited, a model could write white space for ever."""
 
 _SCHEMA = frozenset(
     "items additionalItems additionalProperties not if then else contains propertyNames"

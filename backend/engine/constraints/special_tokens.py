@@ -8,7 +8,10 @@ from collections.abc import Mapping
 
 
 class SpecialTokens:
-    """ids: the special tokens by text. Ordinary text in a grammar never matches them."""
+    """The special tokens of one model. Ordinary text in a grammar never matches them.
+
+    ids: their ids by text.
+    """
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self.ids = ids
@@ -16,7 +19,7 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def pieces(self, text: str) -> list[str | int]:
-        """A marker as texts and the ids of its special tokens."""
+        """A marker split into special tokens (as ids) and the text between them."""
         found: list[str | int] = []
         start = 0
         for match in self._pattern.finditer(text):
@@ -25,7 +28,7 @@ class SpecialTokens:
         return [piece for piece in [*found, text[start:]] if piece != ""]
 
     def lark(self, text: str) -> str:
-        """A marker as a sequence of Lark symbols, for a rule but not for a terminal."""
+        """A marker as a sequence of Lark symbols, for rules only: terminals cannot hold ids."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
             for piece in self.pieces(text)

@@ -18,10 +18,9 @@ from backend.engine.errors import InvalidRequest
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenTable:
-    """Built once per model, which takes about a second for 50,000 tokens.
+    """The tokens of one model. Building it takes about a second for 50,000 tokens.
 
-    known: mask of the ids that both model and tokenizer have. ends: mask of those that end an
-    answer.
+    known: mask of the ids that both model and tokenizer have. ends: mask of the end tokens.
     """
 
     tokens: llguidance.LLTokenizer
@@ -31,7 +30,7 @@ class TokenTable:
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int], width: int, source: TokenizerSource) -> TokenTable:
-        """vocabulary: ids by text. width: of the model's logits. Raises InvalidRequest."""
+        """vocabulary: ids by text. width: number of logits. Raises InvalidRequest."""
         try:
             tokens = source.read()
         except ValueError as fault:
@@ -52,7 +51,7 @@ class TokenTable:
 
 
 def source_of(backend: Any, width: int, end_tokens: Collection[int]) -> TokenizerSource:
-    """backend: a Hugging Face tokenizer. width: of the model's logits, which may be wider."""
+    """backend: a tokenizers.Tokenizer. width: number of logits, at least the number of tokens."""
     known = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     ends = tuple(sorted(token for token in end_tokens if token < min(known, width)))
     definition = _unnormalised(backend.to_str())
@@ -72,7 +71,7 @@ def _unnormalised(definition: str) -> str:
 
 
 def _spelling(normalizer: Any) -> dict[str, Any] | None:
-    """The part that only defines how the vocabulary represents bytes and blanks."""
+    """The part of a normaliser that only defines how the vocabulary writes bytes and spaces."""
     match normalizer:
         case {"type": "Sequence", "normalizers": steps}:
             kept = [step for step in map(_spelling, steps) if step is not None]

@@ -1,8 +1,8 @@
 """Limits the number of reasoning tokens in an answer.
 
-The parser that reads the answer says where reasoning begins and ends, so a budget means the same
-for every model family. When the budget is used up, the mask forces the closing marker, one token
-per step; its tokens belong to the answer like all others.
+The chat parser decides where reasoning begins and ends, so a budget means the same for every model
+family. When the budget is used up, the mask forces the closing marker, one token per step; its
+tokens are part of the answer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _ALL = 0xFFFFFFFF
 def openings(
     chat_format: ChatFormat, encode: Callable[[str], list[int]], control: Collection[int]
 ) -> dict[tuple[int, ...], tuple[int, Tags]]:
-    """The token that would open reasoning and its tags, by the tokens that come before it.
+    """For each opening tag: the tokens before its distinguishing token → that token, and the tags.
 
-    It is the first token that distinguishes an opening tag from other markers. control: the ids of
-    control tokens; a tag that begins with another token is text, which cannot be forbidden.
+    The distinguishing token is the first one that no other marker has at that place. control: the
+    ids of control tokens; a tag that begins with any other token is plain text, which cannot be
+    forbidden.
     """
     grammar = chat_format.grammar
     silent: Sequence[str] = getattr(grammar, "silent", ())
@@ -47,10 +48,10 @@ def openings(
 class ThinkingBudget:
     """Created on a prompt thread, then used only by the engine thread.
 
-    most: maximum reasoning tokens in the whole answer. new_parser, new_text: create the parser and
-    the decoder for the answer. encode: text, which may contain control tokens, to tokens.
-    forbidden: tokens that must not follow a key's tokens once the end was forced, because they
-    would open reasoning with these tags. rule: another constraint on the answer.
+    most: maximum number of reasoning tokens in the whole answer. new_parser, new_text: create the
+    parser and the decoder for the answer. encode: turns text, which may contain control tokens,
+    into tokens. forbidden: what `openings` returns; after the end of reasoning was forced, none of
+    these tokens may open it again. rule: another constraint on the answer.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class ThinkingBudget:
 
     @property
     def ended(self) -> bool:
-        """Whether only the end of the sequence may follow."""
+        """Whether the answer is complete, so that only an end token may follow."""
         return self._rule is not None and self._rule.ended
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Reset, and accept the tokens of the answer that were delivered."""
+        """Reset, then accept the tokens that were delivered so far."""
         if self._rule is not None:
             self._rule.restart(tokens)
         self._begin()
@@ -96,7 +97,7 @@ class ThinkingBudget:
             only = ~bits_of(opening, len(allowed))
         else:
             return
-        # Another rule that leaves no choice takes precedence.
+        # If the other rule allows none of these tokens, the other rule takes precedence.
         if (allowed & only).any():
             allowed &= only
 
@@ -105,6 +106,10 @@ class ThinkingBudget:
         if self._rule is not None:
             self._rule.accept(token)
         self._follow(token)
+
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
+        """No guess: the parser that counts reasoning cannot go back."""
+        return 0
 
     def _begin(self) -> None:
         self._parser = self._new_parser()
@@ -129,7 +134,7 @@ class ThinkingBudget:
         self._forced = self._end(text)
 
     def _end(self, latest: str) -> list[int]:
-        """The tokens that close reasoning, if it must end now. latest: the last token's text."""
+        """The tokens that close reasoning if it must end now, else []. latest: the last text."""
         grace = _LONGEST_CHARACTER - 1 if self._spent and not latest else 0
         if self._spent < self._most + grace:
             return []
@@ -137,7 +142,7 @@ class ThinkingBudget:
         return self._encode(end) if end else []
 
     def _opening(self) -> list[int]:
-        """The tokens that would open reasoning again."""
+        """The tokens that would open reasoning again if they came next."""
         return [
             token
             for before, (token, tags) in self._forbidden.items()

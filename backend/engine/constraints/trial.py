@@ -1,17 +1,17 @@
 """Tries each grammar in a child process before the backend compiles it.
 
 llguidance follows rules and references recursively, so a chain of a thousand overflows the native
-stack and ends the process. Its limits do not cover all of its time and memory either: thirty
-intersected patterns take minutes and gigabytes between two checks. Analysing the text instead would
-have to predict all that for every notation; a thread could have a larger stack but could not be
-stopped. So a child forks for each grammar, and the fork parses the grammar, compiles it and
-computes the first mask, within the limits in `grammar_limits`. The backend then does the same with
-the same tokenizer and more stack, so what passed in the fork needs no more there. Computing later
-masks, accepting tokens, and copying and freeing a matcher do not recurse.
+stack and kills the process. Its own limits do not cover all of its time and memory either: thirty
+intersected patterns take minutes and gigabytes between two checks. Predicting that from the text
+would need an analysis for every notation, and a thread with a larger stack could not be stopped. So
+a child process forks for each grammar. The fork parses the grammar, compiles it and computes the
+first mask within the limits in `grammar_limits`. If that succeeds, the backend does the same with
+the same tokenizer and a larger stack. Later work (masks, accepting tokens, copying and freeing a
+matcher) does not recurse.
 
-The cost is the memory of a second token table from the first grammar on, and compiling each new
-grammar twice, a few milliseconds. Grammars are tried in parallel, so a slow one does not hold up
-the others.
+The cost is the memory of a second token table, from the first grammar on, and a few milliseconds to
+compile each new grammar twice. Grammars are tried in parallel, so a slow one does not delay the
+others.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ _CAUSES = {
 
 
 class Trial:
-    """One child for one tokenizer, used by any number of threads. It starts immediately."""
+    """The child process for one tokenizer, used by any number of threads. It starts immediately."""
 
     def __init__(self, source: TokenizerSource) -> None:
         self._lock = threading.Lock()
-        # A file instead of a pipe, so that nothing waits until the child has read it.
+        # A file and not a pipe, because writing to a pipe would wait until the child reads it.
         self._source = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         json.dump(asdict(source), self._source)
         self._source.flush()
         self._start()
 
-    def ask(self, subject: str, request: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
-        """The answer of a fork of the child. Raises InvalidRequest if the grammar ends the fork.
+    def attempt(self, subject: str, request: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
+        """Run a request in a fork; returns its reply. Raises InvalidRequest if it hits a limit.
 
-        subject: how that error names the grammar. quick: allow QUICK_SECONDS instead of
+        subject: the words for the grammar in that error. quick: allow QUICK_SECONDS instead of
         CPU_SECONDS, and raise NotQuick if the grammar needs more.
         """
         own, forks = socket.socketpair()
         with own, own.makefile("rb") as replies:
             with forks, self._lock:
-                if self._child.poll() is not None:  # ended from outside between two trials
+                if self._child.poll() is not None:  # something killed it between two trials
                     self._end()
                     self._start()
                 child = self._child

@@ -1,10 +1,10 @@
 """The program that tries grammars before the backend compiles them; see `trial`.
 
-It receives a socket for each grammar over a socket of its own, and forks. The fork reads one JSON
-object from the received socket and answers with one. If a grammar exceeds a limit, the fork ends
-instead: by a signal for the stack (SIGSEGV) or the time (SIGPROF), or with the exit code TOO_LARGE
-for the memory; the parent then reports that. The program ends when its own socket is closed, so it
-never outlives the backend.
+Over its own socket it receives one more socket for each grammar, and forks. The fork reads one JSON
+object from that socket and answers with another. If a grammar exceeds a limit, the fork ends
+instead: by SIGSEGV (stack), by SIGPROF (time), or with the exit code TOO_LARGE (memory); its parent
+then writes how it ended. The program exits when its own socket is closed, so it never outlives the
+backend.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WATCH_SECONDS = 0.02
 def main() -> None:
     """Fork for each grammar until the socket is closed.
 
-    The arguments are file descriptors: of a TokenizerSource, and of the socket.
+    The command line holds two file descriptors: of a TokenizerSource as JSON, and of the socket.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(READING_DEPTH)
@@ -59,35 +59,35 @@ def main() -> None:
     waker.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    askers: dict[int, socket.socket] = {}
+    replies: dict[int, socket.socket] = {}
     while True:
         ready, _, _ = select.select([channel, ended], [], [])
         if ended in ready:
             ended.recv(4096)
-            _tell_ended(askers)
+            _report_ended(replies)
         if channel in ready:
             message, fds, _, _ = socket.recv_fds(channel, 1, 1)
             if not message:
                 return
-            asker = socket.socket(fileno=fds[0])
+            reply_to = socket.socket(fileno=fds[0])
             if (fork := os.fork()) == 0:
-                for other in (channel, *askers.values()):
+                for other in (channel, *replies.values()):
                     other.close()
-                _try(tokens, asker)
-            askers[fork] = asker
+                _try(tokens, reply_to)
+            replies[fork] = reply_to
 
 
-def _tell_ended(askers: dict[int, socket.socket]) -> None:
-    """Reap the forks that have ended, and report how, where a fork could not answer itself."""
-    for fork in list(askers):
+def _report_ended(replies: dict[int, socket.socket]) -> None:
+    """Reap the forks that have ended; for one that failed, send how it ended."""
+    for fork in list(replies):
         gone, status = os.waitpid(fork, os.WNOHANG)
         if gone:
-            with askers.pop(fork) as asker, suppress(OSError):
+            with replies.pop(fork) as reply_to, suppress(OSError):
                 if code := os.waitstatus_to_exitcode(status):
-                    asker.sendall(json.dumps({"ended": code}).encode() + b"\n")
+                    reply_to.sendall(json.dumps({"ended": code}).encode() + b"\n")
 
 
-def _try(tokens: llguidance.LLTokenizer, asker: socket.socket) -> NoReturn:
+def _try(tokens: llguidance.LLTokenizer, reply_to: socket.socket) -> NoReturn:
     """Answer one request. Runs in a fork."""
     signal.set_wakeup_fd(-1)
     limit = peak_memory() + MEMORY
@@ -98,10 +98,10 @@ def _try(tokens: llguidance.LLTokenizer, asker: socket.socket) -> NoReturn:
 
     signal.signal(signal.SIGALRM, watch)
     try:
-        with asker.makefile("rwb") as conversation:
+        with reply_to.makefile("rwb") as conversation:
             request = json.loads(conversation.readline())
             if not request["quick"]:
-                os.nice(10)  # the tokens of others go first
+                os.nice(10)  # generating tokens is more urgent
             seconds = QUICK_SECONDS if request["quick"] else CPU_SECONDS
             signal.setitimer(signal.ITIMER_PROF, seconds)
             signal.setitimer(signal.ITIMER_REAL, _WATCH_SECONDS, _WATCH_SECONDS)

@@ -1,1 +1,1 @@
-"""Prompt caches on disk: the KV of earlier prompts survives the process."""
+"""Prompt caches on disk: the KV of earlier prompts outlives the process."""

@@ -1,11 +1,10 @@
-"""The prompt cache on disk of one loaded model: what survives a restart of the process.
+"""The prompt cache on disk of one loaded model: KV that survives a restart of the process.
 
-Three kinds of threads meet here. Prompt threads `find`: they wait for the disk and get plain
-buffers. The engine thread makes KV of those (`restore`) and hands KV over (`save`); it never
-waits for the disk, nor for a lock under which somebody does. The writer's thread writes and
-evicts.
+Three kinds of threads use it. Prompt threads call `find`, wait for the disk and get plain buffers.
+The engine thread turns these into KV (`restore`) and queues KV for writing (`save`); it never waits
+for the disk, nor for a lock that is held during disk access. The writer's thread writes and evicts.
 
-Everything here is optional work: whatever goes wrong is a miss and at most one line in the log.
+All of this is optional work: any failure is a cache miss and at most one line in the log.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from backend.engine.units import MIB
 
 _log = logging.getLogger(__name__)
 
-LEAST_TOKENS = 64  # fewer are computed about as fast as a file is found, read and checked
-_MOST_WAITING = 1 << 30  # bytes of KV that wait to be written, and that wait to be restored
+LEAST_TOKENS = 64  # computing fewer takes about as long as finding, reading and checking a file
+_MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrefix:
-    """What a file holds, in plain memory. `length` tokens of the prompt are spared by it."""
+    """The contents of a file in plain memory. It can replace the prefill of `length` tokens."""
 
     tokens: Tokens
     length: int
@@ -56,11 +55,11 @@ class StoredPrefix:
 
 
 class DiskCache:
-    """Holds no model and no row but those on their way to the disk, so any thread may own it.
+    """Keeps no reference to the model, and to rows only until they are written.
 
-    layout: the model's own (`learn_layout`). identity: `model_digest`. folder: of all
-    conversations; None: only files that a request names. max_bytes: of all files in the folder,
-    and of a file that a request names. copy: see `layout.pack`.
+    layout: the model's (`learn_layout`). identity: `model_digest`. folder: for all conversations;
+    None means that only files named by a request are used. max_bytes: maximum size of all files in
+    the folder, and of a file named by a request. copy: see `layout.pack`.
     """
 
     def __init__(
@@ -86,21 +85,20 @@ class DiskCache:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of KV that wait to be written, and that were read and wait to be restored; any
-        thread."""
+        """Bytes of KV waiting to be written or, after a read, to be restored. For any thread."""
         return self._writer.nbytes + self._read_bytes
 
     def has_files(self, path: Path | None) -> bool:
-        """Whether there is anything to look into for a request; path: the request's own file."""
+        """Whether `find` has any file to look at. path: the request's own file."""
         return self._folder is not None or path is not None
 
     def find(
         self, prompt: Sequence[int], *, path: Path | None = None, in_memory: int = 0
     ) -> StoredPrefix | None:
-        """The longest prefix of a prompt that a whole file of this model holds; prompt threads.
+        """The longest prefix of a prompt in an intact file of this model. For prompt threads.
 
-        path: the request's own file, looked at beside the folder. in_memory: tokens whose KV is in
-        memory already; a file is read only where it spares LEAST_TOKENS more.
+        path: the request's own file, used in addition to the folder. in_memory: tokens whose KV is
+        already in memory; a file is read only if it has at least LEAST_TOKENS more.
         """
         try:
             key = PrefixKey(prompt)
@@ -111,14 +109,14 @@ class DiskCache:
                 if entry.size > self._max_bytes or not self._reserve(entry.size):
                     continue
                 if stored := self._read(entry, key):
-                    _log.debug("the disk has %d of %d tokens", stored.length, len(key))
+                    _log.debug("the disk cache has %d of %d tokens", stored.length, len(key))
                     return stored
         except Exception:
             _log.warning("looking for a prompt cache on disk failed", exc_info=True)
         return None
 
     def restore(self, stored: StoredPrefix, row: kv.RowCache) -> kv.RowCache | None:
-        """A new, empty row filled with `stored.length` tokens, or None; the engine thread."""
+        """Fill a new, empty row with `stored.length` tokens; None on failure. Engine thread."""
         try:
             unpack(self._layout, stored.layers, stored.arrays, row)
             if kv.trim(row, len(stored.tokens) - stored.length):
@@ -136,10 +134,10 @@ class DiskCache:
         trimmable: bool,
         path: Path | None = None,
     ) -> None:
-        """Queue a prefix for the disk; the engine thread.
+        """Queue a prefix for writing. Engine thread.
 
-        row: evaluated, holding exactly `tokens`; others may extend clones of it. path: the
-        request's own file, whose entry it replaces; None: the folder, if there is one.
+        row: evaluated, with the KV of exactly `tokens`; clones of it may be extended meanwhile.
+        path: the request's own file, whose entry is replaced; None means the folder, if any.
         """
         if len(tokens) < LEAST_TOKENS or (path is None and self._folder is None):
             return
@@ -151,7 +149,8 @@ class DiskCache:
                     return
             packed = pack(row, copy=self._copy)
             if packed is None or (why := refusal(self._layout, packed.layers, len(tokens))):
-                _log.debug("a prefix is not stored on disk: %s", why if packed else "no way to")
+                reason = why if packed else "this kind of KV cannot be stored"
+                _log.debug("a prefix is not stored on disk: %s", reason)
                 return
             head = Head(self._identity, trimmable, packed.layers)
             save = Save(prefix, head, packed, entry_size(head, prefix.key.tokens), path)
@@ -161,18 +160,18 @@ class DiskCache:
             _log.warning("storing a prompt cache on disk failed", exc_info=True)
 
     def drain(self, timeout: float) -> bool:
-        """Wait until all saves are written; False after so many seconds. Not the engine thread."""
+        """Wait until all saves are written; False after a timeout. Not for the engine thread."""
         return self._writer.drain(timeout)
 
     def close(self, timeout: float) -> None:
-        """Save nothing more; what is not written after so many seconds is given up.
+        """Accept no more saves, and drop those that are not written within `timeout` seconds.
 
-        Blocks for up to that time and a moment: with 0 any thread may call it.
+        Blocks for little longer than `timeout`, so with 0 any thread may call it.
         """
         self._writer.close(timeout)
 
     def _reserve(self, size: int) -> bool:
-        """Make room among what was read and waits to be restored; one may be of any size."""
+        """Reserve bytes for KV that waits to be restored; a single entry may have any size."""
         with self._read_lock:
             if self._read_bytes and self._read_bytes + size > self._max_waiting:
                 return False
@@ -184,7 +183,7 @@ class DiskCache:
             self._read_bytes -= size
 
     def _read(self, entry: Entry, prompt: PrefixKey) -> StoredPrefix | None:
-        """Read a file whose size was reserved; the room is free when the result is gone."""
+        """Read a file whose size was reserved. Deleting the result releases the reservation."""
         stored = None
         try:
             if read := self._catalogue.read(entry):
@@ -209,10 +208,10 @@ def open_disk_cache(
     adapter: str = "",
     copy: bool,
 ) -> DiskCache | None:
-    """The cache of a loaded model; None where its KV has a form that cannot be stored.
+    """The disk cache of a loaded model; None if its KV cannot be stored. Engine thread.
 
-    dtype, kv_kind and adapter as for `model_digest`; copy as for `layout.pack`; the engine thread.
-    Raises InvalidRequest for a setting that cannot work, and nothing else.
+    dtype, kv_kind and adapter: see `model_digest`. copy: see `layout.pack`. Raises only
+    InvalidRequest, for a setting that cannot work.
     """
     folder = cache_folder(settings.prompt_cache_dir)
     try:
@@ -221,7 +220,7 @@ def open_disk_cache(
             identity = model_digest(checkpoint, dtype=dtype, kv_kind=kv_kind, adapter=adapter)
             max_bytes = settings.prompt_cache_disk_mib * MIB
             return DiskCache(layout, identity, folder, max_bytes, copy=copy)
-        _log.warning("prompt caches on disk are off: this model's KV has no form for a file")
+        _log.warning("prompt caches on disk are off: this model's kind of KV cannot be stored")
     except Exception:
         _log.warning("prompt caches on disk are off for this model", exc_info=True)
     return None

@@ -1,8 +1,7 @@
-"""Which files hold what, which of them serve a prompt, and which must go.
+"""Lists the stored prefixes, finds those that match a prompt, and decides which to evict.
 
-Several processes, for several models, may share a folder, so a file may come or go at any time.
-Only files with our name and our first bytes are counted, read or removed; all others are left
-alone.
+Several processes, for several models, may share a folder, so files may appear and disappear at any
+time. Only files with our name pattern and magic bytes are counted, read or removed.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ FileState = tuple[int, int, int]  # inode, size, time of change in ns
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """A token sequence that is stored or waits to be. trimmable: it serves shorter prefixes too."""
+    """A token sequence that is stored or queued. trimmable: its KV can be cut to any prefix."""
 
     key: PrefixKey
     trimmable: bool
 
     def spares(self, prompt: PrefixKey) -> int:
-        """How many tokens of a prompt need not be computed; the last one always is."""
+        """How many tokens of a prompt need no prefill; the last one always does."""
         shared = min(self.key.shared(prompt), len(prompt) - 1)
         return shared if self.trimmable or shared == len(self.key) else 0
 
     def covers(self, other: Prefix) -> bool:
-        """Whether this serves every prompt that the other does."""
+        """Whether this entry can replace the other for every prompt."""
         return self.key.shared(other.key) == len(other.key) and (
             self.trimmable or (not other.trimmable and len(self.key) == len(other.key))
         )
 
     def replaces(self, other: Prefix) -> bool:
-        """Whether the other is a beginning of this and of no use beside it."""
+        """Whether the other is a prefix of this one and adds nothing to it."""
         return self.trimmable and self.key.shared(other.key) == len(other.key)
 
 
@@ -76,7 +75,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in the folder, of any model. used: when it was written or read last, in ns."""
+    """A file in the folder, of any model. used: time of the last write or read, in ns."""
 
     path: Path
     size: int
@@ -86,9 +85,8 @@ class StoredFile:
 class Catalogue:
     """The entries of one model in a folder, and in files that requests name.
 
-    Other processes write and evict too, so every look begins with the names that are there now.
-    `entries` is replaced as a whole, so the engine thread reads it without a lock; the methods
-    wait for the disk.
+    Other processes write and evict too, so `refresh` lists the folder again. `entries` is replaced
+    as a whole, so the engine thread can read it without a lock. The methods wait for the disk.
     """
 
     def __init__(self, folder: Path | None, identity: str, layout: Layout) -> None:
@@ -100,7 +98,7 @@ class Catalogue:
         self.entries: tuple[Entry, ...] = ()
 
     def refresh(self) -> tuple[Entry, ...]:
-        """The entries that are in the folder now."""
+        """List the folder; returns its entries."""
         if self._folder is None:
             return ()
         with self._looking:
@@ -118,12 +116,12 @@ class Catalogue:
             return self.entries
 
     def look_at(self, path: Path) -> Entry | None:
-        """What a file holds, if it is whole as far as its head tells and of this model."""
+        """The entry in a file; None if it belongs to another model or its head is damaged."""
         with self._looking:
             return self._look_at(path)
 
     def read(self, entry: Entry) -> tuple[Head, list[NDArray[Any]]] | None:
-        """Everything of an entry, or None; then it is not looked at again until it changes."""
+        """Read an entry; None if it is damaged, and it is then ignored until the file changes."""
         try:
             with open_entry(entry.path) as file:
                 opened = read_head(file)
@@ -139,12 +137,12 @@ class Catalogue:
         return None
 
     def complain(self, path: Path, reason: str) -> None:
-        """Say once for each state of a file why it is not used."""
+        """Log why a file is not used, once for each state of the file."""
         with self._looking:
             self._complain(path, reason)
 
     def name_of(self, prefix: Prefix) -> str:
-        """Equal names hold equal content, so it does not matter which process wrote last."""
+        """The file name for a prefix. Equal names have equal content, whichever process writes."""
         key = b"\1" if prefix.trimmable else b"\0"
         digest = hashlib.blake2b(prefix.key.tokens.tobytes(), digest_size=16, key=key)
         return f"{self._identity}-{digest.hexdigest()}.mlxkv"
@@ -191,26 +189,26 @@ class Catalogue:
 
 
 def candidates(entries: Iterable[Entry], prompt: PrefixKey, more_than: int) -> list[Entry]:
-    """The entries that spare more than so many tokens: best first, the smaller file of equals."""
+    """The entries that spare more than `more_than` tokens: most tokens first, then by size."""
     spared = [(entry.prefix.spares(prompt), entry) for entry in entries]
     serving = [(length, entry) for length, entry in spared if length > more_than]
     return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
 
 
 def touch(path: Path) -> None:
-    """Note that a file was used; the least recently used is evicted first."""
+    """Mark a file as used now; the least recently used file is evicted first."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is one of ours; another process may have been first. Raises OSError."""
+    """Remove a file if it is one of ours. Raises OSError, but not if it is already gone."""
     if is_entry(path):
         path.unlink(missing_ok=True)
 
 
 def make_room(folder: Path, useless: Collection[Path], needed: int, bound: int) -> None:
-    """Remove entries, of whatever model, until `needed` bytes more fit. Raises OSError."""
+    """Remove entries of any model until `needed` more bytes fit. Raises OSError."""
     for file in to_evict(_stored_files(folder), useless, needed, bound):
         remove(file.path)
 
@@ -218,9 +216,9 @@ def make_room(folder: Path, useless: Collection[Path], needed: int, bound: int) 
 def to_evict(
     files: Sequence[StoredFile], useless: Collection[Path], needed: int, bound: int
 ) -> list[StoredFile]:
-    """What must go before `needed` bytes are written, so that at no time more than `bound` is used.
+    """The files to remove before `needed` bytes are written, so that `bound` is never exceeded.
 
-    What will be useless goes first, then what was used least recently.
+    Files in `useless` come first, then the least recently used.
     """
     order = sorted(files, key=lambda file: (file.path not in useless, file.used))
     excess = sum(file.size for file in files) + needed - bound
@@ -248,7 +246,7 @@ def _stored_files(folder: Path) -> list[StoredFile]:
 
 
 def _state(path: Path) -> FileState | None:
-    """None: it is not there, or cannot be seen."""
+    """The state of a file; None if it does not exist or cannot be accessed."""
     try:
         facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116, Path.stat does no less
     except OSError:
@@ -257,7 +255,7 @@ def _state(path: Path) -> FileState | None:
 
 
 def _reason(fault: OSError | BadEntry) -> str:
-    """A clause without a path."""
+    """The reason as a clause without a path."""
     if isinstance(fault, OSError):
         return (fault.strerror or type(fault).__name__).lower()
     return str(fault)

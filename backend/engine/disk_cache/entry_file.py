@@ -1,6 +1,6 @@
-"""One stored prefix as a file: written whole or not at all, believed only when it is whole.
+"""One stored prefix as a file: written atomically, and used only if its checksums are right.
 
-    8 bytes   magic, with the version of this form
+    8 bytes   magic, with the version of this format
     4 bytes   length of the head
     head      JSON: identity of the model, number of tokens, layers (see `Head`)
     tokens    int32 each
@@ -8,9 +8,9 @@
     arrays    one after the other, in the order of the head, row-major, without padding
     4 bytes   CRC-32 of the arrays, begun with the value above
 
-Numbers are little-endian. Head and tokens can be read and trusted without the arrays, which is
-what an index needs. CRC-32 guards against damage, at 4 GB/s on one core; what a right checksum
-cannot vouch for is checked against the model's layout.
+Numbers are little-endian. Head and tokens have a checksum of their own, so an index need not read
+the arrays. CRC-32 (4 GB/s on one core) detects damage, not forgery, so the contents are also
+checked against the model's layout.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from backend.engine.prefix_index import Tokens
 MAGIC = b"mlxkv\x00\x00\x01"
 
 _HEAD_LIMIT = 8 << 20
-_PIECE = 8 << 20  # bytes between two looks at whether to give up
-_MOST = 1 << 48  # of any number: no file is larger
+_PIECE = 8 << 20  # bytes between two calls of `give_up`
+_MOST = 1 << 48  # maximum of any number in a head: no file is larger
 _UNFINISHED = re.compile(r"\.mlxkv-[0-9a-f]{16}\.part")
-_FORGOTTEN = 3600.0  # seconds after which nobody is still writing
+_FORGOTTEN = 3600.0  # seconds after which an unfinished file is certainly abandoned
 _CARRIERS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
@@ -50,12 +50,12 @@ class BadEntry(Exception):
 
 
 class Abandoned(Exception):
-    """The write was given up because the process is on its way out."""
+    """The write was abandoned because the process is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a file says of itself. trimmable: it can be cut back to any shorter prefix."""
+    """The head of a file. trimmable: its KV can be cut to any shorter prefix."""
 
     identity: str
     trimmable: bool
@@ -89,10 +89,10 @@ def write_entry(
     arrays: Iterable[NDArray[Any]],
     give_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write an entry beside `path`, then put it in its place in one step.
+    """Write an entry to a temporary file in the same folder, then rename it to `path`.
 
-    After any error, and after a crash at any moment, `path` is as it was or whole. give_up: asked
-    between two pieces. Raises OSError, Abandoned.
+    After any error or crash, `path` is either unchanged or complete. give_up: called between two
+    pieces; True abandons the write. Raises OSError, Abandoned.
     """
     beside = path.parent / f".mlxkv-{secrets.token_hex(8)}.part"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -107,7 +107,7 @@ def write_entry(
 
 
 def remove_forgotten(folder: Path) -> None:
-    """Remove what a process that was killed left half-written. Raises OSError."""
+    """Remove unfinished files of processes that were killed. Raises OSError."""
     with os.scandir(folder) as found:
         for file in found:
             if not _UNFINISHED.fullmatch(file.name):
@@ -118,7 +118,7 @@ def remove_forgotten(folder: Path) -> None:
 
 
 def open_entry(path: Path) -> BufferedReader:
-    """Open a file for reading. A link, a pipe or a device is no entry. Raises OSError, BadEntry."""
+    """Open a regular file (no link, pipe or device) for reading. Raises OSError, BadEntry."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(handle, "rb")
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -128,7 +128,7 @@ def open_entry(path: Path) -> BufferedReader:
 
 
 def is_entry(path: Path) -> bool:
-    """Whether a file is one of ours, whole or not, for whatever model. Never raises."""
+    """Whether a file begins like an entry, intact or not, of any model. Never raises."""
     try:
         with open_entry(path) as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -137,7 +137,7 @@ def is_entry(path: Path) -> bool:
 
 
 def read_head(file: BufferedReader) -> Opened:
-    """Everything but the arrays; leaves the file at their start. Raises OSError, BadEntry."""
+    """Read head and tokens; leaves the file at the arrays. Raises OSError, BadEntry."""
     size = os.fstat(file.fileno()).st_size
     front = file.read(len(MAGIC) + 4)
     if not front.startswith(MAGIC):
@@ -160,7 +160,7 @@ def read_head(file: BufferedReader) -> Opened:
 
 
 def read_arrays(file: BufferedReader, opened: Opened) -> list[NDArray[Any]]:
-    """The arrays as unsigned integers of their items' size, in their shapes.
+    """Read the arrays, in their shapes, as unsigned integers of their item size.
 
     Raises OSError, BadEntry.
     """
@@ -205,7 +205,7 @@ def _write(
 
 
 def _keep_name(folder: Path) -> None:
-    """Where the file system can: a name survives a power cut once its folder was written out."""
+    """Sync the folder if the file system can, so that the new name survives a power failure."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,7 +1,7 @@
-"""One digest for everything that KV depends on besides the tokens.
+"""A digest of everything that KV depends on besides the tokens.
 
-Two models whose digests are equal compute the same KV from the same tokens; whatever may change
-it has to be named here, because a cache that is read for another model answers nonsense.
+Models with equal digests compute the same KV for the same tokens. Everything that can change the KV
+must be part of the digest, because with another model's KV the answers are nonsense.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, BinaryIO
 
 from backend.engine.loading.shards import PATTERN
 
-_FORMAT = 1  # of the entries: a change makes every older file another model's
+_FORMAT = 1  # version of the entries; after a change, older files no longer match any model
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 _HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
 
 
 def model_digest(checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "") -> str:
-    """32 hexadecimal digits for a checkpoint as it was loaded. Raises OSError, ValueError.
+    """The digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, ValueError.
 
-    dtype: what the weights are computed with (`LoadedModel.arithmetic`). kv_kind: the type of the
-    KV cache. adapter: the digest of the adapters in use.
+    dtype: the type in which the weights are computed (`LoadedModel.arithmetic`). kv_kind: the type
+    of the KV cache. adapter: the digest of the adapters in use.
 
-    Weights are sampled in every tensor, since a merge or a fine-tune need not touch all of them
-    and keeps names and sizes; reading all of a large model would cost as much as loading it.
+    A sample of every tensor is included, because a merge or fine-tune may change only some tensors
+    and keeps names and sizes. Reading everything would take as long as loading the model.
     """
     digest = hashlib.blake2b(digest_size=16)
     facts = [_FORMAT, *map(version, _PACKAGES), dtype, kv_kind, adapter]
@@ -51,7 +51,7 @@ def _texts(checkpoint: Path) -> list[Path]:
 
 
 def _add(digest: Any, piece: bytes) -> None:
-    """Lengths keep pieces apart, so that moving a byte from one to the next changes the digest."""
+    """Add a piece and its length, so that moving a byte between pieces changes the digest."""
     digest.update(len(piece).to_bytes(8, "little"))
     digest.update(piece)
 

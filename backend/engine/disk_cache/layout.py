@@ -1,8 +1,8 @@
-"""The shape of a model's KV as plain data, and rows of KV to plain buffers and back.
+"""The structure of a model's KV as plain data, and conversion between rows and plain buffers.
 
-A checksum tells that a file is whole, not that it is sane: whoever can write into the folder can
-write a right checksum. So before anything of a file reaches MLX, its layers are compared with the
-layout that the loaded model itself has shown. All that touches MLX arrays runs on the engine
+A right checksum shows that a file is undamaged, not that its contents are valid: anyone who can
+write to the folder can compute one. So before anything from a file reaches MLX, its layers are
+compared with the layout of the loaded model. Functions that use MLX arrays run on the engine
 thread, except `buffers`.
 """
 
@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 from backend.engine import kv
 from backend.engine.row_shift import RowShift
 
-GROWING = -1  # in a shape: the axis of the tokens
+GROWING = -1  # in a shape: the axis that has one index per token
 
-# Nested tuples and lists of ArraySpec, int and None, in the order of a cache's state. The numbers
-# are those after one token.
+# Nested tuples and lists of ArraySpec, int and None, in the order of a cache's `state`; with the
+# values after one token.
 Structure = Any
 
 _NAMES = "float32 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 DTYPES: Mapping[str, mx.Dtype] = {name: getattr(mx, name) for name in _NAMES.split()}
-# NumPy knows no bfloat16, so every type travels as the unsigned integer of its size.
+# NumPy has no bfloat16, so every type is viewed as the unsigned integer of its size.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """An array of a layer's state; an axis of size GROWING has one place per token."""
+    """An array of a layer's state; an axis of size GROWING has one index per token."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class ArraySpec:
         return math.prod(self.shape) * DTYPES[self.dtype].size
 
     def admits(self, other: ArraySpec) -> bool:
-        """Whether another array has this type and these sizes, and some size where it may grow."""
+        """Whether another array has this type and shape, with any size for a GROWING axis."""
         if self.dtype != other.dtype or len(self.shape) != len(other.shape):
             return False
         sizes = zip(self.shape, other.shape, strict=True)
@@ -53,7 +53,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One cache (no list of caches): its class by name, and the structure of its state."""
+    """One cache (not a CacheList): the name of its class, and the structure of its state."""
 
     kind: str
     state: Structure
@@ -69,7 +69,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoredLayer:
-    """One cache as a file or a row has it."""
+    """One cache of a file or row: the name of its class, and the contents of its state."""
 
     kind: str
     scalars: tuple[int, ...]
@@ -90,14 +90,14 @@ def parts(structure: Structure) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """A row as it goes to the disk. `arrays` are evaluated; nothing will write to their buffers."""
+    """A row to be written to disk. `arrays` are evaluated, and nothing changes their buffers."""
 
     layers: tuple[StoredLayer, ...]
     arrays: tuple[mx.array, ...]
 
 
 def learn_layout(model: Any) -> Layout | None:
-    """What a row of this model looks like, seen from one token; None: it cannot be stored."""
+    """The layout of a model's rows, found by running one token; None if they cannot be stored."""
     row = kv.new_row(model)
     mx.eval(model(mx.array([[0]]), cache=row))
     kv.evaluate(row)
@@ -112,10 +112,10 @@ def learn_layout(model: Any) -> Layout | None:
 
 
 def pack(row: kv.RowCache, *, copy: bool) -> PackedRow | None:
-    """Evaluated views of the used part of a row's buffers; None: there is no way to store it.
+    """Evaluated views of the used part of a row's buffers; None if it cannot be stored.
 
-    copy: into buffers of their own. On an NVIDIA GPU a read by the host moves a buffer to other
-    memory, under the kernels that use it; with unified memory sharing costs and disturbs nothing.
+    copy: copy them to buffers of their own. On an NVIDIA GPU, a read by the host moves a buffer to
+    other memory while kernels may be using it; with unified memory, views are safe and free.
     """
     layers: list[StoredLayer] = []
     carried: list[mx.array] = []
@@ -137,7 +137,7 @@ def pack(row: kv.RowCache, *, copy: bool) -> PackedRow | None:
 
 
 def buffers(packed: PackedRow) -> Iterator[NDArray[Any]]:
-    """The arrays' bytes, one after the other, on any thread: evaluated arrays may be read there."""
+    """The arrays' buffers, one by one. For any thread, because the arrays are evaluated."""
     for array in packed.arrays:
         yield np.ascontiguousarray(np.asarray(array))
 
@@ -148,7 +148,7 @@ def unpack(
     arrays: Sequence[NDArray[Any]],
     row: kv.RowCache,
 ) -> None:
-    """Fill a new row with what was read. The layers have passed `refusal`."""
+    """Fill a new row with what was read. Call it only for layers that `refusal` accepts."""
     left = iter(arrays)
     made: list[mx.array] = []
     for spec, layer, empty in zip(layout, layers, _stored(row), strict=True):
@@ -159,17 +159,17 @@ def unpack(
 
 
 def refusal(layout: Layout, layers: Sequence[StoredLayer], tokens: int) -> str:
-    """Why layers cannot be the KV of so many tokens of this model; '' when they can."""
+    """Why layers cannot be the KV of `tokens` tokens of this model; '' if they can."""
     if len(layers) != len(layout):
-        return f"it has {len(layers)} caches, and the model has {len(layout)}"
+        return f"it has {len(layers)} caches, but the model has {len(layout)}"
     for at, (spec, layer) in enumerate(zip(layout, layers, strict=True)):
         if layer.kind != spec.kind:
-            return f"cache {at} is a {layer.kind[:40]!r}, and the model's is a {spec.kind!r}"
+            return f"cache {at} is a {layer.kind[:40]!r}, but the model's is a {spec.kind!r}"
         if len(layer.arrays) != len(spec.arrays) or len(layer.scalars) != len(spec.scalars):
-            return f"cache {at} has another number of parts than the model's"
+            return f"cache {at} has a different number of parts than the model's"
         for mine, other in zip(spec.arrays, layer.arrays, strict=True):
             if not mine.admits(other):
-                return f"cache {at} holds arrays of another shape or type than the model's"
+                return f"cache {at} has arrays of a different shape or type than the model's"
         rule = _RULES[spec.kind] if spec.arrays else _unused
         if not rule(spec, layer, tokens):
             return f"cache {at} does not hold {tokens} tokens"
@@ -181,18 +181,18 @@ def _lengths(layer: StoredLayer) -> set[int]:
 
 
 def _unused(spec: LayerSpec, layer: StoredLayer, _tokens: int) -> bool:
-    """A cache that the model never writes to stays as it was made."""
+    """A cache that the model never writes to is unchanged."""
     return list(layer.scalars) == spec.scalars
 
 
 def _full(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """offset; in a quantised cache then group size and bits."""
+    """Numbers: offset; in a quantised cache also group size and bits."""
     offset, *fixed = layer.scalars
     return offset == tokens and fixed == spec.scalars[1:] and _lengths(layer) == {tokens}
 
 
 def _window(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """offset, tokens that are never dropped, size of the window, place of the next write."""
+    """Numbers: offset, tokens that are never dropped, size of the window, next write index."""
     offset, *fixed, place = layer.scalars
     (length, *uneven) = _lengths(layer)
     return (
@@ -205,7 +205,7 @@ def _window(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
 
 
 def _chunk(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """offset, size of a chunk, tokens dropped at the front."""
+    """Numbers: offset, size of a chunk, tokens dropped at the front."""
     offset, size, dropped = layer.scalars
     (length, *uneven) = _lengths(layer)
     return (
@@ -218,11 +218,11 @@ def _chunk(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
 
 
 def _recurrent(_spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """No numbers: a state of fixed size says nothing of how many tokens went into it."""
+    """No numbers: a recurrent state has a fixed size and does not show its number of tokens."""
     return not layer.scalars and tokens > 0
 
 
-# By the names of the classes of mlx-lm 0.32.2 and of `quantized_kv`; numbers as in their `state`.
+# Checks by class name (mlx-lm 0.32.2 and `quantized_kv`); the numbers are in the order of `state`.
 _RULES: Mapping[str, Callable[[LayerSpec, StoredLayer, int], bool]] = {
     "KVCache": _full,
     "QuantizedRow": _full,
@@ -236,7 +236,7 @@ GROWING_KINDS = KINDS - {"ArraysCache"}
 
 
 def _structure(state: Any, *, growing: bool) -> Structure:
-    """A state with descriptions in place of its values; the name of the type of what has none."""
+    """A state with arrays replaced by ArraySpec, and unknown values by the name of their type."""
     if isinstance(state, (tuple, list)):
         return type(state)(_structure(part, growing=growing) for part in state)
     if isinstance(state, mx.array):
@@ -254,7 +254,7 @@ def _storable(part: Any) -> bool:
 
 
 def _rebuilt(structure: Structure, arrays: Iterator[mx.array], scalars: Iterator[int]) -> Any:
-    """A state in the given structure."""
+    """A state with this structure and these values."""
     match structure:
         case tuple() | list():
             return type(structure)(_rebuilt(part, arrays, scalars) for part in structure)
@@ -270,5 +270,5 @@ def _name(array: mx.array) -> str:
 
 
 def _stored(row: kv.RowCache) -> Iterator[Any]:
-    """The caches of a row that go into a file: without shifts, which prompts of text have not."""
+    """The caches of a row that are stored: all but a RowShift, which is 0 for prompts of text."""
     return (layer for layer in kv.leaves(row) if not isinstance(layer, RowShift))

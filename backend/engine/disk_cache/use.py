@@ -1,4 +1,4 @@
-"""What a request and a model's settings ask of the prompt cache on disk. Pure, needs no MLX."""
+"""How a request uses the prompt cache on disk. Pure, needs no MLX."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from common.wording import shown
 class DiskUse:
     """How one request uses the disk.
 
-    path: the file of PromptCachePath; None means the folder of the model's settings, if any.
-    answer: PromptCacheAll, the answer's KV is kept too. read_only: PromptCacheRO.
+    path: the file named by PromptCachePath; None means the folder in the model's settings, if any.
+    answer: store the answer's KV too (PromptCacheAll). read_only: store nothing (PromptCacheRO).
     """
 
     path: Path | None = None
@@ -22,25 +22,25 @@ class DiskUse:
     read_only: bool = False
 
     def saves_prompt(self, *, trimmable: bool) -> bool:
-        """Whether to save where the prompt ends.
+        """Whether to save the KV at the end of the prompt.
 
-        What can be cut back is saved once, with the answer. What cannot serves the next turn only
-        where the template repeats the answer as it was, so its prompt is kept for itself; a file
-        of its own holds one entry, and then the answer's is the later one.
+        KV that can be truncated is saved once, with the answer. KV that cannot is useful for the
+        next turn only if the template repeats the answer unchanged, so the prompt is also saved by
+        itself, except in a request's own file, which holds one entry: the answer's.
         """
         return not self.read_only and (not self.answer or not (trimmable or self.path))
 
     @property
     def saves_answer(self) -> bool:
-        """Whether to save when the answer has ended."""
+        """Whether to save the KV at the end of the answer."""
         return self.answer and not self.read_only
 
 
-UNSET = DiskUse()  # of a request whose three fields are all unset
+UNSET = DiskUse()  # for a request that sets none of the three fields
 
 
 def disk_use(path: str, *, answer: bool, read_only: bool) -> DiskUse:
-    """The three fields of PredictOptions. Raises InvalidRequest for a path that names no file."""
+    """The use that the fields of PredictOptions ask for. Raises InvalidRequest for a bad path."""
     return DiskUse(_absolute("PromptCachePath", path), answer, read_only)
 
 
@@ -50,7 +50,7 @@ def cache_folder(setting: str) -> Path | None:
 
 
 def _absolute(name: str, text: str) -> Path | None:
-    """A relative path would depend on the folder that the host happens to start us in."""
+    """Paths must be absolute: the working directory depends on how the host starts the process."""
     if not text.strip():
         return None
     path = Path(text)

@@ -1,8 +1,8 @@
-"""Writes prefixes to the disk, and keeps the folder within its bound.
+"""Writes prefixes to disk, and keeps the folder within its size limit.
 
-The engine thread only ever appends here; a thread of the writer's own waits for the disk. The
-queue is bounded in bytes, because what waits keeps its buffers in memory; what does not fit is
-dropped, which is a miss later.
+The engine thread only appends to a queue; the writer's own thread waits for the disk. The queue is
+limited in bytes, because queued KV stays in memory. A save that does not fit is dropped, which is a
+cache miss later.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from common.wording import shown
 _log = logging.getLogger(__name__)
 
 _MOST_CHORES = 1024
-_GRACE = 0.2  # seconds in which a write under way sees that it is to be given up
+_GRACE = 0.2  # seconds that a running write needs at most to notice that it should stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Save:
-    """A prefix on its way to the disk. size: of its file. path: a file of its own; None: folder."""
+    """A queued prefix. size: of its file. path: the request's own file; None means the folder."""
 
     prefix: Prefix
     head: Head
@@ -44,11 +44,11 @@ class Save:
 
 
 class Writer:
-    """Saves and chores for one thread, which lives for as long as there is something to do.
+    """A queue of saves and chores, and the thread that runs them while there are any.
 
-    So a writer without an owner finishes its work and is garbage then. folder: of the entries;
-    None: only files of requests are written. max_bytes: of all files in the folder. max_waiting:
-    bytes of KV that wait.
+    A writer without an owner thus finishes its work and is then garbage-collected. folder: of the
+    entries; None means that only files named by requests are written. max_bytes: maximum size of
+    all files in the folder. max_waiting: maximum bytes of queued KV.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Writer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV that wait or are being written."""
+        """Bytes of KV that are queued or being written."""
         with self._changed:
             return self._at_work + sum(save.size for save in self._saves)
 
     def put(self, save: Save) -> bool:
-        """Queue a save in place of those that it makes useless. False: there is no room."""
+        """Queue a save, replacing those that it makes useless. False if there is no room."""
         with self._changed:
             if self._closing:
                 return False
@@ -94,9 +94,9 @@ class Writer:
             return True
 
     def put_chore(self, chore: Callable[[], None]) -> None:
-        """Queue a small task, which goes before all saves. It is dropped where too many wait.
+        """Queue a small task, which runs before all saves; it is dropped if too many are queued.
 
-        It may wait for the disk, and must not raise.
+        It may wait for the disk and must not raise.
         """
         with self._changed:
             if not self._closing and len(self._chores) < _MOST_CHORES:
@@ -104,12 +104,12 @@ class Writer:
                 self._wake()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until nothing is left to do; False after so many seconds."""
+        """Wait until the queue is empty; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def close(self, timeout: float) -> None:
-        """Take nothing more, and give up what is not written after so many seconds."""
+        """Accept no more work, and drop what is not written within `timeout` seconds."""
         with self._changed:
             self._closing = True
         if self.drain(timeout):
@@ -130,7 +130,7 @@ class Writer:
             task()
 
     def _next(self) -> Callable[[], None] | None:
-        """What to do next. None: nothing, and the thread is gone."""
+        """The next task; None if there is none, and the thread must then end."""
         with self._changed:
             self._at_work = 0
             if self._chores:
@@ -144,7 +144,7 @@ class Writer:
             return None
 
     def _prepare(self, folder: Path) -> None:
-        """The first task: a folder that is there, and no larger than it may be."""
+        """The first task: create the folder, and evict until it is within its limit."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_forgotten(folder)
@@ -172,7 +172,7 @@ class Writer:
     def _write_file(self, save: Save, path: Path) -> None:
         """Put a prefix into the file that its request named, unless that file is not ours."""
         if path.is_symlink() or (path.exists() and not is_entry(path)):
-            self._catalogue.complain(path, "it is something else, and is left as it is")
+            self._catalogue.complain(path, "it is not a prompt cache, and is left unchanged")
             return
         before = self._catalogue.look_at(path)
         if before is None or not before.prefix.covers(save.prefix):
@@ -197,7 +197,7 @@ class Writer:
         write_entry(path, save.head, tokens, buffers(save.packed), self._abandoned.is_set)
 
     def _failed(self, target: Path, fault: OSError) -> None:
-        """One line when writing begins to fail, not one for each request of a full disk."""
+        """Log a failed write; only the first of several in a row is a warning."""
         level = logging.DEBUG if self._failing else logging.WARNING
         self._failing = True
         reason = fault.strerror or type(fault).__name__

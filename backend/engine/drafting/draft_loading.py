@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.engine import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
-from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
-from backend.engine.drafting.drafter import Drafter, FirstOf, LookupDrafter
+from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
+from backend.engine.drafting.drafter import Guesser, LookupGuesser
 from backend.engine.drafting.reference import in_its_name, own_settings
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, load_model
+from backend.engine.plan import CacheCost
 from backend.engine.prefill import Pace
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
@@ -33,14 +34,15 @@ _PAUSE = 0.25  # of stall_ms: what catching up with a long prompt may add to a d
 class Drafting:
     """How a loaded model drafts.
 
-    most: guesses at a time where a request does not set NDraft. nbytes: of the draft model with
-    the KV of the one row that it follows.
+    most: guesses at a time where a request does not set NDraft. new_guessers: those of a batch,
+    the cheapest first. weights_bytes: of the draft model. cost: of its KV of one sequence; None:
+    there is no draft model.
     """
 
     most: int
-    new_drafter: Callable[[], Drafter]
+    new_guessers: Callable[[], Sequence[Guesser]]
     weights_bytes: int = 0
-    nbytes: int = 0
+    cost: CacheCost | None = None
 
 
 def load_drafting(
@@ -60,22 +62,22 @@ def load_drafting(
     if checkpoint is None and not settings.prompt_lookup:
         return None
     wish = "DraftModel is set" if checkpoint else "option prompt_lookup is true"
-    if not kv.always_trims(kv.new_row(main.model)):
+    if not kv.takes_back(kv.new_row(main.model)):
         raise InvalidRequest(
             f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its cache has"
-            " a window or a recurrent state; load it without"
+            " a recurrent state; load it without"
         )
     if checkpoint is None:
-        return Drafting(settings.n_draft, LookupDrafter)
+        return Drafting(settings.n_draft, lambda: [LookupGuesser()])
     with in_its_name():
         draft = yield from _load(checkpoint, main, context_size, settings, device, dtype)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
 
-    def new_drafter() -> Drafter:
-        own = ModelDrafter(draft, pace)
-        return FirstOf([LookupDrafter(), own]) if settings.prompt_lookup else own
+    def new_guessers() -> list[Guesser]:
+        own = ModelGuesser(draft, pace)
+        return [LookupGuesser(), own] if settings.prompt_lookup else [own]
 
-    return Drafting(settings.n_draft, new_drafter, draft.weights_bytes, draft.nbytes)
+    return Drafting(settings.n_draft, new_guessers, draft.weights_bytes, draft.cost)
 
 
 def _load(
@@ -119,12 +121,13 @@ def _load(
         weights_bytes=loaded.weights_bytes,
         cost=cost,
     )
-    needed, limit = main.weights_bytes + draft.nbytes, memory_limit(device, settings)
+    needed = main.weights_bytes + draft.weights_bytes
+    limit = memory_limit(device, settings)
     if needed > limit:
         raise ModelRejected.because(
             loaded.name,
             f"with the model it takes {needed // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
-            " memory_limit_mib, lower context_size, or load without it",
+            " memory_limit_mib, or load without it",
         )
     _log.info(
         "draft model %s: %s, %s, weights %d MiB",

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import mlx.core as mx
 
 from backend.engine import kv
-from backend.engine.drafting.drafter import DraftLength
-from backend.engine.drafting.verify import cut_back
+from backend.engine.drafting.drafter import Asked
 from backend.engine.plan import CacheCost
 from backend.engine.prefill import Pace
 from common.prefixes import common_prefix
-from common.wording import shown
-
-_log = logging.getLogger(__name__)
 
 LEAST_PROBABILITY = 0.5  # by the draft model's own measure, of a guess that is made
+_NEAR = 32  # tokens that a sequence may be behind and still run with the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +24,8 @@ class DraftModel:
     """A loaded draft model.
 
     vocabulary: width of its logits. main_vocabulary: of the model that it guesses for; padding
-    may make them differ. longest: tokens that it may read, its own context. cost: of the KV of
-    the one sequence that it follows.
+    may make them differ. longest: tokens that it may read, its own context. cost: of its KV of one
+    sequence.
     """
 
     name: str
@@ -40,18 +36,26 @@ class DraftModel:
     weights_bytes: int
     cost: CacheCost
 
-    @property
-    def nbytes(self) -> int:
-        """Weights, and the KV of one sequence at its longest."""
-        return self.weights_bytes + self.cost.of(self.longest)
+
+@dataclass(eq=False, slots=True)
+class _Followed:
+    """A sequence in the draft model's KV. cached: its tokens there; guessed: guesses after those.
+
+    row: its own KV while it catches up; None: it is in the batch.
+    """
+
+    sequence: int
+    row: kv.RowCache | None
+    cached: int = 0
+    guessed: list[int] = field(default_factory=list)
 
 
-class ModelDrafter:
-    """A `Drafter` with a draft model, whose KV cache follows the sequence.
+class ModelGuesser:
+    """A `Guesser` with a draft model, which runs for all sequences of a batch together.
 
-    Guesses are the draft model's best tokens. After a long prompt, or after a rest, the cache is
-    behind; each call then feeds one chunk, as long as `pace` gives, and proposes nothing until it
-    has caught up. A fault of the draft model ends guessing for the sequence, and nothing else.
+    Guesses are the draft model's best tokens, up to the first that is not probable enough. A
+    sequence that is new, or was not asked about for long, catches up by itself: each call feeds one
+    of those a chunk, as long as `pace` gives, before it joins the others.
     """
 
     def __init__(
@@ -60,81 +64,142 @@ class ModelDrafter:
         self._draft = draft
         self._pace = pace
         self._least_probability = least_probability
-        self._cache = kv.new_row(draft.model)
-        self._cached = 0  # tokens of the sequence in the cache
-        self._guessed: list[int] = []  # guesses in the cache after those
-        self._length = DraftLength()
-        self._given_up = False
-
-    def ready(self, length: int) -> bool:
-        return not self._given_up and length < self._draft.longest and self._length.ready(length)
-
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        length = len(tokens)
-        count = self._length.begin(length, min(most, self._draft.longest - length))
-        if self._given_up or count < 1:
-            return []
-        try:
-            self._agree(tokens)
-            missing = tokens[self._cached : self._cached + self._pace.tokens(running=True)]
-            if max(missing) >= self._draft.vocabulary:
-                self._give_up()
-            elif self._cached + len(missing) < length:
-                self._catch_up(missing)
-            elif guesses := self._guess(missing, count):
-                return guesses
-            else:
-                self._length.record_none()
-        except Exception:
-            _log.warning("draft model %s failed", shown(self._draft.name), exc_info=True)
-            self._give_up()
-        return []
-
-    def record(self, proposed: int, accepted: int) -> None:
-        self._length.record(proposed, accepted)
+        self._cache = kv.BatchCache()
+        self._batch: list[_Followed] = []  # in the order of the cache
+        self._behind: dict[int, _Followed] = {}
 
     @property
     def nbytes(self) -> int:
-        return kv.nbytes(self._cache)
+        return self._cache.nbytes + sum(kv.nbytes(one.row or []) for one in self._behind.values())
 
-    def _agree(self, tokens: Sequence[int]) -> None:
+    def forget(self, sequences: Collection[int]) -> None:
+        self._leave([at for at, one in enumerate(self._batch) if one.sequence in sequences])
+        for sequence in sequences:
+            self._behind.pop(sequence, None)
+
+    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
+        able = {one.sequence: one for one in asked if self._reads(one)}
+        self.forget([one.sequence for one in asked if one.sequence not in able])
+        self._agree(able)
+        self._catch_up(able)
+        found = self._guess(able)
+        return [found.get(one.sequence) if one.sequence in able else [] for one in asked]
+
+    def _reads(self, one: Asked) -> bool:
+        """Whether the draft model has all the tokens, and room for one more."""
+        known = next((at for at in self._batch if at.sequence == one.sequence), None)
+        known = known or self._behind.get(one.sequence)
+        new = one.tokens[known.cached if known else 0 :]
+        return (
+            len(one.tokens) < self._draft.longest and max(new, default=0) < self._draft.vocabulary
+        )
+
+    def _agree(self, asked: dict[int, Asked]) -> None:
         """Keep the guesses that became tokens; at least the last token is left to be fed."""
-        right = common_prefix(self._guessed, tokens[self._cached :])
-        keep = min(self._cached + right, len(tokens) - 1)
-        cut_back(self._cache, self._cached + len(self._guessed) - keep)
-        self._cached, self._guessed = keep, []
+        dropped = [0] * len(self._batch)
+        for at, one in enumerate(self._batch):
+            if one.sequence not in asked:
+                continue
+            tokens = asked[one.sequence].tokens
+            right = common_prefix(one.guessed, tokens[one.cached :])
+            kept = min(one.cached + right, len(tokens) - 1)
+            dropped[at] = one.cached + len(one.guessed) - kept
+            one.cached, one.guessed = kept, []
+        self._cache.drop(dropped)
 
-    def _catch_up(self, missing: Sequence[int]) -> None:
+    def _catch_up(self, asked: dict[int, Asked]) -> None:
+        """Feed one sequence that is behind a chunk; those that are not any more join the batch."""
+        far = [
+            at
+            for at, one in enumerate(self._batch)
+            if one.sequence in asked and len(asked[one.sequence].tokens) - one.cached > _NEAR
+        ]
+        for at in far:
+            one = self._batch[at]
+            one.row = self._cache.extract(at)
+            self._behind[one.sequence] = one
+        self._leave(far)
+        followed = {one.sequence for one in self._batch} | self._behind.keys()
+        for sequence in asked.keys() - followed:
+            self._behind[sequence] = _Followed(sequence, kv.new_row(self._draft.model))
+        for one in self._behind.values():
+            if one.sequence in asked:
+                tokens = asked[one.sequence].tokens
+                if one.cached < len(tokens) - 1:
+                    self._feed(one, tokens)
+                break
+        ready = [
+            one
+            for one in self._behind.values()
+            if one.sequence in asked and len(asked[one.sequence].tokens) - one.cached <= _NEAR
+        ]
+        if ready:
+            self._cache.join([(one.row or [], 0) for one in ready])
+            for one in ready:
+                one.row = None
+                self._batch.append(self._behind.pop(one.sequence))
+
+    def _feed(self, one: _Followed, tokens: Sequence[int]) -> None:
+        chunk = tokens[one.cached : -1][: self._pace.tokens(running=True)]
         started = time.perf_counter()
-        self._draft.model(mx.array([missing]), cache=self._cache)
-        kv.evaluate(self._cache)
-        self._pace.measured(len(missing), time.perf_counter() - started)
-        self._cached += len(missing)
+        self._draft.model(mx.array([chunk]), cache=one.row)
+        kv.evaluate(one.row or [])
+        self._pace.measured(len(chunk), time.perf_counter() - started)
+        one.cached += len(chunk)
 
-    def _guess(self, missing: Sequence[int], count: int) -> list[int]:
-        """The best tokens after the sequence, up to the first that is not probable enough."""
-        guesses: list[int] = []
-        fed = missing
-        self._cached += len(missing)
+    def _guess(self, asked: dict[int, Asked]) -> dict[int, list[int]]:
+        """The guesses for those in the batch."""
+        active = [one for one in self._batch if one.sequence in asked]
+        if not active:
+            return {}
+        fed = [
+            list(asked[one.sequence].tokens[one.cached :]) if one in active else []
+            for one in self._batch
+        ]
+        most = {
+            one.sequence: min(
+                asked[one.sequence].most, self._draft.longest - len(asked[one.sequence].tokens)
+            )
+            for one in active
+        }
+        for one, tokens in zip(self._batch, fed, strict=True):
+            one.cached += len(tokens)
+        found: dict[int, list[int]] = {one.sequence: [] for one in active}
         while True:
-            logits = self._draft.model(mx.array([fed]), cache=self._cache)[0, -1]
-            guess, probability = _best(logits[: self._draft.main_vocabulary])
-            if probability < self._least_probability:
-                return guesses
-            guesses.append(guess)
-            if len(guesses) == count:
-                return guesses
-            fed = [guess]
-            self._guessed.append(guess)
+            best = self._run(fed)
+            fed = [[] for _ in self._batch]
+            for at, one in enumerate(self._batch):
+                if one not in active:
+                    continue
+                guess, probability = best[at]
+                own = found[one.sequence]
+                if probability >= self._least_probability:
+                    own.append(guess)
+                if probability < self._least_probability or len(own) >= most[one.sequence]:
+                    active.remove(one)
+                    continue
+                fed[at] = [guess]
+                one.guessed.append(guess)
+            if not active:
+                return found
 
-    def _give_up(self) -> None:
-        self._cache, self._given_up = [], True
+    def _run(self, fed: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+        """Feed each sequence its tokens; the best token after them, and its probability."""
+        width = max(map(len, fed))
+        padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in fed]
+        logits = self._draft.model(mx.array(padded), cache=self._cache.layers_for(width))
+        last = mx.array([max(len(tokens) - 1, 0) for tokens in fed])[:, None, None]
+        logits = mx.take_along_axis(logits, last, axis=1)[:, 0, : self._draft.main_vocabulary]
+        logits = logits.astype(mx.float32)
+        guesses = mx.argmax(logits, axis=-1)
+        peaks = mx.max(logits, axis=-1)
+        shares = mx.exp(peaks - mx.logsumexp(logits, axis=-1))
+        mx.eval(guesses, shares)
+        self._cache.drop([width - len(tokens) for tokens in fed])
+        return list(
+            zip(cast(list[int], guesses.tolist()), cast(list[float], shares.tolist()), strict=True)
+        )
 
-
-def _best(logits: mx.array) -> tuple[int, float]:
-    """The best token of [vocabulary] logits, and its probability."""
-    logits = logits.astype(mx.float32)
-    best = mx.argmax(logits)
-    probability = mx.exp(logits[best] - mx.logsumexp(logits))
-    mx.eval(best, probability)
-    return cast(int, best.item()), cast(float, probability.item())
+    def _leave(self, places: Sequence[int]) -> None:
+        self._batch = [one for at, one in enumerate(self._batch) if at not in places]
+        self._cache.leave(places)

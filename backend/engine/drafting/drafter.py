@@ -1,13 +1,14 @@
-"""What guesses the next tokens of a sequence that decodes alone, and for how many it is asked.
+"""What guesses the next tokens of the sequences of a batch, and for how many it is asked.
 
-`LookupDrafter` guesses that a sequence continues as it did before, where its latest tokens stood
+`LookupGuesser` guesses that a sequence continues as it did before, where its latest tokens stood
 once already: prompt lookup, as in https://arxiv.org/abs/2304.04487. No model is needed, and it pays
 where an answer quotes or repeats: editing, summaries, code, records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 NGRAM_SIZES = (3, 2, 1)  # tokens, the longest match first
@@ -20,62 +21,37 @@ _WRONG = 2  # attempts in a row whose first guess was wrong, after which to rest
 _EMPTY = 4  # the same for attempts that had nothing to propose, which cost less
 
 
-class Drafter(Protocol):
-    """Follows one sequence.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A sequence that guesses are wanted for.
 
-    From call to call `tokens` only grows, by any number of tokens: steps without guesses are
-    caught up with. A drafter decides speed, never output.
+    tokens: the whole prompt and output; from call to call they only grow, by any number. most:
+    guesses, at least 1.
     """
 
-    def ready(self, length: int) -> bool:
-        """Whether it pays to ask when the sequence has `length` tokens.
+    sequence: int
+    tokens: Sequence[int]
+    most: int
 
-        False after guesses that failed: the caller may take its plain, overlapped step, which
-        does not wait for the latest token to be read.
+
+class Guesser(Protocol):
+    """Guesses for the sequences of one batch. It decides speed, never output."""
+
+    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
+        """Guesses for what follows each sequence; [] for none, None: it has yet to catch up.
+
+        Takes bounded time however long the sequences are.
         """
         ...
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to `most` guesses for what follows the whole prompt and output; [] for none.
-
-        Takes bounded time however long `tokens` is.
-        """
-        ...
-
-    def record(self, proposed: int, accepted: int) -> None:
-        """What became of the latest guesses: the first `accepted` of `proposed` were right."""
+    def forget(self, sequences: Collection[int]) -> None:
+        """These sequences have left."""
         ...
 
     @property
     def nbytes(self) -> int:
         """Bytes of MLX arrays that it keeps from step to step."""
         ...
-
-
-class FirstOf:
-    """A `Drafter` that asks others in their order, the cheapest first, until one has a guess."""
-
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._drafters = drafters
-        self._asked: Drafter | None = None
-
-    def ready(self, length: int) -> bool:
-        return any(drafter.ready(length) for drafter in self._drafters)
-
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        for drafter in self._drafters:
-            if guesses := drafter.propose(tokens, most):
-                self._asked = drafter
-                return guesses
-        return []
-
-    def record(self, proposed: int, accepted: int) -> None:
-        if self._asked is not None:
-            self._asked.record(proposed, accepted)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(drafter.nbytes for drafter in self._drafters)
 
 
 class DraftLength:
@@ -130,31 +106,26 @@ class DraftLength:
         self._resume = self._attempt + self._rest
 
 
-class LookupDrafter:
-    """A `Drafter` by prompt lookup. Costs O(most) per step, plus CHUNK while it catches up."""
+class LookupGuesser:
+    """A `Guesser` by prompt lookup. Costs O(most) per sequence, plus CHUNK while it catches up."""
 
     nbytes = 0
 
     def __init__(self) -> None:
-        self._index = NgramIndex()
-        self._length = DraftLength()
+        self._indices: dict[int, NgramIndex] = {}
 
-    def ready(self, length: int) -> bool:
-        return self._length.ready(length)
+    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
+        return [self._guesses(one) for one in asked]
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        self._index.extend(tokens)
-        count = self._length.begin(len(tokens), most)
-        if not count:
-            return []
-        place = self._index.follow(tokens)
-        if place is None:
-            self._length.record_none()
-            return []
-        return continued(tokens, place, count)
+    def forget(self, sequences: Collection[int]) -> None:
+        for sequence in sequences:
+            self._indices.pop(sequence, None)
 
-    def record(self, proposed: int, accepted: int) -> None:
-        self._length.record(proposed, accepted)
+    def _guesses(self, one: Asked) -> list[int]:
+        index = self._indices.setdefault(one.sequence, NgramIndex())
+        index.extend(one.tokens)
+        place = index.follow(one.tokens)
+        return [] if place is None else continued(one.tokens, place, one.most)
 
 
 class NgramIndex:

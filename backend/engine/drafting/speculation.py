@@ -1,110 +1,134 @@
-"""Lets a drafter run ahead of a sequence that decodes alone.
+"""Lets guessers run ahead of the sequences of a batch.
 
-With several sequences the forward pass is already used well, so guessing stops until one is left.
-A sequence with a grammar, with penalties or with log-probabilities takes plain steps: what is
-chosen there depends on more than the count of tokens. So does one with images: a drafter has not
-seen them.
+A sequence with images gets no guesses: a guesser has not seen them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
-from backend.engine import kv
-from backend.engine.drafting.verify import Sample, verify_step
-from backend.engine.penalties import Past
-from backend.engine.sampling import BatchSampler
+from backend.engine.drafting.drafter import Asked, DraftLength, Guesser
+from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
-    from backend.engine.drafting.drafter import Drafter
     from backend.engine.executor import ExecutorSequence
-    from backend.engine.request import GenerationRequest
 
-_NOTHING = Past((), 0, 1)
+_log = logging.getLogger(__name__)
 
 
 class Speculation:
-    """The drafter of the one sequence that a batch has."""
+    """The guessers of a batch: for each sequence the first that has a guess is followed.
 
-    def __init__(self, drafting: Drafting, model: Any, vocabulary: int, end_ids: list[int]) -> None:
-        self._drafting = drafting
-        self._model = model
-        self._vocabulary = vocabulary
-        self._end_ids = end_ids
-        self._drafter: Drafter | None = None
-        self._sequence: ExecutorSequence | None = None
-        self._samplers: dict[int, BatchSampler] = {}
+    end_tokens: those that end an answer.
+    """
+
+    def __init__(self, drafting: Drafting, end_tokens: Collection[int]) -> None:
+        self._most = drafting.most
+        self._end_tokens = end_tokens
+        self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
+        self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence follows
+        self._left_alone: set[int] = set()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the drafter keeps from step to step."""
-        return self._drafter.nbytes if self._drafter is not None else 0
+        """Bytes that the guessers keep from step to step."""
+        return sum(each.guesser.nbytes for each in self._guessers)
 
-    def fits(self, sequences: Sequence[ExecutorSequence]) -> bool:
-        """Whether guessing may pay now: it is for one sequence alone."""
-        if len(sequences) != 1 or sequences[0].media is not None:
-            return False
-        one = sequences[0]
-        request = one.request
-        if one.constraint or request.sampling.remembers or request.logprobs is not None:
-            return False
-        if self._most_for(one) <= 0:
-            return False
-        if self._drafter is None or self._sequence is not one:
-            return True
-        return self._drafter.ready(len(one.history) + 1)
-
-    def advance(
-        self, one: ExecutorSequence, cache: kv.RowCache, token: int, step: int
-    ) -> list[int]:
-        """The tokens after `token`, 1 or more, or none where there was no guess.
-
-        cache: the sequence's KV, of the tokens in its history. step: tokens generated up to and
-        including `token`. The cache then has `token` and all that is returned but the last.
-        """
-        if self._drafter is None or self._sequence is not one:
-            self._sequence, self._drafter = one, self._drafting.new_drafter()
-            self._samplers.clear()
-        if token in self._end_ids and not one.request.ignore_eos:
-            return []
-        guesses = self._drafter.propose([*one.history, token], self._most_for(one))
-        if not guesses:
-            return []
-        end_ids = [] if one.request.ignore_eos else self._end_ids
-        tokens = verify_step(
-            self._model, cache, token, guesses, self._sample(one.request), step, end_ids
+    def ready(self, sequences: Sequence[ExecutorSequence]) -> bool:
+        """Whether it pays to ask for guesses, which waits for the latest tokens to be read."""
+        return any(
+            self._most_for(one) > 0 and each.lengths[one.number].ready(len(one.history) + 1)
+            for one in sequences
+            for each in self._guessers
         )
-        self._drafter.record(len(guesses), len(tokens) - 1)
-        return tokens
 
-    def left(self, sequences: Sequence[ExecutorSequence]) -> None:
+    def propose(
+        self, sequences: Sequence[ExecutorSequence], tokens: Sequence[int], width: int
+    ) -> list[list[int]]:
+        """Up to `width` guesses for each sequence, behind its token at hand."""
+        guesses: list[list[int]] = [[] for _ in sequences]
+        wanting = {
+            at: Asked(one.number, [*one.history, token], most)
+            for at, (one, token) in enumerate(zip(sequences, tokens, strict=True))
+            if (most := min(width, self._most_for(one))) > 0 and token not in self._ends(one)
+        }
+        for each in list(self._guessers):
+            try:
+                found = each.propose(wanting)
+            except Exception:
+                _log.warning("a guesser failed; its requests go on without it", exc_info=True)
+                self._guessers.remove(each)
+                continue
+            for at, own in found.items():
+                self._asked[sequences[at].number] = each.lengths[sequences[at].number]
+                ends = self._ends(sequences[at])
+                # What is sampled in the place of an end ends the sequence.
+                stop = next((at for at, guess in enumerate(own) if guess in ends), len(own))
+                guesses[at] = own[:stop]
+                del wanting[at]
+        return guesses
+
+    def record(self, one: ExecutorSequence, proposed: int, accepted: int) -> None:
+        """What became of a sequence's guesses: the first `accepted` of `proposed` were right."""
+        if proposed:
+            self._asked[one.number].record(proposed, accepted)
+
+    def leave_alone(self, one: ExecutorSequence) -> None:
+        """Guess no more for a sequence."""
+        self._left_alone.add(one.number)
+
+    def leave(self, sequences: Sequence[ExecutorSequence]) -> None:
         """Sequences have left the batch."""
-        if any(one is self._sequence for one in sequences):
-            self._sequence = self._drafter = None
-            self._samplers.clear()
+        gone = [one.number for one in sequences]
+        for each in self._guessers:
+            each.guesser.forget(gone)
+            for number in gone:
+                each.lengths.pop(number, None)
+        for number in gone:
+            self._asked.pop(number, None)
+        self._left_alone.difference_update(gone)
+
+    def _ends(self, one: ExecutorSequence) -> Collection[int]:
+        return () if one.request.ignore_eos else self._end_tokens
 
     def _most_for(self, one: ExecutorSequence) -> int:
         """Guesses that fit: the token at hand and the choice after the last guess count as well."""
-        wanted = one.request.n_draft or self._drafting.most
+        if one.media is not None or one.number in self._left_alone:
+            return 0
+        wanted = one.request.n_draft or self._most
         return min(wanted, one.limit - one.delivered - 2)
 
-    def _sample(self, request: GenerationRequest) -> Sample:
-        """The sequence's own sampler, at as many successive steps as there are logits."""
 
-        def sample(logits: mx.array, fed: mx.array, steps: list[int]) -> mx.array:
-            count = len(steps)
-            if count not in self._samplers:
-                self._samplers[count] = BatchSampler(
-                    [request.sampling] * count,
-                    [_NOTHING] * count,
-                    self._vocabulary,
-                    end_ids=self._end_ids,
-                    closed=[request.end_opens_at] * count,
-                )
-            return self._samplers[count](logits, fed, steps)
+class _Learning:
+    """A guesser, and for each sequence how far it pays to ask it."""
 
-        return sample
+    def __init__(self, guesser: Guesser) -> None:
+        self.guesser = guesser
+        self.lengths: defaultdict[int, DraftLength] = defaultdict(DraftLength)
+
+    def propose(self, wanting: dict[int, Asked]) -> dict[int, list[int]]:
+        """The guesses that there are, by the same keys."""
+        asked = {
+            at: Asked(one.sequence, one.tokens, most)
+            for at, one in wanting.items()
+            if (most := self.lengths[one.sequence].begin(len(one.tokens), one.most))
+        }
+        if not asked:
+            return {}
+        found = dict(zip(asked, self.guesser.propose(list(asked.values())), strict=True))
+        for at, guesses in found.items():
+            if guesses == []:
+                self.lengths[asked[at].sequence].record_none()
+        return {at: guesses for at, guesses in found.items() if guesses}
+
+
+def accepted_count(guesses: Sequence[int], choices: Sequence[int]) -> int:
+    """How many guesses are right: those before the first that differs from the sampler's choice.
+
+    choices: the tokens that were chosen after the token at hand and after each guess.
+    """
+    return common_prefix(guesses, choices)

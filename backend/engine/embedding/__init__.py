@@ -1,1 +1,1 @@
-"""Models that turn text into numbers: vectors, relevance of documents, labels of words."""
+"""Embedding, reranking and token classification models."""

@@ -1,7 +1,7 @@
-"""Decides which waiting rows run together. Pure arithmetic over lengths.
+"""Decides which waiting rows run in the same step. Pure arithmetic over lengths.
 
-Rows are padded to the longest of their step, so a step takes rows of about the same length. It is
-bounded in padded tokens, which sets how long it lasts, and in the bytes that attention needs.
+Rows are padded to the longest row of their step, so a step takes rows of similar length. A step is
+limited in padded tokens, which determine its duration, and in the bytes that attention needs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _SHORTEST = 16
 
 @dataclass(frozen=True, slots=True)
 class ActivationCost:
-    """Bytes that a forward pass needs besides the weights, by the shape of the model.
+    """The bytes that a forward pass needs in addition to the weights.
 
-    heads: attention scores are a square of the length for each. hidden: values per token and
-    layer that are alive at once, as a multiple of the hidden size. itemsize: bytes of a value.
+    heads: attention heads, each with length² scores. hidden: values per token that are in memory at
+    once, besides the scores. itemsize: bytes per value.
     """
 
     heads: int
@@ -25,13 +25,13 @@ class ActivationCost:
     itemsize: int
 
     def of(self, rows: int, length: int) -> int:
-        """For that many rows, each padded to `length` tokens."""
+        """The bytes for `rows` rows, each padded to `length` tokens."""
         scores = 2 * self.heads * length * length
         return rows * (scores + self.hidden * length) * self.itemsize
 
 
 def bucket_of(length: int) -> int:
-    """The class of lengths that are run together: less than a third of a step is padding."""
+    """The bucket of a length; in steps of one bucket, less than a third is padding."""
     if length <= _SHORTEST:
         return _SHORTEST
     power = 1 << (length - 1).bit_length()
@@ -39,9 +39,9 @@ def bucket_of(length: int) -> int:
 
 
 def rows_that_fit(lengths: Iterable[int], tokens: int, cost: ActivationCost, room: int) -> int:
-    """How many of the rows, from the first on, make one step; always at least one.
+    """How many rows, starting with the first, fit into one step; always at least one.
 
-    tokens: padded tokens of a step. room: bytes.
+    tokens: maximum number of padded tokens. room: maximum number of bytes.
     """
     rows = longest = 0
     for length in lengths:

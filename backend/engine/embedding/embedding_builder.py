@@ -1,4 +1,4 @@
-"""Builds a model that turns text into numbers: weights through mlx-vlm, a reader around them."""
+"""Builds an embedding, reranking or token classification model from mlx-vlm's networks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _CLASSES = {
 
 
 def build(order: LoadOrder) -> Stages[Built]:
-    """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
+    """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     settings, checkpoint = order.settings, order.checkpoint
     yield "engine"
     here = devices.detect()
@@ -108,9 +108,10 @@ def build(order: LoadOrder) -> Stages[Built]:
 def text_embedder(
     loaded: LoadedModel, settings: Settings, here: Device, limits: Limits, room: int
 ) -> tuple[NewEncoder, TextReader] | tuple[None, None]:
-    """What lets a generating model answer Embedding: nothing is computed until it is asked to.
+    """The encoder and reader with which a generative model answers Embedding.
 
-    None where the model does not show what comes before its vocabulary.
+    Nothing is computed until the first request. None if the model has no part that ends before the
+    logits (`networks.inner_model`).
     """
     if networks.inner_model(loaded.model) is None:
         return None, None
@@ -121,7 +122,7 @@ def text_embedder(
 
 
 def _opener(checkpoint: Checkpoint) -> OpenModel | None:
-    """How weights become a model: by mlx-vlm, except for rerankers that answer in words."""
+    """What opens the model with mlx-vlm; None for rerankers that answer yes or no (mlx-lm's)."""
     family = FAMILIES[checkpoint.kind][checkpoint.config["model_type"]]
     if not family:
         return None
@@ -130,7 +131,7 @@ def _opener(checkpoint: Checkpoint) -> OpenModel | None:
         from mlx_vlm.encoder_loader import load_encoder_model
 
         config = dict(checkpoint.config)
-        config.pop("model_file", None)  # code of the checkpoint, which mlx-vlm would run
+        config.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
         labels = labels_of(config)
         if checkpoint.kind is not ModelKind.EMBEDDING:
             config["num_labels"] = len(labels) or 1
@@ -151,7 +152,7 @@ def _opener(checkpoint: Checkpoint) -> OpenModel | None:
 
 
 def _use_exact_gelu(model: Any) -> None:
-    """ModernBERT's own activation, where mlx-vlm 0.7.10 takes the tanh approximation of it."""
+    """Use ModernBERT's exact GELU in place of mlx-vlm 0.7.10's tanh approximation."""
     from mlx.nn.layers.activations import GELU
 
     for layer in model.layers:
@@ -188,8 +189,8 @@ def _read_kind(
             raise ModelRejected.because(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
         run = networks.yes_or_no(model, yes, no, pad)
         return run, PairReader(yes_no_prompt(tokenizer), limits)
-    tells_apart = "token_type_ids" in loaded.tokenizer.model_input_names
-    encode_pair = cross_encoder(tokenizer, tells_apart=tells_apart)
+    segments = "token_type_ids" in loaded.tokenizer.model_input_names
+    encode_pair = cross_encoder(tokenizer, segments=segments)
     return networks.classifier(model, pad), PairReader(encode_pair, limits)
 
 
@@ -208,7 +209,10 @@ def _label_reader(
 
 
 def _privacy_path(path: Path, labels: tuple[str, ...]) -> Callable[[np.ndarray], list[int]]:
-    """The likeliest path that BIOES allows, by the transition biases of the checkpoint."""
+    """A decoder for the likeliest label path that BIOES allows.
+
+    It uses the transition biases of the checkpoint.
+    """
     from mlx_vlm.privacy_filter import ViterbiDecoder, _load_transition_biases
 
     decoder = ViterbiDecoder(labels, _load_transition_biases(path, "default"))
@@ -233,8 +237,10 @@ def _new_encoder(
 
 
 def _prove(run: Run, name: str) -> None:
-    """Run two short texts, so that a model that cannot compute fails its load, and the first
-    request finds its kernels compiled. Raises ModelRejected."""
+    """Run two short texts. Raises ModelRejected if the model cannot compute them.
+
+    This also compiles kernels before the first request.
+    """
     from backend.engine.embedding.encoding import Piece
 
     try:
@@ -250,13 +256,13 @@ def _prove(run: Run, name: str) -> None:
     finally:
         mx.clear_cache()
     if not sound:
-        raise ModelRejected.because(name, "its first text gave values that are no numbers")
+        raise ModelRejected.because(name, "its output for a first text is not finite")
 
 
 def _own_tokenizer(loaded: LoadedModel) -> Any:
-    """A tokenizer of the tokenizers package that cuts and pads nothing, and is used by nobody else.
+    """A private copy of the tokenizers.Tokenizer, without truncation and padding.
 
-    The one inside transformers changes its state with each call, and calls come on two threads.
+    transformers changes the state of its own with every call, and calls come from two threads.
     """
     from tokenizers import Tokenizer
 
@@ -272,7 +278,7 @@ def _own_tokenizer(loaded: LoadedModel) -> Any:
 
 
 def _pad_token(loaded: LoadedModel) -> int:
-    """RoBERTa finds positions by it; elsewhere any id serves, since it is masked."""
+    """The padding token. RoBERTa derives positions from it; for other models any id works."""
     for stated in (loaded.config.get("pad_token_id"), loaded.tokenizer.pad_token_id):
         if type(stated) is int and stated >= 0:
             return stated
@@ -280,12 +286,12 @@ def _pad_token(loaded: LoadedModel) -> int:
 
 
 def _end_token(config: Mapping[str, Any]) -> int | None:
-    """The token at which a causal embedding model is read, by its config.json."""
+    """The token whose hidden state a causal embedding model uses, from its config.json."""
     end = config.get("eos_token_id")
     return end if type(end) is int else None
 
 
 def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the part that reads text."""
+    """The configuration of the text part of a model."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "hidden_size" in inner else config

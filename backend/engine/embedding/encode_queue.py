@@ -1,8 +1,8 @@
-"""Runs the rows of Embedding, Rerank and TokenClassify requests, whoever they belong to.
+"""Runs the rows of all Embedding, Rerank and TokenClassify requests.
 
 Everything happens on the engine thread, one `step` at a time, between the decode steps of a
-generating model. A row waits in the queue of its length; the queue with the oldest row goes first,
-so nobody starves. A request is answered when the last of its rows has run.
+generative model. Rows wait in buckets by length. The bucket with the oldest row runs first, so no
+row starves. A request is answered when the last of its rows has run.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class _Row:
 
 
 class EncodeQueue:
-    """Owner of all such requests of one loaded model.
+    """The queue of one loaded model.
 
-    run: one step of the model; an output per piece. pace: the padded tokens of a step. room: bytes
-    left beside the weights. publish: takes a request's answer, or its failure. report: logs a
-    fault.
+    run: runs the model on one batch and returns an output per piece. pace: decides the number of
+    padded tokens per step. room: bytes that are left after the weights. publish: called with a
+    request's answer or error. report: logs a fault.
     """
 
     def __init__(
@@ -92,24 +92,24 @@ class EncodeQueue:
 
     @property
     def room(self) -> int:
-        """Bytes beside the weights."""
+        """Bytes that are left after the weights."""
         return self._room
 
     @property
     def needs(self) -> int:
-        """Bytes that the longest row computes with of all since the queue was last empty."""
+        """Bytes needed by the longest row submitted since the queue was last empty."""
         return self._needs if self._buckets else 0
 
     def submit(self, command: Encode) -> None:
-        """Queue the rows of a request, or refuse it where one row alone is too much."""
+        """Queue a request's rows; publish Overloaded if one row alone does not fit in memory."""
         longest = max(len(piece.ids) for piece in command.pieces)
         needed = self._cost.of(1, longest)
         if needed > self._room:
             self._publish(
                 command.ticket,
                 Overloaded(
-                    f"a text of {longest} tokens needs {needed // MIB} MiB beside the model, but"
-                    f" {self._room // MIB} MiB are left: send a shorter text, or raise"
+                    f"a text of {longest} tokens needs {needed // MIB} MiB, but the model leaves"
+                    f" only {self._room // MIB} MiB: send a shorter text, or raise"
                     " memory_limit_mib"
                 ),
             )
@@ -123,7 +123,7 @@ class EncodeQueue:
             self._buckets.setdefault(bucket_of(row.length), deque()).append(row)
 
     def cancel(self, ticket: int) -> None:
-        """Forget a request. Its owner knows, so nothing is published."""
+        """Drop a request. Nothing is published: the caller already knows."""
         self._drop(lambda job: job.ticket == ticket)
 
     def cancel_all(self, error: EngineError) -> None:
@@ -136,8 +136,8 @@ class EncodeQueue:
     def step(self, *, running: bool, room: int | None = None) -> None:
         """Run one batch.
 
-        running: whether streams of generated text wait meanwhile. room: bytes that it may compute
-        with; None: all beside the weights.
+        running: whether generation streams are waiting for this step to end. room: bytes that the
+        step may use; None means all that the weights leave.
         """
         rows = self._take(self._pace.tokens(running=running), self.room if room is None else room)
         self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}")
@@ -161,7 +161,7 @@ class EncodeQueue:
             mx.clear_cache()
 
     def _take(self, tokens: int, room: int) -> list[_Row]:
-        """The rows of the next step: the oldest one and those of its length."""
+        """Take the rows of the next step: the oldest one and others of its bucket."""
         bucket = min(self._buckets, key=lambda size: self._buckets[size][0].arrival)
         waiting = self._buckets[bucket]
         lengths = (row.length for row in waiting)
@@ -175,7 +175,7 @@ class EncodeQueue:
         job = row.job
         if not np.isfinite(output).all():
             job.left = -1
-            self._fail(job.ticket, EngineFailed("the model gave values that are no numbers"))
+            self._fail(job.ticket, EngineFailed("the model's output is not finite"))
             return
         job.outputs[row.place] = output
         job.left -= 1
@@ -187,9 +187,9 @@ class EncodeQueue:
         self.cancel(ticket)
         self._publish(ticket, failure)
 
-    def _drop(self, leaves: Callable[[_Job], bool]) -> None:
+    def _drop(self, dropped: Callable[[_Job], bool]) -> None:
         for size, rows in list(self._buckets.items()):
-            kept = deque(row for row in rows if not leaves(row.job))
+            kept = deque(row for row in rows if not dropped(row.job))
             if kept:
                 self._buckets[size] = kept
             else:

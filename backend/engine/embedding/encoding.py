@@ -1,6 +1,6 @@
-"""What travels between the event loop and the engine thread when a text becomes numbers.
+"""The data that event loop and engine thread exchange for Embedding, Rerank and TokenClassify.
 
-Stdlib only: the event loop's side needs neither NumPy nor MLX to hold these.
+This module imports only the standard library, so the event loop needs neither NumPy nor MLX.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One row for the model: token ids, and their segments where the model tells two apart."""
+    """One row for the model: token ids, and segment ids if the model distinguishes two segments."""
 
     ids: list[int]
     segments: list[int] = field(default_factory=list)
@@ -29,15 +29,15 @@ class Piece:
 class Encoded:
     """The model's float32 output for each piece of a request, in the order of the pieces.
 
-    A vector of (dim,), token vectors of (tokens, dim), one score of (), or probabilities of
-    labels, (tokens, labels): that depends on the model.
+    Depending on the model: a vector (dim,), token vectors (tokens, dim), one score (), or label
+    probabilities (tokens, labels).
     """
 
     outputs: tuple[np.ndarray, ...]
 
 
 class Encoding:
-    """One submitted request as its owner on the event loop sees it. `over`: it has an answer."""
+    """The event loop's handle for one submitted request. `over`: whether it has been answered."""
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
@@ -48,7 +48,7 @@ class Encoding:
         return self._answer.done()
 
     def push(self, what: Event | Encoded | EngineError) -> None:
-        """Take the answer. Called on the event loop."""
+        """Set the answer. Called on the event loop."""
         if self.over:
             return
         if isinstance(what, Encoded):
@@ -57,13 +57,13 @@ class Encoding:
             self._answer.set_exception(what)
 
     def cancel(self) -> None:
-        """Take the request out wherever it is; a reader that still waits gets Cancelled."""
+        """Cancel the request; a caller that still waits for the result gets Cancelled."""
         if not self.over:
             self.push(Cancelled("the request was cancelled"))
             self._cancel()
 
     async def result(self) -> Encoded:
-        """The answer. Raises EngineError. A caller that leaves cancels the request."""
+        """Wait for the answer. Raises EngineError. A cancelled caller cancels the request."""
         try:
             return await asyncio.shield(self._answer)
         except asyncio.CancelledError:

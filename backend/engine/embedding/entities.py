@@ -1,7 +1,7 @@
-"""From a label for each token to the things that a text names.
+"""Turns token labels into named entities.
 
-Labels are those of BIO and BIOES tag sets: `B-` begins an entity, `I-` goes on, `E-` ends, `S-` is
-one by itself, `O` is none. A label without such a mark is the kind of entity itself.
+Labels are those of BIO and BIOES tag sets: `B-` begins an entity, `I-` continues it, `E-` ends it,
+`S-` is an entity of one token, `O` is no entity. A label without such a mark is only a group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ _MARKS = ("B", "I", "E", "S")
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """start, end: byte offsets into the text's UTF-8, half-open. score: from 0 to 1."""
+    """A named entity.
+
+    group: its type, such as PER. start, end: byte offsets into the text's UTF-8, half-open. score:
+    from 0 to 1.
+    """
 
     group: str
     start: int
@@ -27,7 +31,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens from `first` up to, not including, `last` that are one entity of a group."""
+    """The tokens of one entity, from `first` up to but not including `last`."""
 
     group: str
     first: int
@@ -43,10 +47,10 @@ def parted(label: str) -> tuple[str, str]:
 
 
 def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[str]:
-    """The labels after every piece of a word has taken that of its first piece that has one.
+    """The labels, with all tokens of a word changed to the label of its first labelled token.
 
-    A word is one thing: `San`, `##ti`, `##ago` are not three, whatever the later pieces say. words:
-    the number of each token's word, None for a token of no word.
+    This keeps a word such as `San`, `##ti`, `##ago` in one entity. words: the index of each token's
+    word, None for a token that belongs to no word.
     """
     settled = list(labels)
     first = 0
@@ -62,7 +66,7 @@ def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[
 
 
 def _spread(label: str, pieces: int) -> list[str]:
-    """A word's label over its pieces: it begins with the first, and ends with the last."""
+    """A word's label for each of its tokens: only the first keeps a B, only the last an E."""
     mark, group = parted(label)
     begins = "B" if mark in ("B", "S") else "I"
     ends = "E" if mark in ("E", "S") else "I"
@@ -70,7 +74,7 @@ def _spread(label: str, pieces: int) -> list[str]:
 
 
 def runs_of(labels: Sequence[str]) -> list[Run]:
-    """The entities as stretches of tokens: in order, none empty, none overlapping."""
+    """The entities as runs of tokens: in order, none empty, none overlapping."""
     runs: list[Run] = []
     group, first = OUTSIDE, 0
 
@@ -94,10 +98,10 @@ def runs_of(labels: Sequence[str]) -> list[Run]:
 def entities_of(
     text: str, runs: Sequence[Run], offsets: Sequence[tuple[int, int]], scores: Sequence[float]
 ) -> list[Entity]:
-    """The runs as parts of the text, without white space at their ends.
+    """The runs as entities of the text, without white space at their ends.
 
-    offsets: the characters of each token, half-open. scores: of each run. Tokens that are parts of
-    one character share its place, so a run that would reach back into an earlier one is left out.
+    offsets: the character range of each token, half-open. scores: one per run. Tokens of the same
+    character have the same range; a run that would overlap the one before it is left out.
     """
     bytes_before = [0, *accumulate(len(character.encode()) for character in text)]
     found: list[Entity] = []

@@ -1,9 +1,8 @@
-"""EmbeddingGemma's layers, with the window that its local layers have.
+"""EmbeddingGemma's forward pass, with the sliding window of its local layers.
 
-mlx-vlm 0.7.10 gives every layer the mask of the global ones, so that texts longer than the window
-come out differently from the reference (transformers' Gemma3TextModel with
-`use_bidirectional_attention`, where a token of a local layer sees those less than half a window
-plus one away).
+mlx-vlm 0.7.10 uses the mask of the global layers for all, so texts longer than the window get other
+vectors than from the reference: transformers' Gemma3TextModel with `use_bidirectional_attention`,
+in whose local layers a token attends to tokens less than half a window plus one away.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from backend.engine.embedding.vectors import PaddedRows
 
 
 def bidirectional_states(model: Any, rows: PaddedRows) -> mx.array:
-    """Vectors of the tokens, (rows, longest, hidden), from mlx-vlm's gemma3_embedding."""
+    """Hidden states of the tokens, (rows, longest, hidden), from mlx-vlm's gemma3_embedding."""
     config, inner = model.config, model.model
     states = inner.embed_tokens(rows.ids) * config.hidden_size**0.5
     everywhere = rows.mask.astype(mx.bool_)[:, None, None, :]
     place = mx.arange(rows.ids.shape[1])
     reach = config.sliding_window // 2 + 1
     nearby = everywhere & (mx.abs(place[:, None] - place[None, :]) < reach)[None, None]
-    # Rows of padding see nothing in a local layer: their softmax is void, and is never read.
+    # In a local layer, padding may attend to nothing: its softmax is NaN, but it is never used.
     nearby = nearby | (rows.mask == 0)[:, None, :, None]
     for index, layer in enumerate(inner.layers):
         is_global = (index + 1) % config.sliding_window_pattern == 0

@@ -1,7 +1,7 @@
-"""What a checkpoint is for, decided from its configuration and the names of its files.
+"""Decides the kind of a checkpoint from its configuration and the names of its files.
 
-The decision comes before a download and before any weight is read, so nothing here needs MLX. An
-option of the user wins over what the files say; the flags of a load request may only narrow it.
+This happens before a download and before any weight is read, so nothing here needs MLX. The user's
+option `type` takes precedence over the files; a load request's flags are only checked against it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.wording import shown
 
 
 class ModelKind(Enum):
-    """What a loaded model answers. A text model answers Embedding as well."""
+    """The kind of request that a loaded model answers. A text model also answers Embedding."""
 
     TEXT = "text"
     EMBEDDING = "embedding"
@@ -24,19 +24,19 @@ class ModelKind(Enum):
 
     @property
     def words(self) -> str:
-        """The end of the sentence "the model …"."""
+        """What such a model does, as a predicate: "the model …"."""
         return _WORDS[self]
 
 
 _WORDS = {
     ModelKind.TEXT: "generates text",
-    ModelKind.EMBEDDING: "turns text into vectors and generates none",
-    ModelKind.RERANK: "rates documents against a query and generates no text",
-    ModelKind.TOKEN_CLASSIFY: "labels words of a text and generates none",
+    ModelKind.EMBEDDING: "turns text into vectors and does not generate text",
+    ModelKind.RERANK: "ranks documents against a query and does not generate text",
+    ModelKind.TOKEN_CLASSIFY: "labels words of a text and does not generate text",
 }
 
-# Families by the names in config.json → the module of mlx-vlm that computes them. RoBERTa and
-# CamemBERT are computed as XLM-RoBERTa is: same layers, same rule for positions.
+# `model_type` in config.json → the module of mlx-vlm that computes it. RoBERTa and CamemBERT have
+# the same layers and positions as XLM-RoBERTa.
 _ROBERTAS = {"xlm-roberta": "xlm_roberta", "roberta": "xlm_roberta", "camembert": "xlm_roberta"}
 FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
     ModelKind.EMBEDDING: {
@@ -67,9 +67,9 @@ ANSWERING_RERANKERS = frozenset({"qwen3"})
 
 
 def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
-    """The kind of a checkpoint. `wanted` is the option `type`, "" where it was not given.
+    """The kind of a checkpoint. wanted: the option `type`; "" if it is not set.
 
-    A checkpoint with code of its own (`model_file`) is mlx-lm's to read, and generates.
+    A checkpoint with its own code (`model_file`) is loaded by mlx-lm, as a text model.
     """
     if wanted:
         return ModelKind(wanted)
@@ -92,7 +92,7 @@ def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> Mo
 def with_flags(
     kind: ModelKind, config: Mapping[str, Any], *, embeddings: bool, reranking: bool
 ) -> ModelKind:
-    """The kind after the flags Embeddings and Reranking of a load. Raises InvalidRequest."""
+    """The kind, given a load request's flags Embeddings and Reranking. Raises InvalidRequest."""
     if reranking and kind is ModelKind.TEXT and config["model_type"] in ANSWERING_RERANKERS:
         kind = ModelKind.RERANK
     if reranking and kind is not ModelKind.RERANK:
@@ -109,14 +109,14 @@ def with_flags(
 
 
 def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> None:
-    """Refuse what mlx-vlm does not compute, or would compute wrongly. Raises ModelRejected."""
+    """Raise ModelRejected for a model that mlx-vlm cannot compute, or would compute wrongly."""
     families = FAMILIES[kind]
     model_type = config["model_type"]
     if model_type not in families:
         raise ModelRejected.because(
             name,
-            f"it {kind.words}, and its model type {shown(model_type)} is not among those that are"
-            f" served for that: {_listed(sorted(families))}; load one of those",
+            f"it {kind.words}, and its model type {shown(model_type)} is not among the supported"
+            f" ones: {_listed(sorted(families))}; load one of those",
         )
     if kind is ModelKind.RERANK and model_type in ANSWERING_RERANKERS and _scores(config):
         raise ModelRejected.because(
@@ -137,7 +137,7 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
         if "bert" in families[model_type] and value not in computed:
             raise ModelRejected.because(
                 name,
-                f"its {key} is {shown(value)}, and only {_listed(computed)} is computed; load a"
+                f"its {key} is {shown(value)}, but only {_listed(computed)} is supported; load a"
                 " model that has that, such as BGE-M3",
             )
 
@@ -152,13 +152,13 @@ def _require_one_score(name: str, config: Mapping[str, Any]) -> None:
     if labels != 1:
         raise ModelRejected.because(
             name,
-            f"it sorts texts into {labels} classes; of such models only rerankers are served, which"
-            " give one score",
+            f"it classifies texts into {labels} classes; of sequence classifiers, only rerankers"
+            " (one score) are supported",
         )
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of a classifier's outputs, in their order; empty where they are not all named."""
+    """The names of a classifier's outputs, in order; empty unless all of them have names."""
     named = config.get("id2label")
     if not isinstance(named, dict):
         return ()

@@ -1,7 +1,7 @@
-"""TokenClassify: a text of any length to rows, and the labels of its tokens to entities.
+"""TokenClassify: splits a text of any length into rows, and turns token labels into entities.
 
-A model reads a window of its context at a time. Windows overlap, and each token is judged by the
-window in which it stands further from an edge, so nothing is cut in two by the end of a window.
+A row is a window of at most the model's context. Windows overlap, and each token's label comes from
+the window in which it is further from an edge, so that it has context on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens first to last of a text are read together; those from kept to until count."""
+    """A row with the tokens `first` to `last` of a text; the labels of `kept` to `until` count.
+
+    Both ranges are half-open.
+    """
 
     first: int
     last: int
@@ -50,7 +53,7 @@ def windows(length: int, size: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text in tokens: the rows, and where in the text each token is."""
+    """A tokenised text: its rows, and each token's characters (`offsets`) and word (`words`)."""
 
     text: str
     pieces: list[Piece]
@@ -63,8 +66,8 @@ class LabelledText:
 class LabelReader:
     """tokenizer: of the tokenizers package. labels: in the order of the model's outputs.
 
-    path: the label of each token, as an index, from probabilities of (tokens, labels). before,
-    after: ids around every row. by_word: pieces of a word share a label.
+    path: returns the label index of each token, given probabilities (tokens, labels). before,
+    after: ids around every row. by_word: whether the tokens of a word share a label.
     """
 
     rpc: ClassVar[str] = "TokenClassify"
@@ -77,7 +80,7 @@ class LabelReader:
     by_word: bool = True
 
     def read(self, text: str) -> LabelledText:
-        """Raises TooLong for more text than is looked at."""
+        """Tokenise a text. Raises TooLong."""
         self.limits.check_text("text", text)
         row = self.tokenizer.encode(text, add_special_tokens=False)
         parts = windows(len(row.ids), self.limits.context - len(self.before) - len(self.after))
@@ -91,7 +94,7 @@ class LabelReader:
         )
 
     def answer(self, read: LabelledText, encoded: Encoded, threshold: float) -> list[Entity]:
-        """The entities with at least that score, in the order of the text."""
+        """The entities with a score of at least `threshold`, in the order of the text."""
         import numpy as np
 
         if not read.pieces:
@@ -111,7 +114,7 @@ class LabelReader:
         return [entity for entity in found if entity.score >= threshold]
 
     def _score(self, shares: np.ndarray, run: Run) -> float:
-        """How sure the model is that the run's tokens belong to its group, on average."""
+        """The mean probability that the run's tokens belong to its group."""
         columns = [
             place for place, label in enumerate(self.labels) if parted(label)[1] == run.group
         ]

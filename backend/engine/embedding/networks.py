@@ -1,8 +1,7 @@
-"""The forward passes: padded rows in, float32 NumPy arrays out, one for each row.
+"""Forward passes: padded rows in, float32 NumPy arrays out, one for each row.
 
-A network is made from a loaded model and runs on the engine thread. mlx-vlm's embedding models
-pool by themselves, by rules that they do not read from the checkpoint, so only the vectors of
-their tokens are used; the rest of their graph is never evaluated.
+They run on the engine thread. mlx-vlm's embedding models pool by rules of their own and ignore the
+checkpoint's, so only their hidden states are used; the rest of their graph is never evaluated.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Hidden = Callable[[PaddedRows], mx.array]
 
 
 def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token: int) -> Run:
-    """Vectors of (dim,), or with the rule `none` of (tokens, dim)."""
+    """Computes a vector (dim,) for each row, or (tokens, dim) with the pooling mode `none`."""
 
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
         rows = padded(pieces, pad_token)
@@ -45,7 +44,7 @@ def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token:
 
 
 def classifier(model: Any, pad_token: int) -> Run:
-    """A cross-encoder's score of each pair, as a share between 0 and 1, of ()."""
+    """Computes a cross-encoder's score for each pair, (), between 0 and 1."""
 
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
         return _split(mx.sigmoid(_logits(model, padded(pieces, pad_token))[:, 0]))
@@ -54,7 +53,7 @@ def classifier(model: Any, pad_token: int) -> Run:
 
 
 def token_classifier(model: Any, pad_token: int) -> Run:
-    """Probabilities of the labels for each token, (tokens, labels)."""
+    """Computes the label probabilities of each row, (tokens, labels)."""
 
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
         rows = padded(pieces, pad_token)
@@ -65,7 +64,7 @@ def token_classifier(model: Any, pad_token: int) -> Run:
 
 
 def yes_or_no(model: Any, yes: int, no: int, pad_token: int) -> Run:
-    """The share of "yes" against "no" as the next token after each prompt, of ()."""
+    """Computes, for each prompt, the probability of "yes" against "no" as the next token, ()."""
     inner, head = inner_model(model), getattr(model, "lm_head", None)
     project = head or inner.embed_tokens.as_linear
 
@@ -78,7 +77,7 @@ def yes_or_no(model: Any, yes: int, no: int, pad_token: int) -> Run:
 
 
 def bidirectional(model: Any) -> Hidden:
-    """Vectors of the tokens from an embedding model of mlx-vlm."""
+    """Hidden states of an mlx-vlm embedding model."""
     if model.model_type == "gemma3_embedding":
         return lambda rows: bidirectional_states(model, rows)
 
@@ -91,7 +90,7 @@ def bidirectional(model: Any) -> Hidden:
 
 
 def causal(model: Any) -> Hidden:
-    """Vectors of the tokens from a generating model: no token sees the padding behind it."""
+    """Hidden states of a generative model; with a causal mask, padding at the end has no effect."""
     inner = inner_model(model)
 
     def hidden(rows: PaddedRows) -> mx.array:
@@ -102,7 +101,7 @@ def causal(model: Any) -> Hidden:
 
 
 def inner_model(model: Any) -> Any:
-    """The part of mlx-lm's model that ends before the vocabulary; None if it has no such part."""
+    """The part of an mlx-lm model that returns hidden states; None if it has no such part."""
     return getattr(getattr(model, "language_model", model), "model", None)
 
 

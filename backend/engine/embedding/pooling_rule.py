@@ -1,8 +1,8 @@
-"""How the vectors of a text's tokens become one vector, as the checkpoint itself states it.
+"""How the vectors of a text's tokens are pooled to one vector, as the checkpoint states it.
 
-Sentence-transformers checkpoints list their steps in modules.json and describe pooling in a folder
-of its own. Prompts in config_sentence_transformers.json are not applied: who knows whether a text
-is a query or a document writes its prompt.
+Sentence-transformers checkpoints list their steps in modules.json and describe pooling in a
+separate folder. Prompts in config_sentence_transformers.json are not applied: only the client knows
+whether a text is a query or a document, so the client writes the prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common.wording import shown
 
 Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
 
-# Names of sentence-transformers, before and after its version 5 → ours.
+# The names in sentence-transformers (flags before version 5, names since) → ours.
 _FLAGS: Mapping[str, Mode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -36,31 +36,31 @@ _NAMES: Mapping[str, Mode] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-# Where a checkpoint states nothing: causal models have read the whole text only at its end.
+# For checkpoints without a rule. In a causal model, only the last token attends to the whole text.
 _FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls"}
-# Families whose module of mlx-vlm holds the Dense layers as well.
+# Families whose mlx-vlm module includes the Dense layers.
 _DENSE_FAMILIES = frozenset({"gemma3_text"})
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingRule:
-    """mode `none` gives the vectors of the tokens. normalize: scale each vector to length 1."""
+    """mode: `none` keeps the vectors of the tokens. normalize: scale each vector to length 1."""
 
     mode: Mode
     normalize: bool
 
 
 def pooling_of_text_model(settings: Settings) -> PoolingRule:
-    """The rule for a generating model, which states none: the last token, scaled to length 1."""
+    """The rule for a generative model: by default, the last token, scaled to length 1."""
     return _overridden(PoolingRule("last", True), settings)
 
 
 def pooling_of_checkpoint(
     path: Path, name: str, config: Mapping[str, Any], settings: Settings
 ) -> PoolingRule:
-    """The rule of an embedding checkpoint, with the user's options over it.
+    """The rule of an embedding checkpoint, overridden by the user's options.
 
-    Raises ModelRejected for steps that are not computed.
+    Raises ModelRejected for steps that are not supported.
     """
     modules = _read(path / "modules.json", name)
     family: Mode = _FAMILY.get(str(config["model_type"]), "mean")
@@ -79,15 +79,15 @@ def pooling_of_checkpoint(
             kind == "Dense" and config["model_type"] in _DENSE_FAMILIES
         ):
             raise ModelRejected.because(
-                name, f"its step {shown(kind)} of modules.json is not computed here"
+                name, f"the step {shown(kind)} in its modules.json is not supported"
             )
     return _overridden(PoolingRule(mode, normalize), settings)
 
 
 def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:
-    """Tokens that the checkpoint was made to read at once; 0 where it does not say.
+    """The checkpoint's maximum sequence length in tokens; 0 if it states none.
 
-    RoBERTa's positions begin after that of its padding token.
+    RoBERTa's positions begin after the id of its padding token, which reduces the length.
     """
     limits: list[int] = []
     if config["model_type"] in ("xlm-roberta", "roberta", "camembert"):
@@ -103,7 +103,7 @@ def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:
 
 
 def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
-    """Token vectors are scaled only if the user says so: hosts pool them, and scale the result."""
+    """Token vectors are normalised only on request, because hosts pool them and normalise then."""
     mode = cast(Mode, settings.pooling) if settings.pooling else rule.mode
     normalize = rule.normalize and mode != "none"
     if settings.normalize is not None:
@@ -121,19 +121,17 @@ def _mode(stated: Any, name: str) -> Mode | None:
         names = named if isinstance(named, list) else [named]
         unknown = [word for word in names if word not in _NAMES]
         if unknown:
-            raise ModelRejected.because(
-                name, f"its pooling {shown(unknown[0])} is not computed here"
-            )
+            raise ModelRejected.because(name, f"its pooling {shown(unknown[0])} is not supported")
         chosen = [_NAMES[word] for word in names]
     if len(chosen) > 1:
         raise ModelRejected.because(
-            name, f"it joins several poolings ({', '.join(chosen)}) in one vector"
+            name, f"it concatenates several poolings ({', '.join(chosen)}), which is not supported"
         )
     return chosen[0] if chosen else None
 
 
 def _read(file: Path, name: str) -> Any:
-    """The JSON of a file; None where there is none. Raises ModelRejected."""
+    """The JSON in a file; None if there is no such file. Raises ModelRejected."""
     try:
         return json.loads(file.read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Requests to rows of tokens, and the model's output back to what was asked for.
+"""Turns requests into rows of tokens, and the model's output into answers.
 
-Readers run on the prompt threads and on the event loop, never on the engine thread. What is too
-long is refused with both lengths: a vector of half a text looks like any other vector.
+Readers run on the prompt threads and on the event loop, never on the engine thread. A text that is
+too long is refused and never truncated: nobody could see that a vector is of half a text only.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """context: tokens that the model reads at once. vocabulary: ids that it knows."""
+    """context: maximum number of tokens in a row. vocabulary: number of token ids."""
 
     context: int
     vocabulary: int
 
     def check_text(self, name: str, text: str) -> None:
-        """Raise TooLong before tokenising would take long."""
+        """Raise TooLong for a text that would take long even to tokenise."""
         if len(text) > LARGEST_TEXT:
             raise TooLong(
-                f"{name} is {len(text)} characters long: the model reads {self.context} tokens,"
-                f" and at most {LARGEST_TEXT} characters are looked at",
+                f"{name} is {len(text)} characters long, but the model reads {self.context} tokens,"
+                f" and texts may have at most {LARGEST_TEXT} characters",
                 name,
             )
 
@@ -44,14 +44,17 @@ class Limits:
         if length > self.context:
             raise TooLong(
                 f"{name} is {length} tokens long, but the model reads at most {self.context}:"
-                " send a shorter text, or cut it in parts",
+                " send a shorter text, or split it",
                 name,
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """values: row-major, `rows` vectors of `dim` numbers; per_token: one for each token."""
+    """The answer to Embedding.
+
+    values: `rows` vectors of `dim` numbers, row-major. per_token: whether they are token vectors.
+    """
 
     values: list[float]
     rows: int
@@ -62,24 +65,24 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document by its place in the request, and its relevance from 0 to 1."""
+    """A document's index in the request, and its relevance from 0 to 1."""
 
     index: int
     score: float
 
 
 class Reader(Protocol):
-    """What a loaded model can be asked besides generating. rpc: the name of its call."""
+    """Converts one kind of request other than generation. rpc: the name of the call."""
 
     rpc: ClassVar[str]
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """One text, one row. encode: to ids, with the special tokens that the model expects.
+    """Reads one text into one row.
 
-    end_token: appended where the text does not end with it, for models that were trained to be
-    read at that token; None where the tokenizer's own rules are all.
+    encode: tokenises, adding the special tokens that the model expects. end_token: appended to
+    rows that do not end with it, for models that pool this token; None: nothing is appended.
     """
 
     rpc: ClassVar[str] = "Embedding"
@@ -89,21 +92,21 @@ class TextReader:
     end_token: int | None = None
 
     def read_text(self, text: str) -> list[Piece]:
-        """Raises TooLong, InvalidRequest."""
+        """Tokenise a text. Raises TooLong, InvalidRequest."""
         self.limits.check_text("Embeddings", text)
         ids = self.encode(text)
         if self.end_token is not None and ids[-1:] != [self.end_token]:
             ids = [*ids, self.end_token]
         if not ids:
             raise InvalidRequest(
-                "Embeddings has no token: send a text that says something", "Embeddings"
+                "Embeddings has no tokens: send a text that is not empty", "Embeddings"
             )
         self.limits.check("Embeddings", len(ids))
         self._require_known(ids, "Embeddings")
         return [_single(ids)]
 
     def read_tokens(self, tokens: Sequence[int]) -> list[Piece]:
-        """Ids as they are: special tokens are the sender's. Raises TooLong, InvalidRequest."""
+        """Use ids as they were sent, without adding any. Raises TooLong, InvalidRequest."""
         self.limits.check("EmbeddingTokens", len(tokens))
         self._require_known(tokens, "EmbeddingTokens")
         return [_single(list(tokens))]
@@ -132,14 +135,14 @@ class TextReader:
 
 @dataclass(frozen=True)
 class PairReader:
-    """A query with each document, one row per document. encode: a pair to a row."""
+    """Reads a query and its documents, one row per document. encode: turns a pair into a row."""
 
     rpc: ClassVar[str] = "Rerank"
     encode: Callable[[str, str], Piece]
     limits: Limits
 
     def read(self, query: str, documents: Sequence[str]) -> list[Piece]:
-        """Raises TooLong with the document at fault."""
+        """Tokenise the pairs. Raises TooLong, which names the document."""
         self.limits.check_text("query", query)
         pieces: list[Piece] = []
         for index, document in enumerate(documents):
@@ -150,28 +153,28 @@ class PairReader:
         return pieces
 
     def answer(self, encoded: Encoded, top_n: int) -> list[Ranked]:
-        """The best first, equal ones in the order of the request; top_n 0 means all."""
+        """The documents by score, equal ones in the order of the request. top_n: 0 means all."""
         ranked = [Ranked(index, float(score)) for index, score in enumerate(encoded.outputs)]
         ranked.sort(key=lambda one: -one.score)
         return ranked[:top_n] if top_n else ranked
 
 
-def cross_encoder(tokenizer: Any, *, tells_apart: bool) -> Callable[[str, str], Piece]:
-    """Pairs as the checkpoint's own tokenizer joins them.
+def cross_encoder(tokenizer: Any, *, segments: bool) -> Callable[[str, str], Piece]:
+    """Encodes pairs as the checkpoint's tokenizer joins them.
 
-    tokenizer: of the tokenizers package. tells_apart: the model reads which of the two a token
-    belongs to (BERT does, RoBERTa does not).
+    tokenizer: a tokenizers.Tokenizer. segments: whether the model uses segment ids (BERT does,
+    RoBERTa does not).
     """
 
     def encode(query: str, document: str) -> Piece:
         row = tokenizer.encode(query, document)
-        return Piece(list(row.ids), list(row.type_ids)) if tells_apart else _single(list(row.ids))
+        return Piece(list(row.ids), list(row.type_ids)) if segments else _single(list(row.ids))
 
     return encode
 
 
 def yes_no_prompt(tokenizer: Any) -> Callable[[str, str], Piece]:
-    """Pairs as Qwen3-Reranker was trained to read them (its model card)."""
+    """Encodes pairs in the prompt format of Qwen3-Reranker's model card."""
 
     def encode(query: str, document: str) -> Piece:
         asked = f"<Instruct>: {_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"

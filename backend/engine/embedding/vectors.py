@@ -1,4 +1,4 @@
-"""From the vectors of tokens to the vectors of texts, for padded rows on the device.
+"""Padded rows on the device, and pooling of their token vectors.
 
 Rows are padded at their end, so a row's tokens are its first `lengths[row]` columns.
 """
@@ -18,7 +18,7 @@ _TINY = 1e-12  # torch.nn.functional.normalize's bound
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """ids, mask, segments: int32 of (rows, longest); mask is 1 where a token is."""
+    """ids, mask, segments: int32, (rows, longest); mask is 1 for tokens and 0 for padding."""
 
     ids: mx.array
     mask: mx.array
@@ -27,7 +27,7 @@ class PaddedRows:
 
 
 def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:
-    """The rows in one rectangle."""
+    """The rows, padded to the longest."""
     longest = max(len(piece.ids) for piece in pieces)
 
     def rectangle(rows: Sequence[list[int]], filler: int) -> mx.array:
@@ -48,7 +48,7 @@ def last_tokens(hidden: mx.array, rows: PaddedRows) -> mx.array:
 
 
 def pool(hidden: mx.array, rows: PaddedRows, mode: Mode) -> mx.array:
-    """One float32 vector per row, (rows, dim), of vectors of tokens, (rows, longest, dim)."""
+    """Pool token vectors, (rows, longest, dim), to one float32 vector per row, (rows, dim)."""
     hidden = hidden.astype(mx.float32)
     if mode == "cls":
         return hidden[:, 0]
@@ -59,7 +59,7 @@ def pool(hidden: mx.array, rows: PaddedRows, mode: Mode) -> mx.array:
         return mx.max(mx.where(mask > 0, hidden, -mx.inf), axis=1)
     if mode == "weighted_mean":
         mask = mask * mx.arange(1, hidden.shape[1] + 1, dtype=mx.float32)[None, :, None]
-    # A token after a row's end may hold anything, NaN included; times 0 would not remove that.
+    # The vectors of padding may be NaN, which multiplication by 0 would not remove.
     total = mx.sum(mx.where(mask > 0, hidden, 0.0) * mask, axis=1)
     weight = mx.sum(mask, axis=1)
     return total / (mx.sqrt(weight) if mode == "mean_sqrt_len" else weight)

@@ -8,16 +8,24 @@ in milliseconds, with the name of the file.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from common.wording import shown
 
 PATTERN = "model*.safetensors"  # what mlx-lm loads
 INDEX = "model.safetensors.index.json"
 
 _HEADER_LIMIT = 100_000_000  # the format's own bound
 _NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)")
+_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
+    "F16": 2, "BF16": 2, "F32": 4,
+}  # fmt: skip
+"""Of one element; MLX refuses the data types that it does not read."""
 _GIT_LFS = b"version https://git-lfs"
 
 
@@ -98,7 +106,7 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
     try:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        needed = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+        needed = max((_end(name, *entry) for entry in header.items()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise ShardError(f"{name} is not a safetensors file") from None
     if needed > size - 8 - length:
@@ -106,6 +114,22 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
             f"{name} is truncated, it has {size} of {8 + length + needed} bytes: download it again"
         )
     return header, needed
+
+
+def _end(name: str, tensor: str, entry: dict[str, Any]) -> int:
+    """Where the data of a tensor ends, if the sizes in its entry fit together.
+
+    Raises ShardError, and what an entry of another form raises.
+    """
+    dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
+        raise ValueError
+    if end < start or (dtype in _BYTES and end - start != math.prod(shape) * _BYTES[dtype]):
+        raise ShardError(
+            f"{name} is damaged, the tensor {shown(tensor)} of the shape {shown(str(shape))} takes"
+            f" {end - start} bytes in it: download it again"
+        )
+    return int(end)
 
 
 def _listed(names: list[str]) -> str:

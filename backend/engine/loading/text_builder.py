@@ -102,7 +102,7 @@ def build(
     drafting = yield from load_drafting(
         order.draft, loaded, context_size, settings, here, dtype=request.dtype
     )
-    taken = loaded.weights_bytes + (drafting.nbytes if drafting else 0)
+    taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_senses is not None:
         # Half of it is the processor's; features, the other half, give way to sequences.
         taken += settings.vision_cache_mib * MIB // 2

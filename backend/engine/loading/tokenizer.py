@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ from backend.engine.loading.tekken import of_tekken, settle_chats
 from backend.engine.settings import Settings
 from backend.engine.template_limits import limit_templates
 from common.wording import did_you_mean, shown
+
+_MOST_GROWTH = 1000  # times; those of published models stay below twenty
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -47,6 +51,7 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
             "its tokenizer is Python code of its own, which is not run unless the host sets"
             " trust_remote_code; do so only if you trust its author",
         ) from None
+    _require_bounded(checkpoint.name, tokenizer)
     overrides = settings.tokenizer_overrides
     if not overrides:
         return tokenizer
@@ -60,6 +65,37 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
     tokenizer = open_tokenizer(checkpoint.path, extra | overrides)
     settle_chats(tokenizer, checkpoint.path)
     return tokenizer
+
+
+def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
+    """Refuse a tokenizer that can turn a short text into one that fills the memory."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None:
+        return
+    growth = _growth(json.loads(normalizer.__getstate__()))
+    if growth > _MOST_GROWTH:
+        raise ModelRejected.because(
+            name,
+            f"the normalizer in its tokenizer.json can make a text {growth:.3g} times longer, and"
+            f" {_MOST_GROWTH} is the most that is allowed",
+        )
+
+
+def _growth(normalizer: dict[str, Any]) -> float:
+    """How many times longer, in bytes, a normalizer may make a text: an upper bound of its own
+    replacements. Unicode's normal forms, which lengthen no text by more than 18, are left out."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": [*parts]}:
+            return math.prod(map(_growth, parts))
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+            return max(len(content.encode()) / max(len(pattern.encode()), 1), 1)
+        case {"type": "Replace", "content": str(added)} | {
+            "type": "Prepend",
+            "prepend": str(added),
+        }:
+            return 1 + len(added.encode())
+        case _:
+            return 1
 
 
 def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozenset[int]:

@@ -1,1 +1,1 @@
-"""Media of a request: from text on the wire to pictures and sounds, bounded and without MLX."""
+"""A request's media: from text on the wire to pictures and sounds, within limits; without MLX."""

@@ -1,8 +1,8 @@
-"""The media of a request, decoded within its limits: the one door to this room.
+"""Decodes a request's media within limits; the entry point of this package.
 
-Runs on a prompt thread and touches no MLX. An item that cannot be taken ends the request with a
-sentence that names it; none is ever dropped, for an answer about a picture that nobody saw is
-worse than none.
+Runs on a prompt thread and does not use MLX. An item that cannot be decoded ends the request with
+an error that names it. No item is ever dropped, because an answer about a picture that the model
+has not seen is worse than no answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def decode(
 def _pictures(
     images: Sequence[str], left: int, limits: MediaLimits, used: Callable[[], int | None]
 ) -> tuple[Picture, ...]:
-    """left: pixels that all of them may have."""
+    """left: pixels that all images together may have."""
     pictures: list[Picture] = []
     for index, text in enumerate(images):
         most = min(limits.image_pixels, left)
@@ -64,7 +64,7 @@ def _pictures(
 
 
 def _videos(videos: Sequence[str], left: int, limits: MediaLimits) -> tuple[Video, ...]:
-    """left: pixels that the frames of all of them may have."""
+    """left: pixels that the frames of all videos together may have."""
     decoded: list[Video] = []
     seconds: float = VIDEO_CPU_SECONDS
     for index, text in enumerate(videos):
@@ -110,7 +110,7 @@ def _item(name: str, text: str, read: Callable[[bytes], _Item], limits: MediaLim
 def _require_count(field: str, limit: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidRequest(
-            f"{field} has {count} items, and a prompt may have {most}: send fewer, or load the"
+            f"{field} has {count} items, but a prompt may have {most}: send fewer, or load the"
             f" model with a larger {limit}",
             field,
         )

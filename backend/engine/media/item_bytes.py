@@ -1,8 +1,8 @@
-"""From an item's text on the wire to the bytes of a file.
+"""Reads the bytes of a file from an item's text on the wire.
 
-A host sends bare base64, a client's data URI, or, where files are staged beside the backend, an
-absolute path. Nothing is ever fetched. A bare base64 of a JPEG begins with a slash, as a path
-does: so what is base64 of some known file is taken as that, and only the rest may be a path.
+Hosts send bare base64, a client's data URI, or an absolute path if the host stores files on this
+machine. Nothing is ever fetched. Bare base64 of a JPEG begins with a slash, like a path, so text is
+a path only if it is not base64 of a file in a known format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_PADDING = 2
 _SLICE = 1 << 20  # characters
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 _LONGEST_PATH = 4096
-_HEADER = 64  # base64 digits that are enough to know a file by
+_HEADER = 64  # base64 digits that are enough to recognise a file format
 
 
 def item_bytes(text: str, most: int, *, allow_paths: bool) -> bytes:
@@ -37,7 +37,7 @@ def item_bytes(text: str, most: int, *, allow_paths: bool) -> bytes:
         return _of_data_uri(text, most)
     if scheme := _SCHEME.match(start):
         raise BadItem(
-            f"is a URL of the scheme {scheme[1].lower()!r}, and this backend fetches nothing:"
+            f"is a URL of the scheme {scheme[1].lower()!r}, but this backend downloads nothing:"
             " send the content in base64"
         )
     if start[0] == "/" and not _begins_a_known_file(start):
@@ -53,7 +53,7 @@ def _begins_a_known_file(start: str) -> bool:
 
 
 def _of_data_uri(text: str, most: int) -> bytes:
-    """The type that the URI names is not believed: hosts write image/png over everything."""
+    """The URI's media type is ignored: hosts write image/png for every format."""
     label, comma, payload = text.partition(",")
     if not comma:
         raise BadItem("is a data URI without a comma before its data")
@@ -66,7 +66,7 @@ def _of_data_uri(text: str, most: int) -> bytes:
 
 
 def _of_base64(text: str, most: int) -> bytes:
-    """Decodes a slice at a time: one call for many MiB would keep every other thread waiting."""
+    """Decodes a slice at a time: one call for many MiB would block every other thread."""
     body = text.rstrip(_BLANKS + "=")
     _require_size((len(body) - sum(map(body.count, _BLANKS))) * 3 // 4, most)
     padding = text[len(body) :].translate(_BLANK)
@@ -98,8 +98,8 @@ def _no_base64(found: str, place: int) -> BadItem:
 def _of_path(path: str, most: int, allow_paths: bool) -> bytes:
     if not allow_paths:
         raise BadItem(
-            "is a path or no base64: send the content in base64 or as a data URI; paths are taken"
-            " only from models with the option allow_media_paths"
+            "is a path or not base64: send the content in base64 or as a data URI; paths are"
+            " accepted only if the model is loaded with the option allow_media_paths"
         )
     try:
         # Opening a pipe or a terminal must not wait for its other end.
@@ -107,11 +107,11 @@ def _of_path(path: str, most: int, allow_paths: bool) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise BadItem("is a path that leads to no regular file")
+                raise BadItem("is a path, but not of a regular file")
             _require_size(found.st_size, most)
             content = file.read(most + 1)
     except (OSError, ValueError):
-        raise BadItem("is a path that leads to no readable file") from None
+        raise BadItem("is a path, but not of a readable file") from None
     _require_size(len(content), most)
     return content
 
@@ -119,6 +119,6 @@ def _of_path(path: str, most: int, allow_paths: bool) -> bytes:
 def _require_size(size: int, most: int) -> None:
     if size > most:
         raise BadItem(
-            f"has {size} bytes, and at most {most} are taken: send a smaller file, or load the"
+            f"has {size} bytes, but at most {most} are allowed: send a smaller file, or load the"
             " model with a larger max_media_mib"
         )

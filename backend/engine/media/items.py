@@ -1,4 +1,4 @@
-"""What a media item is decoded to, and the word that every refusal of one begins with."""
+"""Decoded media items, and the errors about them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SOUND_RATE = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image as the eye should see it: upright, RGB, on white where it was transparent.
+    """One image: upright, RGB, with transparency replaced by white.
 
-    digest: SHA-256 of size and pixels, so the same picture from another file has the same one.
+    digest: SHA-256 of size and pixels, so equal pictures from different files have equal digests.
     """
 
     pixels: Image
@@ -37,11 +37,10 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Frames of one video, all of one size.
+    """Frames of one video, all of the same size.
 
-    places: the number of each frame among the `count` of the video, of which `rate` are shown in a
-    second. digest: SHA-256 of frames and places. cost: seconds of processor time that decoding it
-    took.
+    places: the index of each frame in the video, which has `count` frames at `rate` per second.
+    digest: SHA-256 of frames and places. cost: processor time of decoding it, in seconds.
     """
 
     frames: tuple[Picture, ...]
@@ -54,7 +53,7 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Everything that a request brought beside its text, in the order in which it came."""
+    """A request's decoded media, in the order in which they were sent."""
 
     pictures: tuple[Picture, ...] = ()
     videos: tuple[Video, ...] = ()
@@ -65,9 +64,9 @@ class Media:
 
 
 class BadItem(Exception):
-    """Why one item cannot be taken: the rest of a sentence whose subject is the item."""
+    """Why an item cannot be used, as the rest of a sentence whose subject is the item."""
 
 
 def refusal(name: str, why: str) -> InvalidRequest:
-    """The client's sentence. `name` is the item's, such as `Images[2]`."""
+    """The error for an item. name: the item in the request, such as `Images[2]`."""
     return InvalidRequest(f"{name} {why}", name)

@@ -1,4 +1,4 @@
-"""Which file some bytes are, by how they begin: labels and names are not believed."""
+"""Recognises file formats by their first bytes; media types and file names are ignored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _BRANDS = {
 
 
 def kind_of(content: bytes) -> str | None:
-    """The name, as people know it, of the format of a file; None where no known file begins so."""
+    """The common name of a file's format; None if it is unknown."""
     for beginning, name in _BEGINNINGS:
         if content.startswith(beginning):
             return name
@@ -82,18 +82,24 @@ def kind_of(content: bytes) -> str | None:
 
 
 def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
-    """The format of a file, which is one of `decoded`. noun: what it is to be. Raises BadItem."""
+    """The format of a file if it is one of `decoded`. Raises BadItem.
+
+    noun: what the file should be, such as `image`.
+    """
     name = kind_of(content)
     choice = f"send {', '.join(decoded[:-1])} or {decoded[-1]}"
     if name is None:
-        raise BadItem(f"is no {noun} file that is known here: {choice}")
+        raise BadItem(f"is not in a known {noun} format: {choice}")
     if name not in decoded:
         raise BadItem(f"is in the format {name}, which is not decoded here: {choice}")
     return name
 
 
 def _of_brands(content: bytes) -> str:
-    """ISO base media: the major brand says it, unless it is a general one such as mif1."""
+    """The format of an ISO base media file, by its first known brand; general ones are not known.
+
+    Such a general brand is mif1, which several formats use as their major brand.
+    """
     length = min(int.from_bytes(content[:4], "big"), 256)
     brands = [content[8:12], *(content[at : at + 4] for at in range(16, length, 4))]
     if b"avif" in brands:
@@ -102,7 +108,7 @@ def _of_brands(content: bytes) -> str:
 
 
 def _of_frame(content: bytes) -> str | None:
-    """MPEG audio without a header: eleven set bits, then a layer; AAC uses the layer 0."""
+    """The format of an MPEG audio frame: eleven set bits, then the layer, which is 0 for AAC."""
     if len(content) < 4 or content[0] != 0xFF or content[1] & 0xE0 != 0xE0:
         return None
     if content[1] & 0xF6 == 0xF0:

@@ -1,4 +1,4 @@
-"""How much media a request may bring: bounds that hold before anything is decoded."""
+"""Limits on the media of a request, checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ DEFAULT_COUNT = 16
 MAX_SIDE = 16_384
 MAX_RATIO = 200
 PICTURES_IN_ALL = 4
-LEAST_PIXELS = 32 * 32  # of a frame of a video: the least that the families' processors take
+LEAST_PIXELS = 32 * 32  # of a video frame: the minimum that the families' processors accept
 VIDEO_CPU_SECONDS: Final = 30
 VIDEO_WALL_SECONDS: Final = 120
 VIDEO_MEMORY: Final = 1024 * MIB
 VIDEO_TOO_LARGE: Final = 70
-"""Exit code of a process whose video took more than VIDEO_MEMORY."""
+"""Exit code of a process that used more than VIDEO_MEMORY for a video."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Bounds of one load, for each request.
+    """The limits of one loaded model, for each request.
 
-    images, videos, audios: items. item_bytes: of one item, encoded as its file is.
-    image_pixels: of one image, of one frame of a video as it is stored, and of all its frames as
-    they are shown; all images and videos of a request together may have `PICTURES_IN_ALL` times as
-    many. video_frames: that are taken from one video at most. video_seconds: of one video.
-    audio_seconds: of all sounds of a request together. allow_paths: whether an item may be a path
-    of a file on this machine.
+    images, videos, audios: number of items. item_bytes: size of one item's file. image_pixels:
+    pixels of one image, of one stored video frame, and of all frames used of one video together;
+    all images and videos of a request together may have `PICTURES_IN_ALL` times as many.
+    video_frames: frames used of one video. video_seconds: length of one video. audio_seconds:
+    length of all sounds of a request together. allow_paths: whether an item may be the path of a
+    file on this machine.
     """
 
     images: int = DEFAULT_COUNT
@@ -45,14 +45,14 @@ class MediaLimits:
 
 
 def shape_problem(width: int, height: int) -> str:
-    """Why no picture or frame may have these sides, in pixels; "" if it may."""
-    says = f"is {width} x {height} pixels"
+    """Why a picture or frame of this size in pixels is refused; "" if it is not."""
+    size = f"is {width} x {height} pixels"
     if min(width, height) < 1:
-        return f"{says}: it has no content"
+        return f"{size}: it has no content"
     if max(width, height) > MAX_SIDE:
-        return f"{says}, and a side may have {MAX_SIDE}: send it smaller"
+        return f"{size}, but a side may have at most {MAX_SIDE}: send it smaller"
     if max(width, height) > MAX_RATIO * min(width, height):
-        return f"{says}, and one side may be {MAX_RATIO} times the other: crop it"
+        return f"{size}, but one side may be at most {MAX_RATIO} times the other: crop it"
     return ""
 
 
@@ -69,7 +69,7 @@ def media_limits(settings: Settings, images: int, audios: int, videos: int = 0) 
     for name, count in counts.items():
         if count < 0:
             raise InvalidRequest(
-                f"{name} is {count}: send how many items, or 0 for {DEFAULT_COUNT}"
+                f"{name} is {count}: send a number of items, or 0 for {DEFAULT_COUNT}"
             )
     return MediaLimits(
         images=images or DEFAULT_COUNT,

@@ -1,9 +1,9 @@
-"""One image file to a picture: upright, RGB, within bounds, whatever the bytes are.
+"""Decodes an image file to a picture: upright, RGB, within limits, from untrusted bytes.
 
-Pillow is given the one format that the bytes begin as, so none of its plugins that start other
-programs can be reached. All bounds are checked against the header, before pixels take memory. A
-JPEG is decoded at a half, a quarter or an eighth of its sides where the model uses no more, or
-where more is not allowed; no other format here can be.
+Pillow may use only the format that the first bytes show, so none of its plugins that start other
+programs can run. All limits are checked against the header, before pixels take memory. A JPEG is
+decoded at a half, a quarter or an eighth of its size if the model does not use more pixels or if
+more are not allowed; the other formats do not support that.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import PICTURES_IN_ALL, shape_problem
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
-LARGE = 4 << 20  # pixels of a JPEG from which on it is asked what the model uses
+LARGE = 4 << 20  # pixels; for larger JPEGs it matters how many pixels the model uses
 _REDUCTIONS = (1, 2, 4, 8)
-_SPARE = 2  # as Pillow's own thumbnails: sides so many times too long scale down as well as any
+_SPARE = 2  # decode at this multiple of the needed sides, as Pillow's thumbnails do, for quality
 _STRIP = 1 << 22  # bytes that are hashed at a time
-_SCAN = b"\xff\xda"  # the marker that begins one, and never stands in its data
-_SCANS = 200  # of a progressive JPEG: ten are usual, and each costs a pass over all pixels
+_SCAN = b"\xff\xda"  # the marker before each scan, which cannot occur in a scan's data
+_SCANS = 200  # maximum; ten are usual in a progressive JPEG, and each is a pass over all pixels
 _WHITE = (255, 255, 255, 255)
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _PLAIN = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
-# Pillow's warnings tell of single broken files, and stderr is the log of the process.
+# Pillow's warnings are about single broken files and would fill the process's log (stderr).
 warnings.filterwarnings("ignore", module=r"PIL\..*")
 
 
@@ -45,9 +45,9 @@ def decode_picture(
 ) -> Picture:
     """The picture in a file.
 
-    most: pixels that it may have. allowed: pixels that one image of a request may have, where
-    `most` is what the images before it left over. used: tells the pixels that the model's processor
-    scales a large image down to; None where that is not known. Raises BadItem.
+    most: pixels that are left for it in this request. allowed: pixels that any one image may have.
+    used: returns the pixels to which the model's processor scales a large image down, or None if
+    that is unknown. Raises BadItem.
     """
     name = require_format(content, "image", FORMATS)
     try:
@@ -56,14 +56,14 @@ def decode_picture(
     except BadItem:
         raise
     except Exception as fault:
-        # Pillow names no closed list of what a broken file raises: OSError, SyntaxError,
-        # ValueError, struct.error, KeyError and MemoryError were all seen.
+        # Pillow does not document what a broken file raises: OSError, SyntaxError, ValueError,
+        # struct.error, KeyError and MemoryError have been seen.
         raise BadItem(f"is a {name} image that cannot be decoded: {_why(fault)}") from None
     return picture_of(pixels)
 
 
 def picture_of(pixels: Image.Image) -> Picture:
-    """The picture that these pixels, RGB, are."""
+    """The picture for an RGB image."""
     width, height = pixels.size
     digest = hashlib.sha256(f"{width}x{height}:".encode())
     rows = max(_STRIP // (3 * width), 1)
@@ -75,16 +75,16 @@ def picture_of(pixels: Image.Image) -> Picture:
 def _opened(
     content: bytes, name: str, most: int, allowed: int, used: Callable[[], int | None]
 ) -> Image.Image:
-    """The image with its size checked and its pixels not yet read."""
+    """The image after its size was checked and before its pixels are read."""
     if name == "WebP":
-        # Pillow's reader takes memory for the whole canvas as soon as it opens the file.
+        # Pillow allocates the whole canvas as soon as it opens a WebP file.
         size = _webp_size(content)
         if size is None:
             raise BadItem("is a WebP image that cannot be decoded: its header is broken")
         _require_size(*size, most, allowed)
     if name == "JPEG" and (scans := content.count(_SCAN)) > _SCANS:
         raise BadItem(
-            f"is a JPEG image of {scans} scans, and at most {_SCANS} are read: save it again"
+            f"is a JPEG image of {scans} scans, but at most {_SCANS} are read: save it again"
         )
     try:
         image = Image.open(BytesIO(content), formats=[name.upper()])
@@ -101,13 +101,13 @@ def _opened(
 
 
 def _decodes_by_rows(image: JpegImageFile, content: bytes) -> bool:
-    """Whether all components come in one scan: others take memory for all their pixels first."""
+    """Whether all components are in one scan; other JPEGs need memory for all pixels at once."""
     whole = _SCAN + (6 + 2 * image.layers).to_bytes(2, "big") + bytes([image.layers])
     return "progressive" not in image.info and content.count(whole) == content.count(_SCAN)
 
 
 def _reduce(image: Image.Image, most: int, used: int | None) -> None:
-    """Let a JPEG be decoded smaller."""
+    """Set a JPEG to be decoded at a reduced size if it may be."""
     width, height = image.size
 
     def least(pixels: float, reduction: int) -> bool:
@@ -120,7 +120,7 @@ def _reduce(image: Image.Image, most: int, used: int | None) -> None:
 
 
 def _webp_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height by the header (RFC 9649), or None where it gives neither."""
+    """Width and height from the header (RFC 9649); None if the header is broken."""
 
     def number(data: bytes) -> int:
         return int.from_bytes(data, "little")
@@ -144,24 +144,24 @@ def _require_shape(width: int, height: int) -> None:
 
 
 def _require_size(width: int, height: int, most: int, allowed: int) -> None:
-    says = f"is {width} x {height} pixels"
+    size = f"is {width} x {height} pixels"
     _require_shape(width, height)
     if width * height > allowed:
         raise BadItem(
-            f"{says}, and an image may have {allowed} in all: send it smaller, or load the model"
+            f"{size}, but an image may have {allowed} in all: send it smaller, or load the model"
             " with a larger max_image_pixels"
         )
     if width * height > most:
         raise BadItem(
-            f"{says}, and the images of a request may have {allowed * PICTURES_IN_ALL} in all, of"
+            f"{size}, but the images of a request may have {allowed * PICTURES_IN_ALL} in all, of"
             f" which {most} are left: send fewer or smaller ones"
         )
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The pixels, read and turned as the camera's note says.
+    """The image with its pixels read, and turned as its EXIF orientation says.
 
-    A note that cannot be read turns nothing: every viewer shows such an image as it is stored.
+    If the orientation cannot be read, the image stays as it is stored, as in every viewer.
     """
     image.load()
     with suppress(Exception):
@@ -170,7 +170,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """The image in RGB. Raises BadItem for samples whose range nothing tells."""
+    """The image in RGB. Raises BadItem for samples of an unknown range."""
     mode = image.mode
     if mode in _SIXTEEN_BITS:
         high = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
@@ -181,8 +181,8 @@ def _on_white(image: Image.Image) -> Image.Image:
     if mode not in _PLAIN:
         raise BadItem(f"has pixels of the kind {mode}: save it with 8 or 16 bits per channel")
     if mode == "RGB" and isinstance(image, JpegImageFile):
-        image.info.clear()  # nobody may turn it once more
-        return image  # converting it would be a copy
+        image.info.clear()  # so that no later code turns it again
+        return image  # converting it would copy it
     return image.convert("RGB")
 
 

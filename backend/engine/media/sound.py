@@ -1,7 +1,7 @@
-"""One sound file to samples: one channel, 16 kHz, float32, within bounds.
+"""Decodes a sound file to samples: one channel, 16 kHz, float32, within limits.
 
-The container is known by its bytes. Samples are read in blocks and mixed down at once, so that a
-small file of hours of silence costs no more than the seconds that are allowed.
+The container is recognised by its bytes. Samples are read in blocks and mixed down at once, so a
+small file with hours of silence costs no more than the allowed seconds.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _BLOCK = 1 << 16
 def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     """The sound in a file.
 
-    most: seconds that it may have. allowed: seconds that all sounds of a request may have
-    together. Raises BadItem.
+    most: seconds that are left for it in this request. allowed: seconds that all sounds of a
+    request may have together. Raises BadItem.
     """
     name = require_format(content, "sound", FORMATS)
     mixed, rate = _read(content, name, most, allowed)
     samples = resampled(mixed, rate)
     if not np.isfinite(samples).all():
-        raise BadItem("has samples that are not finite numbers, or too large to be added up")
+        raise BadItem("has samples that are not finite numbers or are too large to be mixed")
     digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
     digest.update(samples.tobytes())
     return Sound(samples, SOUND_RATE, digest.digest())
 
 
 class _File(BytesIO):
-    """Bytes for libsndfile, whose seeks in a broken file may lead before its beginning.
+    """A file for libsndfile that tolerates a seek to before its beginning (in broken files).
 
-    An exception has no way out through its callbacks: it would be printed on stderr.
+    An exception cannot pass through libsndfile's callbacks: it would be printed on stderr.
     """
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -52,7 +52,7 @@ class _File(BytesIO):
 
 
 def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
-    """All channels mixed to one, and samples per second."""
+    """All channels mixed to one, and the number of samples per second."""
     import soundfile
 
     blocks: list[Any] = []
@@ -69,7 +69,7 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
                 left -= len(block)
                 if left < 0:
                     raise BadItem(
-                        f"is longer than {most:g} seconds, and the sounds of a request may have"
+                        f"is longer than {most:g} seconds, but the sounds of a request may have"
                         f" {allowed} together: send less, or load the model with a larger"
                         " max_audio_seconds"
                     )
@@ -81,9 +81,9 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
         raise BadItem(f"is a {name} sound that cannot be decoded: {_why(fault)}") from None
     found = sum(map(len, blocks))
     if not found:
-        raise BadItem(f"is a {name} sound without a sample")
+        raise BadItem(f"is a {name} sound without any samples")
     if name == "FLAC" and found < declared:
-        raise BadItem(f"is a FLAC sound that is cut off: {found} of {declared} samples are there")
+        raise BadItem(f"is a truncated FLAC sound: it has {found} of {declared} samples")
     return np.concatenate(blocks), rate
 
 
@@ -93,7 +93,7 @@ def _require_shape(rate: int, channels: int) -> None:
             f"has {rate} samples per second: send {RATES.start} to {RATES.stop - 1} of them"
         )
     if channels > MAX_CHANNELS:
-        raise BadItem(f"has {channels} channels, and at most {MAX_CHANNELS} are mixed: send fewer")
+        raise BadItem(f"has {channels} channels, but at most {MAX_CHANNELS} are mixed: send fewer")
 
 
 def resampled(mixed: Any, rate: int, wanted: int = SOUND_RATE) -> Any:
@@ -109,6 +109,6 @@ def resampled(mixed: Any, rate: int, wanted: int = SOUND_RATE) -> Any:
 
 
 def _why(fault: Exception) -> str:
-    """libsndfile's reason without the file object that soundfile writes before it."""
+    """libsndfile's reason, without the file object that soundfile prepends to it."""
     text = " ".join(str(getattr(fault, "error_string", "") or "").split()).rstrip(".")
     return text if 0 < len(text) < 120 else "its data is broken"

@@ -1,7 +1,8 @@
-"""One video file to frames at even distances, within bounds.
+"""Decodes a video file to evenly spaced frames, within limits.
 
-A child process decodes it (`video_process`): no bounds of a codec's own hold for all of its time
-and memory, and what ends a decoder must not end the backend. The file is known by its bytes.
+A child process decodes it (`video_process`), because no codec limits all of its own time and
+memory, and a file that crashes a decoder must not crash the backend. The format is recognised by
+the file's bytes.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def decode_video(
 ) -> Video:
     """The frames of a file.
 
-    most: pixels that they may have together; larger ones are scaled down to it. cpu_seconds: what
-    the videos before it left of VIDEO_CPU_SECONDS. Raises BadItem, and EngineFailed where no video
-    is to blame.
+    most: pixels that the frames may have together; larger frames are scaled down. cpu_seconds: the
+    rest of the request's VIDEO_CPU_SECONDS. Raises BadItem, and EngineFailed if the video is not
+    the cause.
     """
     asked = Asked(
         kind=require_format(content, "video", FORMATS),
@@ -75,7 +76,7 @@ def decode_video(
 
 
 def _answer(content: bytes, asked: Asked) -> bytes:
-    """What the child says. Raises BadItem where the video ends it, EngineFailed where it fails."""
+    """The child's output. Raises BadItem if the video killed it, EngineFailed if it failed."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)
@@ -85,7 +86,7 @@ def _answer(content: bytes, asked: Asked) -> bytes:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # a Ctrl-C in a terminal is the server's to handle
+            start_new_session=True,  # Ctrl-C in a terminal is handled by the server
         )
         try:
             answer, _ = child.communicate(timeout=VIDEO_WALL_SECONDS)
@@ -95,7 +96,7 @@ def _answer(content: bytes, asked: Asked) -> bytes:
             child.kill()
             child.communicate()
     if child.returncode in _CAUSES or child.returncode < 0:
-        raise BadItem(_CAUSES.get(child.returncode, "cannot be decoded: it ends its decoder"))
+        raise BadItem(_CAUSES.get(child.returncode, "cannot be decoded: it crashes the decoder"))
     if child.returncode:
         raise EngineFailed(
             f"the process that decodes videos ended with the code {child.returncode}"

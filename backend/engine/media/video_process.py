@@ -1,12 +1,11 @@
 """The program that takes frames from one video, run as a child process; see `video`.
 
-Standard input is the video as a regular file, the first argument what is asked of it (`Asked`), as
-JSON. It answers with one line of JSON: `refusal`, or the fields of `Found` with the frames behind
-it, RGB of 8 bits, row by row. A video that takes more than the limits ends the process: by a signal
-for its time (SIGXCPU), with the exit code TOO_LARGE for its memory.
+Standard input is the video as a regular file; the first argument is `Asked` as JSON. The program
+writes one line of JSON: `refusal`, or the fields of `Found`, followed by the frames (8-bit RGB, row
+by row). If the video exceeds a limit, the process ends: by SIGXCPU (time), or with the exit code
+VIDEO_TOO_LARGE (memory).
 
-OpenCV's FFmpeg reads no container and no codec but those that are named here, and nothing over a
-network.
+OpenCV's FFmpeg may read only the containers and codecs listed here, and nothing over a network.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ _DEMUXERS = {
     "GIF": "gif",
 }
 FORMATS = tuple(_DEMUXERS)
-# The decoders that may look for the size of a frame, and the codecs by OpenCV's names for them.
+# The decoders that FFmpeg may use, and the codecs by OpenCV's names.
 _DECODERS = "h264,hevc,vp8,libvpx,vp9,libvpx-vp9,mpeg4,mpeg2video,h263,mjpeg,gif"
 _CODECS = {b"h264", b"hevc", b"VP80", b"VP90", b"FMP4", b"mpg2", b"h263", b"MJPG", b"gif "}
 _BROKEN = "cannot be decoded: its data is broken"
-_WHOLE = 0.9  # of the frames that a header names: with fewer the video is taken for cut off
+_WHOLE = 0.9  # of the frames that the header states; with fewer, the video counts as truncated
 _WATCH_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a video.
+    """The limits for decoding a video.
 
-    kind: one of FORMATS. frames: at most. pixels: that one frame may have. kept_pixels: those of
-    all frames together, which are scaled down to it. seconds: that the video may last.
-    cpu_seconds: of processor time that it may take.
+    kind: one of FORMATS. frames: maximum number of frames to return. pixels: maximum of one stored
+    frame. kept_pixels: maximum of all returned frames together, which are scaled down to it.
+    seconds: maximum length of the video. cpu_seconds: maximum processor time.
     """
 
     kind: str
@@ -62,11 +61,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a video is.
+    """A decoded video.
 
-    width, height: of the frames as they are sent. places: the number of each of them among the
-    `count` frames of the video, of which `rate` are shown in a second. cost: seconds of processor
-    time that all this took.
+    width, height: of the returned frames. places: the index of each of them in the video, which has
+    `count` frames at `rate` per second. cost: processor time of decoding, in seconds.
     """
 
     width: int
@@ -78,7 +76,7 @@ class Found:
 
 
 class _RefusedError(Exception):
-    """The rest of a sentence whose subject is the video."""
+    """Why a video is refused, as the rest of a sentence whose subject is the video."""
 
 
 def main() -> None:
@@ -86,7 +84,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (asked.cpu_seconds, asked.cpu_seconds + 1))
-    with suppress(OSError):  # where memory runs out, this process goes before the backend
+    with suppress(OSError):  # if memory runs out, this process is killed before the backend
         Path("/proc/self/oom_score_adj").write_text("1000")
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = (
         f"protocol_whitelist;file|format_whitelist;{_DEMUXERS[asked.kind]}"
@@ -111,14 +109,14 @@ def main() -> None:
 
 
 def _watch(limit: int) -> None:
-    """FFmpeg runs without Python's lock, so this thread runs beside it."""
+    """Exit when memory exceeds the limit. FFmpeg releases the GIL, so this thread can run."""
     while peak_memory() <= limit:
         time.sleep(_WATCH_SECONDS)
     os._exit(VIDEO_TOO_LARGE)
 
 
 def _taken(asked: Asked) -> tuple[Found, list[bytes]]:
-    """Frames at even distances, the first and the last among them. Raises _RefusedError."""
+    """Evenly spaced frames, including the first and the last. Raises _RefusedError."""
     import cv2
 
     video = _opened()
@@ -134,17 +132,17 @@ def _taken(asked: Asked) -> tuple[Found, list[bytes]]:
         places = _even(count, asked.frames)
         frames = _frames(video, places, asked.kept_pixels, seek=True)
     if not count or len(frames) < len(places):
-        # Live recordings name no number of frames, and others one that was only estimated.
+        # The header of a live recording has no number of frames, and others only an estimate.
         there, rate = _counted(_opened(), asked.seconds)
         if there < _WHOLE * count:
-            raise _RefusedError(f"is cut off: {there} of its {count} frames are there")
+            raise _RefusedError(f"is truncated: it has {there} of {count} frames")
         count, places = there, _even(there, asked.frames)
         frames = _frames(_opened(), places, asked.kept_pixels, seek=False)
     if not frames or len(frames) < len(places):
         raise _RefusedError(_BROKEN)
     height, width = frames[0].shape[:2]
     if any(frame.shape != (height, width, 3) for frame in frames):
-        raise _RefusedError("changes its size on the way: save it with one size")
+        raise _RefusedError("has frames of different sizes: save it with one size")
     found = Found(width, height, places, count, rate, time.process_time())
     return found, [frame.tobytes() for frame in frames]
 
@@ -169,7 +167,7 @@ def _require_size(width: int, height: int, pixels: int) -> None:
         raise _RefusedError(problem)
     if width * height > pixels:
         raise _RefusedError(
-            f"is {width} x {height} pixels, and a frame may have {pixels} in all: send it smaller,"
+            f"is {width} x {height} pixels, but a frame may have {pixels} in all: send it smaller,"
             " or load the model with a larger max_image_pixels"
         )
 
@@ -183,7 +181,7 @@ def _require_short(seconds: float, most: int) -> None:
 
 
 def _even(count: int, most: int) -> list[int]:
-    """Numbers of frames, from the first to the last of `count`."""
+    """The indices of at most `most` evenly spaced frames, from the first to the last of `count`."""
     taken = min(count, most)
     if taken < 2:
         return [0][:taken]
@@ -191,9 +189,9 @@ def _even(count: int, most: int) -> list[int]:
 
 
 def _frames(video: Any, places: Sequence[int], most_pixels: int, *, seek: bool) -> list[Any]:
-    """The frames at these places, [height, width, 3] of RGB; fewer where one cannot be read.
+    """The frames at these indices, RGB [height, width, 3]; fewer if one cannot be read.
 
-    seek: OpenCV can do that only where it knows how many frames there are.
+    seek: jump to each frame, which OpenCV can do only if it knows the number of frames.
     """
     import cv2
 
@@ -218,7 +216,7 @@ def _frames(video: Any, places: Sequence[int], most_pixels: int, *, seek: bool) 
 
 
 def _counted(video: Any, most_seconds: int) -> tuple[int, float]:
-    """How many frames there are, and how many of them in a second."""
+    """The number of frames, found by reading all of them, and frames per second."""
     import cv2
 
     count, seconds = 0, 0.0

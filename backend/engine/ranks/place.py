@@ -13,6 +13,8 @@ from typing import Literal
 
 Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distributed
 
+Way = Literal["tensor", "pipeline"]  # `backend.engine.ranks.sharding` says what they are
+
 PLACE = "MLX_BACKEND_RANK_PLACE"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
 

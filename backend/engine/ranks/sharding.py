@@ -11,14 +11,13 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.errors import ModelRejected
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.place import Place, Way
 
-Way = Literal["tensor", "pipeline"]
 _UNEVEN = 0.9
 _FAST = ("jaccl", "nccl")  # transports whose latency tensor parallelism can bear in every layer
 

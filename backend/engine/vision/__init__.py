@@ -1,1 +1,1 @@
-"""Images and sounds in a prompt: from decoded media to rows of the same batch as text."""
+"""Vision and audio models: from decoded media to rows that share batches with text rows."""

@@ -1,7 +1,7 @@
-"""Which model types are served with what sees and hears, decided without importing mlx-vlm.
+"""Which model types are served with image or audio input, decided without importing mlx-vlm.
 
-What can be found out by trying is found out when the model is loaded (`vision_builder`).
-Listed here is what no trial shows: families that would answer, and wrongly.
+Most families are tested when a model is loaded (`vision_builder`). Listed here are the families for
+which that test would pass although their answers would be wrong.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from typing import Any
 from backend.engine.loading.architectures import aliases, model_files
 from common.wording import shown
 
-_ALL_SEEN = "its prompt is read in both directions, which a batch of text rows is not"
-_CROSSES = "its layers look at the image beside the text, which a batch of text rows has not"
+_BIDIRECTIONAL = "its attention over the prompt is bidirectional, which batches do not support"
+_CROSSES = "its layers use cross-attention to the image, which batches do not support"
 _CANVAS = (
-    "its images take positions on a canvas of the whole prompt, and are prepared one by one here"
+    "it places all images of a prompt on one canvas, but here each image is prepared on its own"
 )
-_OWN_PLACES = "its images have positions of another kind than those that are passed on here"
+_OWN_POSITIONS = "its images need a kind of position ids that this backend does not compute"
 _LOSES_A_TOKEN = (
-    "mlx-vlm takes the last token of a prompt with an image away; serve dots.ocr or PaddleOCR-VL"
-    " instead"
+    "mlx-vlm drops the last token of a prompt with an image; serve dots.ocr or PaddleOCR-VL instead"
 )
 _FORGETS = (
-    "which of its own tokens an answer sees depends on where its prompt ended, and stored KV does"
-    " not keep that; serve dots.ocr or PaddleOCR-VL instead"
+    "which tokens of an answer are attended to depends on where its prompt ended, and stored KV"
+    " does not record that; serve dots.ocr or PaddleOCR-VL instead"
 )
 _IN_FRONT = (
-    "mlx-vlm puts one image in front of the whole prompt, wherever it stands in the conversation;"
-    " serve a Qwen-VL model instead"
+    "mlx-vlm puts one image before the whole prompt, wherever it is in the conversation; serve a"
+    " Qwen-VL model instead"
 )
 _CHANGES = (
     "texts, images and sounds each need other weights (LoRA), which requests in one batch cannot"
@@ -37,17 +36,21 @@ _CHANGES = (
     " text, or Gemma 3 for images"
 )
 _SCALED = "mlx-vlm does not scale the embeddings of a prompt as it scales those of an answer"
+_DIFFUSION = (
+    "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
+    " serve a model that writes in that way, such as Gemma 3 or Ling"
+)
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
-    "paligemma": _ALL_SEEN,
-    "moondream2": _ALL_SEEN,
-    "moondream3": _ALL_SEEN,
-    "falcon_ocr": _ALL_SEEN,
-    "falcon_perception": _ALL_SEEN,
+    "paligemma": _BIDIRECTIONAL,
+    "moondream2": _BIDIRECTIONAL,
+    "moondream3": _BIDIRECTIONAL,
+    "falcon_ocr": _BIDIRECTIONAL,
+    "falcon_perception": _BIDIRECTIONAL,
     "mllama": _CROSSES,
     "minicpmv4_7": _CANVAS,
-    "hunyuan_vl": _OWN_PLACES,
-    "ernie4_5_moe_vl": _OWN_PLACES,
+    "hunyuan_vl": _OWN_POSITIONS,
+    "ernie4_5_moe_vl": _OWN_POSITIONS,
     "deepseekocr": _LOSES_A_TOKEN,
     "deepseekocr_2": _LOSES_A_TOKEN,
     "unlimited_ocr": _FORGETS,
@@ -56,7 +59,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "gemma3n": _SCALED,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
-    "diffusion_gemma": _OTHER,
+    "diffusion_gemma": _DIFFUSION,
     "sam3": _OTHER,
     "sam3_1": _OTHER,
     "colidefics3": _OTHER,
@@ -64,11 +67,16 @@ _NOT_SERVED: Mapping[str, str] = {
     "qwen3_vl_embedding": _OTHER,
 }
 # Whose language part alone is wrong as well.
-_NOT_READ = {"unlimited_ocr": _FORGETS, "phi4mm": _CHANGES}
+_NOT_READ: Mapping[str, str] = {
+    "unlimited_ocr": _FORGETS,
+    "phi4mm": _CHANGES,
+    "diffusion_gemma": _DIFFUSION,
+    "llada2_moe": _DIFFUSION,
+}
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:
-    """The end of a sentence about why a model's vision part is not served; '' where it is."""
+    """Why a model's vision part is not served, as the end of a sentence; '' if it is served."""
     model_type = str(config["model_type"]).lower()
     module = _module(model_type)
     if module not in _modules():
@@ -91,7 +99,7 @@ def _module(model_type: str) -> str:
 
 @cache
 def _modules() -> frozenset[str]:
-    """Those of mlx-vlm's packages that hold a model with a part that sees, be it another's."""
+    """The packages of mlx-vlm whose model has a vision part, its own or one of another package."""
     return frozenset(
         path.parent.name
         for path in model_files("mlx_vlm", "*/*.py")

@@ -1,7 +1,7 @@
-"""What an image or a sound is to the language model: embeddings, computed once for each content.
+"""The features of images, videos and sounds: the embeddings that the language model receives.
 
-Each item is encoded by itself, with the tokens that stand for it and nothing around them, so its
-features depend on its content alone and serve every prompt in which it appears.
+Each item is encoded on its own, with its placeholder tokens and no others, so its features depend
+only on its content and can be reused in every prompt that contains it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.vision.media_plan import MediaItem
-from backend.engine.vision.seeing_model import SeeingModel, accepted
+from backend.engine.vision.multimodal_model import MultimodalModel, accepted
 
-# Outputs of mlx-vlm's get_input_embeddings. Positions are computed for the whole prompt instead.
+# Outputs of mlx-vlm's get_input_embeddings. Positions are ignored: they are computed for the whole
+# prompt instead.
 _DEEP = "deepstack_visual_embeds"
 _READ = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _RECOMPUTED = {"position_ids", "rope_deltas"}
-# Gemma 3's mask is made, and read by nothing in mlx-vlm's own generation either.
+# Gemma 3 returns this mask, but mlx-vlm's own generation does not use it either.
 _IDLE = {"gemma3": {"attention_mask_4d"}}
 _GRIDS = ("image_grid_thw", "video_grid_thw")
 
 
 class UnusualFeaturesError(Exception):
-    """The family's features need more than an embedding per token; the argument names what."""
+    """The family's features have outputs that are not supported; the argument names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     """Embeddings of tokens: of an item, or of a stretch of text.
 
-    embeddings: [tokens, hidden]. visual: [tokens], which of them are added to by the `deep` ones,
-    one array [visual tokens, hidden] for each layer that adds. by_token: what else layers take for
-    each token, [tokens, …], by the language model's names.
+    embeddings: [tokens, hidden]. visual: [tokens] bool, the tokens to which `deep` is added. deep:
+    for each such layer, an array [visual tokens, hidden]. by_token: other inputs of layers,
+    [tokens, …], by the language model's names.
     """
 
     embeddings: mx.array
@@ -49,7 +50,7 @@ class Features:
         return sum(array.nbytes for array in (self.embeddings, *self.deep, *self.by_token.values()))
 
     def part(self, start: int, stop: int) -> Features:
-        """Those of the tokens from `start` to `stop`."""
+        """The features of the tokens from `start` to `stop`."""
         if (start, stop) == (0, self.embeddings.shape[0]):
             return self
         visual, deep = self.visual, self.deep
@@ -60,7 +61,7 @@ class Features:
         return Features(self.embeddings[start:stop], visual, deep, by_token)
 
 
-def encode(model: SeeingModel, item: MediaItem) -> Features:
+def encode(model: MultimodalModel, item: MediaItem) -> Features:
     """Run the encoder on an item. Raises UnusualFeaturesError, and what the family raises."""
     arrays = thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
@@ -71,15 +72,15 @@ def encode(model: SeeingModel, item: MediaItem) -> Features:
     return own
 
 
-def of_text(model: SeeingModel, tokens: Sequence[int]) -> Features:
+def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
     """The embeddings of a stretch of text."""
     return _features(model, tokens, None, {})
 
 
-def positions_of(model: SeeingModel, item: MediaItem) -> np.ndarray:
-    """[3, tokens]: the positions of an item's tokens, from 0 on, for models that shift them."""
+def positions_of(model: MultimodalModel, item: MediaItem) -> np.ndarray:
+    """The positions of an item's tokens, from 0 on, [3, tokens]; only for models with `shifts`."""
     arrays = thawed({name: item.arrays[name] for name in _GRIDS if name in item.arrays})
-    if not arrays:  # a family that shows images as plain sequences through such a text model
+    if not arrays:  # the family gives images sequential positions, as text has
         return np.broadcast_to(np.arange(len(item.tokens)), (3, len(item.tokens)))
     positions, _ = model.language_model.get_rope_index(mx.array([item.tokens]), **arrays)
     found = np.array(positions).reshape(-1, len(item.tokens))
@@ -87,7 +88,7 @@ def positions_of(model: SeeingModel, item: MediaItem) -> np.ndarray:
 
 
 def _features(
-    model: SeeingModel, tokens: Sequence[int], pixels: Any, rest: Mapping[str, Any]
+    model: MultimodalModel, tokens: Sequence[int], pixels: Any, rest: Mapping[str, Any]
 ) -> Features:
     whole = model.whole
     embed = whole.get_input_embeddings
@@ -118,7 +119,7 @@ class _OfMlx(np.ndarray):
 
 
 def frozen(value: Any) -> Any:
-    """A processor's output without MLX: its arrays as NumPy's, which has no bfloat16."""
+    """A processor's output with its MLX arrays as NumPy arrays, bfloat16 as float32."""
     if isinstance(value, mx.array):
         held = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
         return np.array(held).view(_OfMlx)
@@ -128,7 +129,7 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the encoder: all arrays as MLX's, but for NumPy's own in lists."""
+    """The reverse of `frozen`: all arrays as MLX arrays, except NumPy's own inside lists."""
     return {
         name: mx.array(value) if isinstance(value, np.ndarray) else _thawed(value)
         for name, value in arrays.items()
@@ -144,7 +145,7 @@ def _thawed(value: Any) -> Any:
 
 
 class FeatureCache:
-    """The features of contents seen before, the least recently used ones dropped first."""
+    """An LRU cache of features by the digest of their content, limited in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -168,7 +169,7 @@ class FeatureCache:
         return any(held is features for held in self._held.values())
 
     def shrink(self, most: int) -> None:
-        """Forget until no more than so many bytes are left."""
+        """Drop the least recently used features until at most `most` bytes are left."""
         while self.nbytes > most:
             _, dropped = self._held.popitem(last=False)
             self.nbytes -= dropped.nbytes

@@ -1,9 +1,9 @@
-"""What the chat template writes for media, found by rendering a message with and without an item.
+"""How a chat template marks media, found by rendering a message with and without an item.
 
-Families differ in everything here: some templates take content as a list of parts and write the
-marker themselves, some want the marker in the text, some cannot render plain text any more. It is
-found out once, when the model is loaded. A marker holds a control token, which the text of users
-and tools cannot (`engine.control_tokens`), so nobody can write an image into a prompt.
+Families differ: some templates take content as a list of parts and write the marker themselves,
+some need the marker in the text, some cannot render content that is a plain string. So the template
+is tested once, when the model is loaded. A marker contains a control token, which the text of users
+and tools cannot (`engine.control_tokens`), so no text can pass for an image.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
-# The control strings around what a processor makes of one item of a kind at a marker; '' for none.
+# (kind, marker) → the control strings with which the processor surrounds an item; '' for none.
 Ends = Callable[[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """How one item gets into a prompt.
+    """How one kind of item is written into a prompt.
 
-    core: its text in the rendered prompt, from its first control token to its last. expands: the
-    text that the processor takes for one item. part: the part of a message's content that makes
-    the template write it; None: `text` goes into the content itself, before the words. several:
-    whether a prompt may hold more than one.
+    core: the marker in the rendered prompt, from its first control token to its last. expands: the
+    text that the processor expands to one item's tokens. part: the content part for which the
+    template writes the marker; if None, `text` is put before the text of the message instead.
+    several: whether a prompt may hold more than one item of this kind.
     """
 
     core: str
@@ -46,9 +46,10 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class TemplateForm:
-    """What the template takes. lists: content must be a list of parts even where it is only text.
+    """How the template accepts content.
 
-    markers: by kind; a kind that is not there cannot be shown to the model.
+    lists: content must be a list of parts even if it is only text. markers: by kind of item; the
+    model cannot be sent items of a kind without a marker.
     """
 
     lists: bool
@@ -62,11 +63,11 @@ def learn(
     fallbacks: Mapping[str, Sequence[str]],
     ends: Ends,
 ) -> TemplateForm:
-    """Find out what the template does.
+    """Test a template.
 
-    render: the text of messages; raises where it cannot. fallbacks: by kind, markers that the
-    family's processor takes in a text. Where such a marker is plain text, what the processor puts
-    around an item marks its place instead.
+    render: the template's text for some messages; raises if it cannot render them. fallbacks: by
+    kind, markers that the family's processor recognises in text. If such a marker is plain text,
+    the control strings with which the processor surrounds an item are used as its marker instead.
     """
     lists = _TEXT not in _rendered(render, _TEXT)
     markers: dict[str, Marker] = {}
@@ -108,7 +109,7 @@ def _rendered(render: Render, content: Any) -> str:
 
 
 def _inserted(plain: str, longer: str) -> str:
-    """What `longer` has that `plain` has not, where it is one stretch; else nothing."""
+    """The text inserted into `plain` to make `longer`; '' if it was not one insertion."""
     if not plain or len(longer) <= len(plain):
         return ""
     start = common_prefix(plain, longer)

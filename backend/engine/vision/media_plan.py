@@ -1,6 +1,6 @@
-"""Where the media of a prompt stand in its tokens, and what tells two such prompts apart.
+"""The positions of media in a prompt's tokens, and the key by which caches compare such prompts.
 
-Plain data, made on a prompt thread and read on the engine thread.
+Plain data, created on a prompt thread and read on the engine thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 class MediaItem:
     """One image, video or sound as the model's processor prepared it.
 
-    kind: image, video or audio. digest: of its content (32 bytes). whole: what stands for it, as
-    the encoder wants it. first, count: which of these are put into a prompt; the rest is text
-    around it. arrays: what the encoder takes, by the processor's names; NumPy arrays stand for
-    arrays of MLX. nbytes: of those.
+    kind: image, video or audio. digest: of its content (32 bytes). whole: its tokens as the encoder
+    needs them. first, count: the part of these that goes into a prompt; the others are text that
+    the processor writes around the item. arrays: the encoder's inputs by the processor's names,
+    with NumPy arrays in place of MLX arrays. nbytes: of the arrays.
     """
 
     kind: str
@@ -32,19 +32,19 @@ class MediaItem:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What stands for it in a prompt, with the marks around it."""
+        """Its tokens in a prompt, including the control tokens around them."""
         return self.whole[self.first : self.first + self.count]
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Numbers in place of its tokens, for caches: negative, and drawn from its content."""
+        """The numbers by which caches compare its tokens: negative, derived from the digest."""
         words = [-1 - (word & 0x7FFFFFFF) for word in struct.unpack("<8I", self.digest)]
         return tuple(itertools.islice(itertools.cycle(words), len(self.tokens)))
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An item and the place of its first token in the prompt."""
+    """An item and the index of its first token in the prompt."""
 
     start: int
     item: MediaItem
@@ -55,10 +55,10 @@ class Span:
 
 
 class MediaPlan:
-    """The media of one prompt, in the order of their places.
+    """The media of one prompt, in order.
 
-    key: the prompt's tokens with every item's `key` in place of its tokens: two prompts share a
-    prefix of their KV exactly where their keys are equal.
+    key: the prompt's tokens, with every item's tokens replaced by its `key`. Two prompts can share
+    the KV of a prefix if and only if their keys are equal there.
     """
 
     def __init__(self, tokens: Sequence[int], spans: Sequence[Span]) -> None:
@@ -69,7 +69,7 @@ class MediaPlan:
         self.key: tuple[int, ...] = tuple(key)
 
     def before(self, length: int) -> int:
-        """The longest prefix of at most `length` tokens that ends within no item."""
+        """The longest prefix of at most `length` tokens that does not end inside an item."""
         for span in self.spans:
             if span.start < length < span.stop:
                 return span.start
@@ -79,7 +79,7 @@ class MediaPlan:
 def spliced(
     tokens: Sequence[int], places: Sequence[tuple[int, int]], items: Sequence[MediaItem]
 ) -> tuple[list[int], list[Span]]:
-    """The prompt with each item's tokens where its marker stands.
+    """The prompt with each marker replaced by its item's tokens, and the items' spans.
 
     places: (start, stop) of the markers in `tokens`, ascending, one for each item.
     """
@@ -95,7 +95,7 @@ def spliced(
 
 
 def grown(length: int, places: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
-    """The length of a prompt's beginning once the items before its end are `spliced` into it."""
+    """The length that a prefix of `length` tokens has after `spliced`."""
     before = zip(places, items, strict=True)
     return length + sum(
         len(item.tokens) - (stop - start) for (start, stop), item in before if stop <= length

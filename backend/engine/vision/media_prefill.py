@@ -1,7 +1,7 @@
-"""The prefill of a prompt with media: features first, an item a step, then chunks like any other.
+"""The prefill of a prompt with media.
 
-An item is encoded when the chunk at hand reaches it. That is a step of its own between two decode
-steps, which cannot be cut; what is cut is the reading of its tokens.
+An item is encoded when the prefill reaches its tokens. Encoding takes a step of its own between two
+decode steps and cannot be split; the prefill of the item's tokens can, like that of text.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 from backend.engine.row_shift import RowShift
 from backend.engine.vision.features import FeatureCache, Features, encode, of_text, positions_of
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
-from backend.engine.vision.seeing_model import SeeingModel
+from backend.engine.vision.multimodal_model import MultimodalModel
 
 
 class MediaReader:
-    """The engine thread's half of what sees and hears.
+    """Encodes media on the engine thread.
 
-    most_bytes: of features of earlier items; 0 remembers none.
+    most_bytes: size of the cache of features; 0 turns it off.
     """
 
-    def __init__(self, model: SeeingModel, most_bytes: int) -> None:
+    def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
         self.features = FeatureCache(most_bytes)
-        self._per_byte = 0.0  # of an item: what the encoder computed with at most
+        self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
 
     def begin(
         self, plan: MediaPlan | None, tokens: Sequence[int], cache: Sequence[Any]
     ) -> MediaPrefill | None:
-        """Give a row's cache its own shift; what prefills the row, where it has media."""
+        """Set the shift in a row's cache. Returns the row's prefill, or None if it has no media."""
         positions = None
         if self.model.shifts:
             shift = cache[-1]
@@ -56,7 +56,7 @@ class MediaReader:
         return features, True
 
     def encode(self, item: MediaItem) -> Features:
-        """The features of an item, computed; learns what that takes."""
+        """Compute the features of an item, and measure the memory that this takes."""
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         features = encode(self.model, item)
@@ -65,12 +65,12 @@ class MediaReader:
         return features
 
     def needs(self, plan: MediaPlan) -> int:
-        """Bytes that the encoder will compute with for the largest item, by what others took."""
+        """Peak bytes of encoding the plan's largest item, estimated from earlier items."""
         return math.ceil(self._per_byte * max((span.item.nbytes for span in plan.spans), default=0))
 
 
 class MediaPrefill:
-    """One row on its way through the prompt. positions: [3, tokens], where the model shifts."""
+    """The prefill of one row. positions: [3, tokens]; None for a model without `shifts`."""
 
     def __init__(
         self,
@@ -87,12 +87,15 @@ class MediaPrefill:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the features that wait for their pass and that nobody else remembers."""
+        """Bytes of the features that this row still needs and that are not in the cache."""
         remembered = self._reader.features
         return sum(own.nbytes for own in self._features.values() if not remembered.holds(own))
 
     def look(self, start: int, stop: int) -> int:
-        """Get what the chunk needs; how many tokens were encoded for it, of one item at most."""
+        """Get the features for a chunk, encoding at most one item; returns that item's tokens.
+
+        Call it until it returns 0, once per step.
+        """
         for span in self._within(start, stop):
             if span.start not in self._features:
                 self._features[span.start], computed = self._reader.look(span)
@@ -101,7 +104,7 @@ class MediaPrefill:
         return 0
 
     def run(self, start: int, stop: int, cache: list[Any]) -> mx.array:
-        """Logits of the chunk, whose media have been looked at."""
+        """Run a chunk whose features are all there (`look` returned 0); returns its logits."""
         model = self._reader.model
         chunk = _joined(self._pieces(start, stop))
         features: dict[str, Any] = {"inputs_embeds": chunk.embeddings[None]}
@@ -160,7 +163,7 @@ def _joined(pieces: Sequence[Features]) -> Features:
 
 
 def _positions(tokens: int, items: Sequence[tuple[Span, np.ndarray]]) -> np.ndarray:
-    """[3, tokens]: each item's own positions, moved to where the text before it ends."""
+    """The positions of all tokens, [3, tokens]: each item's begin where the text before it ends."""
     positions = np.empty((3, tokens), dtype=np.int32)
     at = following = 0
     for span, own in items:

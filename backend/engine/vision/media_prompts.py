@@ -1,9 +1,9 @@
 """Media in prompts, on the prompt threads: media into messages, and markers into tokens.
 
-The protocol has flat lists of media, and nothing ties an item to its message. All items go into the
-last user message, images before videos before sounds before its text, unless the request says where
-each belongs (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`). A model that takes
-no videos is shown the frames of one as images.
+The protocol has flat lists of media and does not say which message an item belongs to. All items go
+into the last user message (images, videos, sounds, then its text), unless the request names the
+message of each (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`). A model that
+takes images but no videos receives the frames of a video as images.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _CANNOT = {
 }
 
 Message = Mapping[str, Any]
-Shown = Sequence[MediaItem]  # what stands for one thing that was sent: a video may be several
+Shown = Sequence[MediaItem]  # the items of one attachment: a video may become several images
 
 
 class MediaPrompts:
     """Puts the media of requests into the prompts of one loaded model.
 
-    around: the text that the processor writes before and after an item. token_markers: by kind,
-    the tokens of its marker.
+    around: the text that the processor writes before and after an item. token_markers: the tokens
+    of each kind's marker.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MediaPrompts:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Which of image, video and audio the model takes; videos may be shown as images."""
+        """Which of image, video and audio the model accepts, videos also as images."""
         taken = frozenset(self._form.markers)
         return taken | {VIDEO} if self._shows_frames else taken
 
@@ -72,11 +72,11 @@ class MediaPrompts:
 
     @property
     def place(self) -> str:
-        """What stands for an item in a raw prompt."""
+        """The marker for an item in a raw prompt."""
         return PLACE
 
     def items(self, given: Attachments) -> list[Shown]:
-        """Everything that a request brought, decoded and prepared. Raises InvalidRequest."""
+        """A request's media, decoded and prepared. Raises InvalidRequest."""
         self._require_taken(IMAGE, len(given.images))
         self._require_taken(VIDEO, len(given.videos))
         self._require_taken(AUDIO, len(given.audios))
@@ -95,7 +95,7 @@ class MediaPrompts:
         ]
 
     def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
-        """The items of a prompt in their order, with their numbers where the family reads any."""
+        """A prompt's items in order, numbered if the family numbers its images."""
         return self._processor.numbered(items)
 
     def _require_taken(self, kind: str, count: int) -> None:
@@ -104,8 +104,8 @@ class MediaPrompts:
         if kind == VIDEO and marker is None and IMAGE in self._form.markers:
             if count and not self._shows_frames:
                 raise InvalidRequest(
-                    f"{field} has {count} items, but this model's chat template takes one image,"
-                    " and a video is several: send one frame of it as an image",
+                    f"{field} has {count} items, but this model's chat template takes only one"
+                    " image, and a video is sent as several: send one frame of it as an image",
                     field,
                 )
             return
@@ -113,16 +113,17 @@ class MediaPrompts:
             raise InvalidRequest(f"{field} has {count} items, but {_CANNOT[kind]}", field)
         if marker is not None and count > 1 and not marker.several:
             raise InvalidRequest(
-                f"{field} has {count} items, but this model's chat template takes one: send one",
+                f"{field} has {count} items, but this model's chat template takes only one: send"
+                " one",
                 field,
             )
 
     def attach(
         self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
     ) -> tuple[tuple[Message, ...], list[MediaItem]]:
-        """The messages with a place for every item, and the items in the order of their places.
+        """The messages with a marker for every item, and the items in the order of the markers.
 
-        items: as `items` gives them.
+        items: what `items` returned.
         """
         wanted = _wanted(messages, given)
         placed: list[Message] = []
@@ -146,12 +147,12 @@ class MediaPrompts:
         return {**message, "content": [*parts, *spoken]}
 
     def marked(self, text: str, items: Sequence[Shown]) -> str:
-        """A raw prompt with the model's markers at its places. Raises InvalidRequest."""
+        """A raw prompt with `PLACE` replaced by the model's markers. Raises InvalidRequest."""
         cores = sorted({marker.core for marker in self._form.markers.values()}, key=len)
         places = re.findall("|".join(map(re.escape, [PLACE, *reversed(cores)])), text)
         if len(places) != len(items):
             raise InvalidRequest(
-                f"Prompt has {len(places)} places for media, and {len(items)} items are sent: write"
+                f"Prompt has {len(places)} media markers, but {len(items)} items are sent: write"
                 f" {PLACE} where each of them belongs",
                 "Prompt",
             )
@@ -161,7 +162,7 @@ class MediaPrompts:
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
-        """A rendered prompt with what the processor writes around its items."""
+        """A rendered prompt with the text that the processor writes around each item added."""
         pieces: list[str] = []
         at = 0
         for item in items:
@@ -175,7 +176,7 @@ class MediaPrompts:
         return "".join([*pieces, text[at:]])
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
-        """Where the markers stand in a tokenised prompt. Raises InvalidRequest."""
+        """(start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
         found: list[tuple[int, int]] = []
         at = 0
         for item in items:
@@ -187,11 +188,11 @@ class MediaPrompts:
             at += len(marker)
         beyond = any(_find(tokens, marker, max(at, 0)) >= 0 for marker in self._markers(items))
         if len(found) < len(items) or beyond:
-            places = "more places" if beyond else f"{len(found)} places"
+            markers = "more markers" if beyond else f"only {len(found)} markers"
             raise InvalidRequest(
-                f"{len(items)} items of media are sent, and the rendered prompt has {places} for"
-                " them: take the model's own markers out of Prompt and of what assistant and system"
-                " say, or send the media with the last message"
+                f"{len(items)} items of media are sent, but the rendered prompt has {markers} for"
+                " them: remove the model's own markers from Prompt and from assistant and system"
+                " messages, or send the media with the last message"
             )
         return found
 
@@ -200,8 +201,8 @@ class MediaPrompts:
 
 
 def _wanted(messages: Sequence[Message], given: Attachments) -> list[int]:
-    """The message of everything sent: images, videos, then sounds. Raises InvalidRequest."""
-    last = next((at for at in range(len(messages) - 1, -1, -1) if _asks(messages[at])), None)
+    """The index of the message for each image, video and sound. Raises InvalidRequest."""
+    last = next((at for at in range(len(messages) - 1, -1, -1) if _is_user(messages[at])), None)
     wanted: list[int] = []
     for kind, count, named in (
         (IMAGE, len(given.images), given.image_messages),
@@ -211,8 +212,8 @@ def _wanted(messages: Sequence[Message], given: Attachments) -> list[int]:
         if named is None:
             if count and last is None:
                 raise InvalidRequest(
-                    f"{FIELDS[kind]} has {count} items, but Messages has no message of a user for"
-                    " them: add one",
+                    f"{FIELDS[kind]} has {count} items, but Messages has no user message for them:"
+                    " add one",
                     FIELDS[kind],
                     "Messages",
                 )
@@ -221,19 +222,19 @@ def _wanted(messages: Sequence[Message], given: Attachments) -> list[int]:
         key = f"Metadata mlx.{kind}_messages"
         if len(named) != count:
             raise InvalidRequest(
-                f"{key} has {len(named)} entries, and {FIELDS[kind]} {count}: send one for each"
+                f"{key} has {len(named)} entries, but {FIELDS[kind]} has {count}: send one for each"
             )
         for at in named:
-            if not (0 <= at < len(messages) and _asks(messages[at])):
+            if not (0 <= at < len(messages) and _is_user(messages[at])):
                 raise InvalidRequest(
-                    f"{key} names message {at}, which is no message of a user: Messages has"
+                    f"{key} names message {at}, which is not a user message: Messages has"
                     f" {len(messages)}, counted from 0"
                 )
         wanted += named
     return wanted
 
 
-def _asks(message: Message) -> bool:
+def _is_user(message: Message) -> bool:
     return message.get("role") == "user"
 
 

@@ -13,11 +13,11 @@ from backend.engine import kv
 from backend.engine.row_shift import RowShift
 from backend.engine.vision.features import thawed
 from backend.engine.vision.media_plan import MediaItem
-from backend.engine.vision.seeing_model import SeeingModel, accepted
+from backend.engine.vision.multimodal_model import MultimodalModel, accepted
 
 
-def plain_pass(model: SeeingModel, tokens: Sequence[int], item: MediaItem | None) -> mx.array:
-    """Logits of [tokens, vocabulary]. item: what the tokens begin with; None: they are text."""
+def plain_pass(model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None) -> mx.array:
+    """Logits, [tokens, vocabulary]. item: the item at the start of `tokens`; None: all are text."""
     whole, language = model.whole, model.language_model
     arrays = {} if item is None else thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)

@@ -1,8 +1,8 @@
-"""The model's own processor: from decoded media to tokens and what the model's encoder takes.
+"""Runs a model's processor: from decoded media to tokens and the inputs of the model's encoder.
 
-It is mlx-vlm's, and gets one decoded item at a time with the marker that the chat template writes
-for one. Strings never reach it as media: those it would open as URLs or paths. It runs on prompt
-threads; arrays of MLX that it makes of NumPy's are taken back at once.
+mlx-vlm's processor is called with one decoded item at a time and the marker that the chat template
+writes for it. It never receives media as strings, which it would open as URLs or paths. It runs on
+prompt threads; the MLX arrays that it returns are converted to NumPy at once.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
 _CHANNELS, _FLOAT = 3, 4  # bytes
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
-# The text of the marker, which says nothing about the item.
+# Outputs for the marker's text, which do not depend on the item.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
     """The processor of a checkpoint, from the files in its folder. Raises what mlx-vlm raises.
 
-    Many of mlx-vlm's processors add `local_files_only` themselves, and fail where it is given: then
-    transformers' own processor would be taken without a word, which may not fit the model.
+    Many of mlx-vlm's processors set `local_files_only` themselves and fail if it is passed. mlx-vlm
+    would then silently fall back to transformers' processor, which may not fit the model.
     """
     from mlx_vlm import utils
 
@@ -58,11 +58,11 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
 
 
 class ItemProcessor:
-    """Prepares items, one at a time: its tokenizer is not made for several threads.
+    """Prepares items, one at a time, because the processor's tokenizer is not thread-safe.
 
-    markers: by kind, the text that it takes for one item. control: the control tokens; plain text
-    that it writes before the first and after the last of them is no part of the item. most_bytes:
-    of prepared items that are remembered by their content.
+    markers: by kind, the text that the processor expands to one item. control: the control tokens;
+    text that the processor writes before the first and after the last of them does not belong to
+    the item. most_bytes: size of the cache of prepared items.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ItemProcessor:
         self._probed = False
 
     def prepare(self, given: Picture | Video | Sound, name: str) -> MediaItem:
-        """`name` is the item's for a refusal, such as `Images[2]`. Raises InvalidRequest."""
+        """name: the item in error messages, such as `Images[2]`. Raises InvalidRequest."""
         kind = _KINDS[type(given)]
         digest = given.digest
         with self._lock:
@@ -105,9 +105,9 @@ class ItemProcessor:
             return item
 
     def used_pixels(self) -> int | None:
-        """To how many pixels it scales a large image down; None if that is unknown.
+        """The number of pixels to which large images are scaled down; None if that is unknown.
 
-        Where the processor names no number, it is what it makes of a large image.
+        If the processor has no setting for it, it is measured with a large image.
         """
         with self._lock:
             if not self._probed:
@@ -119,20 +119,22 @@ class ItemProcessor:
             return self._used
 
     def _of_probe(self) -> int | None:
-        """Counted are pixels of tiles and thumbnails as well, and of patches in pairs."""
+        """Pixels that the processor makes of a large image, its tiles and thumbnails included."""
         probe = Image.new("RGB", _PROBE)
         try:
             item = self._prepared(picture_of(probe), IMAGE)
         except Exception:
-            _log.info("a large image shows nothing of what the processor uses", exc_info=True)
+            _log.info("how far the processor scales images down is not known", exc_info=True)
             return None
         found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
         pixels = found // (_CHANNELS * _FLOAT)
         return pixels if 0 < pixels < math.prod(_PROBE) else None
 
     def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
-        """The items of one prompt, in their order, where the family writes a number before each
-        image; an item that was prepared by itself has the number 0."""
+        """One prompt's items in order, with consecutive image numbers if the family writes any.
+
+        An item that was prepared on its own has the number 0.
+        """
         if self._number is None:
             return list(items)
         images = iter(range(len(items)))
@@ -156,7 +158,7 @@ class ItemProcessor:
             return item
         return replace(
             item,
-            # Features and KV hold the number too.
+            # The features and the KV depend on the number.
             digest=hashlib.sha256(item.digest + number.to_bytes(4)).digest(),
             whole=(*item.whole[:at], *own, *item.whole[at + len(none) :]),
             count=item.count + len(own) - len(none),
@@ -188,8 +190,10 @@ class ItemProcessor:
 
 
 def _as_mlx_vlm_takes(given: Picture | Video | Sound, rate: int) -> dict[str, Any]:
-    """Frames of a video as [frames, channels, height, width], with what tells their times. rate:
-    of sounds, in Hz."""
+    """mlx-vlm's arguments for an item. A video: [frames, channels, height, width], and metadata.
+
+    rate: samples per second that the processor expects of sounds.
+    """
     match given:
         case Picture():
             return {"images": [given.pixels]}
@@ -211,7 +215,7 @@ def _as_mlx_vlm_takes(given: Picture | Video | Sound, rate: int) -> dict[str, An
 
 
 def _number(processor: Any) -> tuple[str, str] | None:
-    """What the processor writes around an image's number; None where it writes none."""
+    """The text that the processor writes around an image's number; None if it writes no numbers."""
     images = getattr(processor, "image_processor", None)
     if images is None or not getattr(images, "use_image_id", False):
         return None
@@ -225,14 +229,14 @@ def _sound_rate(processor: Any) -> int:
 
 
 def end_tokens(processor: Any) -> frozenset[int]:
-    """The tokens that end an answer beside those that configuration and tokenizer name."""
+    """The processor's own end tokens, in addition to those of configuration and tokenizer."""
     found = getattr(processor, "additional_eos_token_ids", None) or ()
     unknown = getattr(getattr(processor, "tokenizer", None), "unk_token_id", None)
     return frozenset(token for token in found if isinstance(token, int) and token != unknown)
 
 
 def takes_audio(processor: Any) -> bool:
-    """Whether the processor has a place for sounds and what turns them into features."""
+    """Whether the processor accepts sounds and can turn them into features."""
     if not {"audio", "audios"} & _parameters(processor):
         return False
     return any(
@@ -242,7 +246,7 @@ def takes_audio(processor: Any) -> bool:
 
 
 def takes_videos(processor: Any) -> bool:
-    """Whether the processor has a place for videos."""
+    """Whether the processor accepts videos."""
     return "videos" in _parameters(processor)
 
 

@@ -1,9 +1,8 @@
-"""Queries that Mistral's text models scale by their position, in batches.
+"""Scales queries by position (Mistral's text models) for each row of a batch.
 
 mlx-vlm 0.7.10 computes the scale once for all rows, from the position of the first
-(`mistral3/language.py`, `mistral4/language.py`), which is wrong as soon as rows stand on different
-sides of the length that the model was first trained at. Here each layer scales every row by its
-own position.
+(`mistral3/language.py`, `mistral4/language.py`). That is wrong when some rows are shorter and some
+longer than the model's original context. Here each layer scales every row by its own position.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import mlx.core as mx
 
 
 def scale_by_row(language: Any) -> None:
-    """Give the layers of a language part their rows' own scales, where it scales queries at all."""
+    """Patch the layers of a language part to scale each row; does nothing if it has no scale."""
     rope = getattr(getattr(language, "config", None), "rope_parameters", None) or {}
     beta = rope.get("llama_4_scaling_beta")
     if beta is None:

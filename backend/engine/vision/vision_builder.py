@@ -1,9 +1,8 @@
-"""Builds a model of mlx-vlm's: a text model, and what it sees and hears with, if it does.
+"""Builds a model that mlx-vlm implements: its text model, and its image and audio input if any.
 
-A family is taken by trial: a small picture, and a short clip and a short tone where there is a
-place for them, go all the way from the chat template to logits before the model is served. Without
-the picture every request would fail, so the load does, with a sentence. Where the clip fails,
-videos are shown as images.
+Support for a family is tested: before the model is served, a small picture, and a short clip and a
+short tone if the model takes them, go all the way from the chat template to logits. If the picture
+fails, the load fails with an error. If the clip fails, videos are sent as images.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from backend.engine.vision.markers import TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
+from backend.engine.vision.multimodal_model import MultimodalModel
 from backend.engine.vision.plain_pass import plain_pass
 from backend.engine.vision.processor import (
     AUDIO,
@@ -48,7 +48,6 @@ from backend.engine.vision.processor import (
     takes_audio,
     takes_videos,
 )
-from backend.engine.vision.seeing_model import SeeingModel
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -57,38 +56,38 @@ _HINT = "; to serve its text part alone, set the option type:text"
 
 
 def build(order: LoadOrder) -> Stages[Built]:
-    """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
+    """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     from mlx_vlm import utils  # noqa: F401, its import takes seconds, and belongs on this thread
 
     media = order.checkpoint.media
     open_senses = partial(_open_senses, order) if media else None
     try:
-        return (yield from text_builder.build(order, _open_seeing_model, open_senses))
+        return (yield from text_builder.build(order, _open_multimodal_model, open_senses))
     except ModelRejected as refusal:
         if not media or order.checkpoint.config["model_type"] not in model_types():
             raise
         raise ModelRejected(f"{refusal}{_HINT}") from None
 
 
-def _open_seeing_model(path: Path) -> tuple[Any, dict[str, Any]]:
+def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
     """The model with its weights still lazy, and its configuration (`load_model`'s open_model)."""
     from mlx_vlm.utils import load_config, load_model
 
     open_model: Any = load_model
     read_config: Any = load_config
-    return SeeingModel(open_model(path, lazy=True)), read_config(path)
+    return MultimodalModel(open_model(path, lazy=True)), read_config(path)
 
 
 def _open_senses(
     order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
 ) -> Stages[text_builder.Senses]:
-    """What lets a loaded model see; `prompts` takes media from then on. Raises ModelRejected.
+    """The media input of a loaded model, which is added to `prompts` too. Raises ModelRejected.
 
     Begins and ends on `files`.
     """
     settings = order.settings
     with _refusing(loaded):
-        model: SeeingModel = loaded.model
+        model: MultimodalModel = loaded.model
         processor = load_processor(
             order.checkpoint.path, trust_remote_code=settings.trust_remote_code
         )
@@ -98,9 +97,9 @@ def _open_senses(
             return ItemProcessor(processor, model.whole.config, markers, control.keys(), most_bytes)
 
         def ends(kind: str, text: str) -> str:
-            """The control strings that the processor puts around an item; '' where it does not.
+            """The control strings with which the processor surrounds an item; '' if there are none.
 
-            A text that still stands beside the item is none that the processor knows.
+            If the marker is still there next to the item, the processor did not recognise it.
             """
             try:
                 item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
@@ -148,14 +147,14 @@ def _open_senses(
 
 @contextmanager
 def _refusing(loaded: LoadedModel) -> Iterator[None]:
-    """Whatever goes wrong inside is a reason why this model is not served."""
+    """Turn every exception inside into ModelRejected."""
     try:
         yield
         return
     except ModelRejected:
         raise
     except UnusualFeaturesError as unusual:
-        reason = f"its images come with {unusual}, which this version does not pass on"
+        reason = f"its image features include {unusual}, which this version does not support"
     except Exception as fault:
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
         reason = f"it failed on its first image ({type(fault).__name__})"
@@ -163,9 +162,9 @@ def _refusing(loaded: LoadedModel) -> Iterator[None]:
 
 
 def _tried(
-    model: SeeingModel, processor: ItemProcessor, kind: str, vocabulary: int
+    model: MultimodalModel, processor: ItemProcessor, kind: str, vocabulary: int
 ) -> Stages[MediaItem | None]:
-    """An item that got through; None where it may fail. A model that cannot see is refused.
+    """The sample of a kind after it was run; None if it failed. A failing image is raised.
 
     Begins and ends on `files`.
     """
@@ -175,23 +174,24 @@ def _tried(
         yield from _run(model, item, vocabulary)
         if kind == VIDEO:
             yield "engine"
-            _require_seen_in_order(model, item)
+            _require_same_as_plain_pass(model, item)
     except Exception as fault:
         if kind == IMAGE:
             raise
         if kind == VIDEO:
-            _log.info("videos are shown to this model as images: its first one failed (%s)", fault)
+            _log.info("videos are sent to this model as images: the trial clip failed (%s)", fault)
         else:
-            _log.warning("this model's %s is not served: the first one failed", kind, exc_info=True)
+            _log.warning("this model's %s input is off: the trial failed", kind, exc_info=True)
         item = None
     yield "files"
     return item
 
 
-def _require_seen_in_order(model: SeeingModel, item: MediaItem) -> None:
-    """Raise ValueError where our passes over a clip are not those of mlx-vlm's own code.
+def _require_same_as_plain_pass(model: MultimodalModel, item: MediaItem) -> None:
+    """Raise ValueError if our logits for a clip differ from those of mlx-vlm's own code.
 
-    What differs may be a sixth of what seeing the clip at all changes: rounding in half precision.
+    The difference may be a sixth of the difference that the clip itself makes, which allows for
+    rounding in half precision.
     """
     tokens = [*item.whole, 0]
     cache = kv.new_row(model)
@@ -205,7 +205,7 @@ def _require_seen_in_order(model: SeeingModel, item: MediaItem) -> None:
         plain_pass(model, tokens, seen)[-1].astype(mx.float32) for seen in (item, None)
     )
     if not mx.abs(seen - expected).max() <= mx.abs(blind - expected).max() / 6:
-        raise ValueError("its clips are read otherwise in a whole prompt")
+        raise ValueError("its logits differ from those of mlx-vlm's own code")
 
 
 def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
@@ -220,13 +220,13 @@ def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
     return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
 
-def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> Stages[None]:
-    """The item and a token after it, through everything. Raises where that cannot be served."""
+def _run(model: MultimodalModel, item: MediaItem, vocabulary: int) -> Stages[None]:
+    """Run an item, with a token before and after it. Raises if it cannot be served."""
     yield "engine"
     if not all(0 <= token < vocabulary for token in item.tokens):
-        raise UnusualFeaturesError("tokens that the vocabulary does not have")
+        raise UnusualFeaturesError("tokens outside the vocabulary")
     if bool(mx.allclose(encode(model, item).embeddings, of_text(model, item.tokens).embeddings)):
-        raise ValueError("the model takes no notice of it")
+        raise ValueError("the item does not change the embeddings")
     yield "engine"
     tokens = [0, *item.tokens, 0]
     reader = MediaReader(model, 0)
@@ -241,7 +241,7 @@ def _run(model: SeeingModel, item: MediaItem, vocabulary: int) -> Stages[None]:
         kv.evaluate(cache)
     yield "engine"
     if not bool(mx.isfinite(logits).all()):
-        raise ValueError("logits that are no numbers")
+        raise ValueError("the logits are not finite")
     if kv.can_batch(cache):
         batch = kv.BatchCache([cache, cache])
         mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
@@ -271,7 +271,7 @@ def _expanded(form: TemplateForm) -> dict[str, str]:
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:
-    """What mlx-vlm, or a processor of its, may take in a text for one item of this family."""
+    """The markers that mlx-vlm's processors may recognise in text for this family."""
     plain = ["<audio>"] if kind == AUDIO else ["<image>\n"]
     from mlx_vlm.prompt_utils import MessageFormatter
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from backend.engine.constraints.compiler import MAX_TEXT
+from backend.engine.constraints.constraint import words
 from backend.engine.constraints.spec import ConstraintSpec, Kind
 from backend.engine.errors import EngineFailed, InvalidRequest
 from common.chat_format import ChatFormat
@@ -136,6 +138,27 @@ def test_an_answer_can_begin_again_with_what_was_delivered() -> None:
     assert allowed_ids(constraint, BYTES.size) == [ord("b"), ord("c")]
     constraint.restart([])
     assert allowed_ids(constraint, BYTES.size) == [ord("a")]
+
+
+def test_looking_ahead_leaves_the_state_as_it_is() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "abcd"))
+    constraint.accept(ord("a"))
+    masks = np.zeros((3, words(BYTES.size)), np.uint32)
+    assert constraint.look_ahead(list(map(ord, "bcx")), masks) == 2
+    assert allowed_ids(constraint, BYTES.size) == [ord("b")]
+    constraint.restart(list(map(ord, "abc")))
+    assert allowed_ids(constraint, BYTES.size) == [ord("d")]
+
+
+def test_an_answer_can_begin_again_after_looking_ahead_has_failed() -> None:
+    constraint = COMPILER.compile(ConstraintSpec("regex", "abcd"))
+    constraint.accept(ord("a"))
+    constraint.allowance = -1e9
+    with pytest.raises(InvalidRequest, match="more than 10 ms per token"):
+        constraint.look_ahead([ord("b")], np.zeros((1, words(BYTES.size)), np.uint32))
+    constraint.allowance = 1e9
+    constraint.restart([ord("a")])
+    assert allowed_ids(constraint, BYTES.size) == [ord("b")]
 
 
 def test_a_token_that_is_not_allowed_fails_its_row_alone() -> None:

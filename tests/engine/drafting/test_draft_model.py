@@ -1,4 +1,4 @@
-"""A draft model follows its sequence through pauses and wrong guesses, and never stalls it."""
+"""A draft model follows its sequences through pauses and wrong guesses, and never stalls them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ import mlx.core as mx
 import pytest
 
 from backend.engine import kv
-from backend.engine.drafting.draft_model import ModelDrafter
+from backend.engine.drafting.draft_model import ModelGuesser
+from backend.engine.drafting.drafter import Asked
 from backend.engine.prefill import Pace
-from backend.engine.request import Sampling
-from tests.engine.drafting.rows import RowSampler, decode, prefilled
-from tests.engine.drafting.tiny import (
-    VOCABULARY,
-    draft_model,
-    load,
-    prompts,
-    text_model,
-)
+from tests.engine.drafting.tiny import VOCABULARY, draft_model, load, prompts
 
 SOME_TEXT = [20 + 7 * at % 200 for at in range(40)]
 
@@ -43,16 +36,14 @@ class Watched:
         return logits
 
 
-class Broken(Watched):
-    """A model that fails."""
-
-    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        raise RuntimeError("out of memory")
-
-
-def watched(pace: Pace, **changes: Any) -> tuple[ModelDrafter, Watched]:
+def watched(pace: Pace, **changes: Any) -> tuple[ModelGuesser, Watched]:
     model = Watched(load("tiny_draft")[0])
-    return ModelDrafter(draft_model(model, **changes), pace, least_probability=0), model
+    return ModelGuesser(draft_model(model, **changes), pace, least_probability=0), model
+
+
+def guesses(guesser: ModelGuesser, tokens: list[int], most: int) -> list[int] | None:
+    (found,) = guesser.propose([Asked(1, tokens, most)])
+    return found
 
 
 def best_of(tokens: list[int], count: int) -> list[int]:
@@ -66,111 +57,93 @@ def best_of(tokens: list[int], count: int) -> list[int]:
 
 
 def test_guesses_are_the_draft_models_own_whatever_became_of_those_before() -> None:
-    drafter = ModelDrafter(draft_model(), Pace(512, 250), least_probability=0)
-    tokens = list(SOME_TEXT)
+    """Sequences come, go, are not asked about for a while, and differ in how many are right."""
+    guesser = ModelGuesser(draft_model(), Pace(24, 250), least_probability=0)
     dice = random.Random(1)
-    for _ in range(40):
-        guesses = drafter.propose(tokens, 4)
-        if guesses:
-            assert guesses == best_of(tokens, len(guesses))
-            right = dice.randint(0, len(guesses))
-            drafter.record(len(guesses), max(right, 1))  # so that it never rests
-            tokens = tokens + guesses[:right]
-        tokens.append(dice.randrange(VOCABULARY))
-        for _ in range(dice.choice([0, 0, 3])):  # steps that nobody asked guesses for
-            tokens.append(dice.randrange(VOCABULARY))
+    texts: dict[int, list[int]] = {}
+    checked = together = 0
+    for step in range(40):
+        if len(texts) < 4 and dice.random() < 0.3:
+            texts[step] = [dice.randrange(VOCABULARY) for _ in range(dice.choice([1, 9, 70]))]
+        if texts and dice.random() < 0.1:
+            gone = dice.choice(list(texts))
+            del texts[gone]
+            guesser.forget([gone])
+        wanted = [number for number in texts if dice.random() < 0.8]
+        asked = [Asked(number, texts[number], dice.randint(1, 4)) for number in wanted]
+        found = guesser.propose(asked)
+        together += sum(own is not None for own in found) > 1
+        for one, own in zip(asked, found, strict=True):
+            right = 0
+            if own is not None:
+                assert own == best_of(texts[one.sequence], one.most)
+                right = dice.randint(0, len(own))
+                texts[one.sequence] = texts[one.sequence] + own[:right]
+                checked += 1
+        for number in texts:
+            more = dice.choice([1, 1, 1, 40])  # steps that nobody asked guesses for
+            texts[number] = texts[number] + [dice.randrange(VOCABULARY) for _ in range(more)]
+    assert checked > 20
+    assert together > 5
 
 
 def test_the_same_question_has_the_same_answer() -> None:
-    drafter = ModelDrafter(draft_model(), Pace(512, 250), least_probability=0)
+    guesser = ModelGuesser(draft_model(), Pace(512, 250), least_probability=0)
     tokens = prompts(1)[0]
-    assert drafter.propose(tokens, 4) == drafter.propose(tokens, 4) != []
+    guesses(guesser, tokens, 4)
+    assert guesses(guesser, tokens, 4) == guesses(guesser, tokens, 4) == best_of(tokens, 4)
 
 
 def test_it_is_silent_where_it_is_not_sure() -> None:
     tokens = [random.Random(2).randrange(20, VOCABULARY) for _ in range(40)]
-    careful, bold = (ModelDrafter(draft_model(), Pace(512, 250), least) for least in (0.99, 0))
-    assert careful.propose(tokens, 4) == []
-    assert bold.propose(tokens, 4) != []
+    careful, bold = (ModelGuesser(draft_model(), Pace(512, 250), least) for least in (0.99, 0))
+    assert guesses(careful, tokens, 4) == []
+    assert guesses(bold, tokens, 4)
 
 
-def test_a_long_prompt_is_read_in_bounded_chunks() -> None:
-    drafter, model = watched(Pace(most_tokens=32, stall_ms=250))
-    tokens = [1 + at % 300 for at in range(203)]
-    calls = 0
-    while not drafter.propose(tokens, 2):
-        calls += 1
-        tokens.append(7)
-        assert len(model.fed) == calls, "one chunk in a call"
-    assert calls == 203 // 31
-    assert max(model.fed) <= 32
-    assert sum(model.fed[: calls + 1]) == len(tokens)
+def test_long_prompts_are_read_in_bounded_chunks_one_in_a_call() -> None:
+    guesser, model = watched(Pace(most_tokens=32, stall_ms=250))
+    first = [1 + at % 300 for at in range(203)]
+    second = [2 + at % 300 for at in range(100)]
+    answered: set[int] = set()
+    while len(answered) < 2:
+        model.fed.clear()
+        found = guesser.propose([Asked(1, first, 2), Asked(2, second, 2)])
+        assert max(model.fed) <= 32
+        assert sum(model.fed) <= 2 * 32 + 2
+        answered |= {at for at, own in enumerate(found) if own}
+        first.append(7)
+        second.append(7)
 
 
 def test_after_a_rest_it_feeds_only_what_is_missing() -> None:
-    drafter, model = watched(Pace(512, 250))
+    guesser, model = watched(Pace(512, 250))
     tokens = list(SOME_TEXT)
-    for _ in range(2):
-        proposed = drafter.propose(tokens, 1)
-        drafter.record(len(proposed), 0)
-        tokens.append((proposed[0] + 1) % VOCABULARY)
-    assert not drafter.ready(len(tokens))
-    assert drafter.propose(tokens, 4) == []
+    guesses(guesser, tokens, 1)
     tokens += [5, 6, 7, 8]
     model.fed.clear()
-    assert drafter.ready(len(tokens))
-    assert drafter.propose(tokens, 1)
-    assert model.fed == [5]
+    assert guesses(guesser, tokens, 1)
+    assert model.fed == [4]
 
 
 def test_no_guess_passes_the_draft_models_context() -> None:
-    tokens = SOME_TEXT
-    drafter, model = watched(Pace(512, 250), longest=42)
-    assert len(drafter.propose(tokens, 8)) == 2
-    assert drafter.ready(41)
-    assert not drafter.ready(42)
+    guesser, model = watched(Pace(512, 250), longest=42)
+    assert len(guesses(guesser, SOME_TEXT, 8) or []) == 2
     model.fed.clear()
-    assert drafter.propose([*tokens, 1, 2], 8) == []
+    assert guesses(guesser, [*SOME_TEXT, 1, 2], 8) == []
     assert model.fed == []
+    assert guesser.nbytes == 0
 
 
 def test_no_guess_is_beyond_the_vocabulary_of_the_main_model() -> None:
     tokens = prompts(1)[0]
     guess = best_of(tokens, 1)[0]
-    drafter, _ = watched(Pace(512, 250), main_vocabulary=guess)
-    assert max(drafter.propose(tokens, 4)) < guess
+    guesser, _ = watched(Pace(512, 250), main_vocabulary=guess)
+    assert max(guesses(guesser, tokens, 4) or []) < guess
 
 
 def test_a_token_that_the_draft_model_does_not_have_ends_guessing() -> None:
-    tokens = SOME_TEXT
-    drafter, model = watched(Pace(512, 250))
-    assert drafter.propose([*tokens, VOCABULARY], 4) == []
+    guesser, model = watched(Pace(512, 250))
+    assert guesses(guesser, [*SOME_TEXT, VOCABULARY], 4) == []
+    assert guesses(guesser, [*SOME_TEXT, VOCABULARY, 1], 4) == []
     assert model.fed == []
-    assert not drafter.ready(1000)
-    assert drafter.propose([*tokens, 1], 4) == []
-
-
-def test_a_fault_ends_guessing_and_nothing_else() -> None:
-    drafter = ModelDrafter(draft_model(Broken(load("tiny_draft")[0])), Pace(512, 250))
-    assert drafter.propose([1, 2, 3], 4) == []
-    assert not drafter.ready(4)
-
-
-def test_a_drafter_that_is_asked_at_random_changes_no_token() -> None:
-    """While other sequences are in the batch nobody asks the drafter, for any number of steps."""
-    model, prompt = text_model()[0], prompts(3)[2]
-    sampler = RowSampler(Sampling(temperature=0.7, seed=5), VOCABULARY)
-
-    class Parked(ModelDrafter):
-        dice = random.Random(3)
-
-        def ready(self, length: int) -> bool:
-            return self.dice.random() < 0.4 and super().ready(length)
-
-    cache = prefilled(model, prompt)
-    plain, _ = decode(model, cache, prompt, 120, sampler)
-    cache = prefilled(model, prompt)
-    drafter = Parked(draft_model(), Pace(512, 250))
-    found, tally = decode(model, cache, prompt, 120, sampler, drafter)
-    assert found == plain
-    assert tally.accepted > 10

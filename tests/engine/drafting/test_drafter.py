@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from backend.engine.drafting.drafter import (
     CHUNK,
     NGRAM_SIZES,
+    Asked,
     DraftLength,
-    LookupDrafter,
+    LookupGuesser,
     NgramIndex,
     continued,
 )
@@ -70,32 +71,29 @@ def test_a_repeat_goes_on_with_itself(tokens: list[int], data: st.DataObject) ->
     assert continued(tokens, place, count) == grown[len(tokens) :]
 
 
+def looked_up(tokens: Sequence[int], most: int, guesser: LookupGuesser | None = None) -> list[int]:
+    (found,) = (guesser or LookupGuesser()).propose([Asked(1, tokens, most)])
+    assert found is not None
+    return found
+
+
 def test_a_quotation_is_guessed_and_a_loop_at_full_length() -> None:
-    drafter = LookupDrafter()
-    assert drafter.propose([5, 6, 7, 8, 9, 1, 5, 6, 7], 8) == [8, 9]
-    drafter.record(2, 2)
-    assert drafter.propose([5, 6, 7, 8, 9, 1, 5, 6, 7, 8, 9, 1], 8) == [5, 6, 7, 8]
-    drafter = LookupDrafter()
-    drafter.propose([3, 4], 8)
-    drafter.record(2, 2)
-    assert drafter.propose([3, 4, 4, 4], 8) == [4, 4, 4, 4]
+    assert looked_up([5, 6, 7, 8, 9, 1, 5, 6, 7], 2) == [8, 9]
+    assert looked_up([5, 6, 7, 8, 9, 1, 5, 6, 7, 8, 9, 1], 4) == [5, 6, 7, 8]
+    assert looked_up([3, 4, 4, 4], 4) == [4, 4, 4, 4]
 
 
-def test_no_guess_is_longer_than_allowed() -> None:
-    assert LookupDrafter().propose([1, 1, 1], 1) == [1]
+def test_each_sequence_is_searched_for_itself() -> None:
+    guesser = LookupGuesser()
+    both = [Asked(1, [5, 6, 7, 5], 2), Asked(2, [5, 8, 9, 5], 2)]
+    assert guesser.propose(both) == [[6, 7], [8, 9]]
+    guesser.forget([1])
+    assert guesser.propose([Asked(1, [1, 2, 3, 1], 1), Asked(2, [5, 8, 9, 5], 1)]) == [[2], [8]]
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_a_row_of_hardly_any_token_has_no_guess(length: int) -> None:
-    assert LookupDrafter().propose(list(range(length)), 8) == []
-
-
-def test_text_without_repeats_is_rarely_asked_for() -> None:
-    drafter, tokens = LookupDrafter(), list(range(1000))
-    ready = sum(
-        drafter.ready(end) and drafter.propose(tokens[:end], 8) == [] for end in range(1, 1001)
-    )
-    assert ready < 100
+    assert looked_up(list(range(length)), 8) == []
 
 
 class Watched(Sequence[int]):
@@ -117,11 +115,10 @@ class Watched(Sequence[int]):
 def test_no_call_looks_at_more_than_a_chunk() -> None:
     dice = random.Random(1)
     tokens = [dice.randrange(50) for _ in range(5 * CHUNK)]
-    drafter, reads = LookupDrafter(), list[int]()
+    guesser, reads = LookupGuesser(), list[int]()
     for end in range(4 * CHUNK, 4 * CHUNK + 40):
         watched = Watched(tokens[:end])
-        drafter.propose(watched, 8)
-        drafter.record(1, 1)
+        looked_up(watched, 8, guesser)
         reads.append(watched.read)
     assert max(reads) <= CHUNK * sum(NGRAM_SIZES) + 20
     assert max(reads[5:]) < 40, (

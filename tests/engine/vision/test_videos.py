@@ -136,7 +136,7 @@ async def test_images_stand_before_videos_and_each_in_its_message() -> None:
         assert (await said(engine, asking(both, placed))).text == "The image is red."
         assert (await said(engine, asking(both, turned))).text == "The image is green."
         with pytest.raises(
-            InvalidRequest, match=r"mlx\.video_messages has 0 entries, and Videos 1"
+            InvalidRequest, match=r"mlx\.video_messages has 0 entries, but Videos has 1"
         ):
             await said(engine, asking(both, Attachments(videos=(clip,), video_messages=())))
 

@@ -1,8 +1,8 @@
-"""A vision-language model of mlx-vlm as the engine wants to see one: tokens in, logits out.
+"""Adapts an mlx-vlm model to the interface that the engine expects: tokens in, logits out.
 
-The engine asks a model for `layers`, `make_cache` and a call on tokens and caches. Here the call
-reaches the language part; what stands for images comes in as embeddings (`media_prefill`).
-Positions are always given, per row, so nothing that mlx-vlm keeps on the model is ever read.
+The engine needs `layers`, `make_cache` and a call with tokens and caches. Here the call runs the
+language part; images and sounds are passed in as embeddings (`media_prefill`). Positions are passed
+for every row, so the state that mlx-vlm keeps on the model is never used.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mlx_vlm.models import cache as vlm
 from backend.engine.row_shift import RowShift
 from backend.engine.vision.row_scale import scale_by_row
 
-_ONE_AXIS = ("minimax_m3_vl",)  # whose tokens have one position each, [rows, tokens]
+_ONE_AXIS = ("minimax_m3_vl",)  # positions are [rows, tokens], not [3, rows, tokens]
 
 
-class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
-    """The language part of `whole`, an mlx-vlm model; its parameters are those of the whole.
+class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
+    """An mlx-vlm model (`whole`) that is called as its language part.
 
-    shifts: whether positions differ from counts of tokens (multimodal RoPE); every row then has a
+    shifts: whether positions differ from token counts (multimodal RoPE); if so, every row has a
     `RowShift` as its last cache.
     """
 
@@ -52,8 +52,10 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
         return (lambda path: own(path.removeprefix("whole."))) if own else (lambda _: True)
 
     def make_cache(self) -> list[Any]:
-        """Caches for one row: mlx-lm's where it has the like of them. Rows with others are served
-        one at a time (`kv.can_batch`)."""
+        """Caches for one row, of mlx-lm's classes where it has an equivalent.
+
+        Rows with caches of other classes are served one at a time (`kv.can_batch`).
+        """
         language = self.language_model
         if hasattr(language, "make_cache"):
             row = [_of_mlx_lm(layer) for layer in language.make_cache()]
@@ -68,11 +70,11 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
         position_ids: mx.array | None = None,
         **features: Any,
     ) -> mx.array:
-        """Logits of [rows, tokens] ids, or of the embeddings that `features` bring for them.
+        """Logits for [rows, tokens] ids, or for the embeddings in `features`.
 
-        position_ids: [3, rows, tokens], where they do not simply follow each row's last.
-        Qwen3.5 and the families built on it may put other caches into the list that they are given
-        (mlx-vlm 0.7.10, `qwen3_5/language.py`): those then stand in `cache`.
+        position_ids: [3, rows, tokens]; None if they continue each row's positions. Qwen3.5 and the
+        families built on it may replace caches in the list (mlx-vlm 0.7.10,
+        `qwen3_5/language.py`); `cache` then holds the new ones.
         """
         layers = list(cache)
         if self.shifts:
@@ -87,7 +89,7 @@ class SeeingModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is un
 
 
 def _following(layers: Sequence[Any], shifts: mx.array, tokens: int) -> mx.array:
-    """[3, rows, tokens]: the positions after what the caches hold."""
+    """The positions after the tokens in the caches, [3, rows, tokens]."""
     offset = next(layer.offset for layer in layers if hasattr(layer, "offset"))
     first = (shifts + offset)[:, None]
     positions = first + mx.arange(tokens)[None]
@@ -95,7 +97,7 @@ def _following(layers: Sequence[Any], shifts: mx.array, tokens: int) -> mx.array
 
 
 def _of_mlx_lm(layer: Any) -> Any:
-    """mlx-lm's like of an empty cache of mlx-vlm, as the engine batches them."""
+    """mlx-lm's equivalent of an empty cache of mlx-vlm, because the engine batches only those."""
     made: Any
     match layer:
         case vlm.RotatingKVCache():
@@ -112,7 +114,7 @@ def _of_mlx_lm(layer: Any) -> Any:
 
 
 def accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a function takes by name."""
+    """The arguments among `given` that a function accepts."""
     import inspect
 
     parameters = inspect.signature(call).parameters.values()

@@ -1,0 +1,197 @@
+"""Decides how many guesses a decode step may check, from what such steps have cost and brought.
+
+Plain Python without MLX, like the planner, which asks it: times come in as arguments, so the same
+events always give the same widths. A step that checks guesses takes longer than a plain one, how
+much longer depends on the machine, the model, the sequences that share it and their length; what it
+brings depends on the text. Both are measured, and the width with the most tokens per second is
+taken, which may be 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
+
+_GAIN = 1.03  # over plain steps, below which guesses are not worth their noise
+_TRIAL = 4  # steps of a width that is not known; the first is not timed
+_LOOK = 2  # the same where it is only looked whether guesses hold again
+_REFRESH = 256  # steps with guesses after which plain ones are timed again
+_SHORTEST_REST = 32  # plain steps between two looks whether guesses hold again
+_LONGEST_REST = 256
+_PRIOR = 0.6  # of a guess to hold behind one that held, until it is known
+_MEMORY = 24  # measurements that an average of times remembers
+_TEXT = 32  # the same for what held, of one sequence: it changes with the text
+_LEAST_TEXT = 12
+_OUTLIER = 3.0  # times the average, as which a longer time counts
+
+
+@dataclass(slots=True)
+class _Mean:
+    """An average of the latest measurements."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float, memory: int) -> None:
+        self.count = min(self.count + 1, memory)
+        self.value += (value - self.value) / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class GuessReport:
+    """What drafting does now.
+
+    width: guesses that a step may check for each sequence. proposed, accepted: guesses in all.
+    gain: tokens per second, as measured, over those of plain steps.
+    """
+
+    width: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    gain: float = 1.0
+
+
+class GuessWidth:
+    """What steps with guesses cost and bring, for one loaded model. most: guesses at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._widths = [width for width in WIDTHS if width <= most]
+        # Seconds of a step, by sequences and length, then by width.
+        self._seconds: dict[tuple[int, int], dict[int, _Mean]] = {}
+        # Which share of the sequences in a step had their first guess right, their second, ...
+        self._held = [_Mean() for _ in range(most)]
+        self._tested = 0  # guesses for which the latest steps show that
+        self._trial: tuple[int, int] = (0, 0)  # the width that is tried, steps that are left
+        self._plain = self._guessing = 0  # steps since the last look at the other kind
+        self._rest = _SHORTEST_REST
+        self.report = GuessReport()
+
+    def choose(self, rows: int, longest: int, most: int) -> int:
+        """The width of the next step of so many sequences. longest: tokens. most: that fit."""
+        known = self._known(rows, longest)
+        width = max(each for each in self._widths if each <= min(self._decide(known), most))
+        if width:
+            self._plain, self._guessing = 0, self._guessing + 1
+        else:
+            self._plain += 1
+        self.report = GuessReport(
+            width, self.report.proposed, self.report.accepted, self._gain(known, width)
+        )
+        return width
+
+    def learn(
+        self,
+        rows: int,
+        longest: int,
+        width: int,
+        proposed: int,
+        right: Sequence[int],
+        seconds: float,
+    ) -> None:
+        """A step is done.
+
+        width: as chosen. proposed: guesses of all sequences. right: of each sequence, the guesses
+        that held. seconds: from the step before, of the same width; 0: not known.
+        """
+        if seconds:
+            known = self._known(rows, longest)
+            mean = known.setdefault(width, _Mean())
+            most = _OUTLIER * mean.value if mean.count else seconds
+            mean.add(min(seconds, most), _MEMORY)
+        if not width:
+            return
+        self._extend(width)
+        self._tested = width
+        for at in range(width):
+            share = sum(count > at for count in right) / max(rows, 1)
+            self._held[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
+        if sum(right) >= proposed > 0:
+            self._rest = _SHORTEST_REST
+            self._trial = width, max(self._trial[1], 1)  # a look goes on while guesses hold
+        was = self.report
+        self.report = GuessReport(
+            was.width, was.proposed + proposed, was.accepted + sum(right), was.gain
+        )
+
+    def _decide(self, known: Mapping[int, _Mean]) -> int:
+        width, left = self._trial
+        if left:
+            self._trial = width, left - 1
+            return width
+        if known.get(0, _Mean()).count < _TRIAL - 1:
+            return self._try(0)
+        if self._guessing >= _REFRESH:
+            self._guessing = 0
+            return self._try(0)
+        best = max(self._widths, key=lambda width: (self._rate(known, width), -width))
+        if best and self._gain(known, best) >= (_GAIN if self._plain else 1):
+            return best if best in known else self._try(best)
+        if self._plain < self._rest:
+            return 0
+        self._rest = min(2 * self._rest, _LONGEST_REST)
+        self._plain = 0
+        for mean in self._held:
+            mean.count = min(mean.count, _LOOK)  # the text may have become another
+        guessing = [width for width in self._widths if width]
+        best = max(guessing, key=lambda width: (self._rate(known, width), -width), default=0)
+        return self._try(best, _LOOK)
+
+    def _try(self, width: int, steps: int = _TRIAL) -> int:
+        self._trial = width, steps - 1
+        return width
+
+    def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
+        """Tokens per second and sequence. Of the widths not timed yet, only the next counts."""
+        timed = [each for each in self._widths if each in known]
+        if width in known:
+            seconds = known[width].value
+        elif width == min((w for w in self._widths if w not in known), default=-1):
+            # A guess more costs as much as those before.
+            most = max(timed)
+            slope = (known[most].value - known[0].value) / most if most else 0.0
+            seconds = known[most].value + max(slope, 0.0) * (width - most)
+        else:
+            return 0.0
+        return self._tokens(width) / max(seconds, 1e-9)
+
+    def _tokens(self, width: int) -> float:
+        """Expected of one sequence in a step."""
+        self._extend(width)
+        return 1 + sum(mean.value for mean in self._held[:width])
+
+    def _extend(self, width: int) -> None:
+        """Expect of guesses beyond those of the latest steps that they hold as the last of them."""
+        first, held = self._tested, self._held
+        again = _PRIOR
+        if first == 1:
+            again = max(held[0].value, _PRIOR)
+        elif first:
+            again = min(held[first - 1].value / max(held[first - 2].value, 1e-9), 1.0)
+        for at in range(first, width):
+            before = held[at - 1].value if at else 1.0
+            held[at] = _Mean(before * again, 1)
+
+    def _gain(self, known: Mapping[int, _Mean], width: int) -> float:
+        if 0 not in known or not known[0].value:
+            return 1.0
+        return self._rate(known, width) * known[0].value if width else 1.0
+
+    def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
+        """The times for so many sequences of such a length; at first those of the nearest."""
+        key = _size(rows), _size(longest)
+        if key not in self._seconds:
+            near = min(
+                self._seconds,
+                key=lambda other: (abs(other[0] - key[0]), abs(other[1] - key[1]), other),
+                default=None,
+            )
+            start = self._seconds[near] if near is not None else {}
+            self._seconds[key] = {width: _Mean(mean.value, 1) for width, mean in start.items()}
+        return self._seconds[key]
+
+
+def _size(number: int) -> int:
+    """Numbers within a factor of two are alike."""
+    return max(number - 1, 0).bit_length()

@@ -1,0 +1,100 @@
+"""Guesses change no token, whoever shares the batch and however many guesses are right.
+
+The schedules are those of `test_parity`: rows come and go, are preempted, constrained, penalised.
+Each row gets guesses of its own number, right up to a place of its own. GUESS_SCHEDULES sets how
+many schedules are played.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.drafting import drafter
+from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.drafting.drafter import Asked
+from backend.engine.drafting.speculation import Speculation
+from backend.engine.executor import ExecutorSequence
+from backend.engine.guess_width import GuessWidth
+from tests.engine.kv_models import kv_model
+from tests.engine.random_models import VOCABULARY
+from tests.engine.rounds import engine_model
+from tests.engine.test_parity import check_schedule
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "4"))
+KINDS = ("attention", "window", "latent", "quantised")
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler() -> None:
+    mx.disable_compile()
+
+
+class Seer:
+    """A guesser that knows the answers, and is wrong from a random place on."""
+
+    nbytes = 0
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.answers: list[list[int]] = []
+
+    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
+        return [self.guesses(list(one.tokens), one.most) for one in asked]
+
+    def forget(self, sequences: Collection[int]) -> None:
+        """Nothing: answers are never forgotten."""
+
+    def guesses(self, tokens: list[int], most: int) -> list[int] | None:
+        length = len(tokens)
+        known = [answer for answer in self.answers if answer[:length] == tokens]
+        assert known, "a row has tokens that it does not have alone"
+        if self.dice.random() < 0.2:
+            return None
+        right = self.dice.randrange(most + 1)
+        guesses = self.dice.choice(known)[length:][:right]
+        wrong = self.dice.randrange(most + 1 - len(guesses))
+        return [*guesses, *(self.dice.randrange(VOCABULARY) for _ in range(wrong))]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many guesses were right and wrong. How wide a step is, is left to chance."""
+    dice = random.Random(7)
+    seen: Counter[str] = Counter()
+
+    def record(self: Speculation, one: ExecutorSequence, proposed: int, accepted: int) -> None:
+        assert 0 <= accepted <= proposed
+        seen["right"] += accepted
+        seen["wrong"] += proposed - accepted
+
+    monkeypatch.setattr(Speculation, "record", record)
+
+    def choose(self: GuessWidth, rows: int, longest: int, most: int) -> int:
+        return dice.choice([0, most // 2, most, most])
+
+    monkeypatch.setattr(GuessWidth, "choose", choose)
+    monkeypatch.setattr(drafter, "_FIRST_LENGTH", 6)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_says_what_it_says_without_guesses(kind: str, recorded: Counter[str]) -> None:
+    plain = engine_model(kv_model(kind), slots=8)
+    for seed in range(SCHEDULES):
+        seer = Seer(seed)
+        drafting = Drafting(6, lambda seer=seer: [seer])  # type: ignore[misc]
+        model = engine_model(kv_model(kind), slots=8, drafting=drafting)
+        try:
+            check_schedule(model, random.Random(seed), plain, seer.answers.append)
+        except BaseException as fault:
+            fault.add_note(f"seed {seed}")
+            raise
+    assert recorded["right"] > 10 * SCHEDULES
+    assert recorded["wrong"] > 10 * SCHEDULES

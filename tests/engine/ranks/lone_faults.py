@@ -1,0 +1,41 @@
+"""`python -m tests.engine.ranks.lone_faults FOLDER`: is rank 0 of a group whose rank 1 is faulty.
+
+Prints as JSON what the loads and the requests got.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from backend.engine.errors import EngineError
+from tests.engine.ranks.divided_models import write_divided
+from tests.engine.ranks.faulty_rank import POISON
+from tests.engine.ranks.local_group import LocalGroup
+from tests.engine.rounds import Rounds
+
+
+def main(folder: Path) -> None:
+    model = write_divided(folder, "qwen2")
+    found = {}
+    with LocalGroup(2, "tests.engine.ranks.faulty_rank") as group:
+        try:
+            group.load(model)
+        except EngineError as refusal:
+            found["first load"] = f"{type(refusal).__name__}: {refusal}"
+        rounds = Rounds(group.load(model))
+        rounds.submit(1, [1, 2, 3], 5, ignore_eos=True)
+        rounds.drain()
+        found["second load"] = str(len(rounds.heard[1].tokens))
+        rounds.submit(2, [1, 2, POISON], 5)
+        try:
+            rounds.drain()
+        except EngineError as loss:
+            found["poison"] = f"{type(loss).__name__}: {loss}"
+        found["cause"] = "; ".join(group.causes)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""Rows with costly grammars rest, so that the others of their batch do not wait for every mask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from backend.engine.constraints.spec import ConstraintSpec
+from common.chat_format import ChatFormat
+from tests.common.grammar_walks import byte_tokenizer
+from tests.engine.constraints.walks import allowed_ids, compiler_for
+from tests.engine.random_models import random_model
+from tests.engine.rounds import MIB, Rounds, alone, engine_model
+
+SECONDS = 0.02
+
+
+class Costly:
+    """Allows every token but the end, after so much processor time for each."""
+
+    ended = False
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self.fills = 0
+
+    def restart(self, tokens: Sequence[int]) -> None: ...
+
+    def accept(self, token: int) -> None: ...
+
+    def fill(self, allowed: np.ndarray) -> None:
+        self.fills += 1
+        until = time.thread_time() + self._seconds
+        while time.thread_time() < until:
+            pass
+        allowed[:] = 0xFFFFFFFE
+
+
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_a_plain_row_goes_on_while_costly_ones_rest(kind: str) -> None:
+    prompts = {number: [number, *range(20, 45)] for number in range(1, 6)}
+    model = engine_model(random_model(kind), stall_ms=50)
+    rounds = Rounds(model)
+    rounds.scheduler.executor._clock = time.thread_time  # steps look no longer on a busy machine
+    rules = {number: Costly() for number in range(2, 6)}
+    rounds.submit(1, prompts[1], 3000, ignore_eos=True)
+    for number, rule in rules.items():
+        rounds.submit(number, prompts[number], 5, grammar=rule)
+    while any(rounds.heard[number].finished is None for number in rules):
+        rounds.step()
+    # Step by step with them, it would have about as many as they have.
+    assert len(rounds.heard[1].tokens) > 20
+    assert rounds.heard[1].finished is None or len(rounds.heard[1].tokens) == 3000
+    assert not rounds.faults
+    for number in rules:
+        lone = alone(model, prompts[number], 5, grammar=Costly(0))
+        assert rounds.heard[number].tokens == lone.tokens
+    rounds.scheduler.cancel(1)
+    rounds.drain()
+
+
+@pytest.mark.parametrize("cache", [64 * MIB, 0])
+def test_costly_rows_among_themselves_do_not_rest(cache: int) -> None:
+    """Nobody would gain; without a prompt cache, a row that rests would be computed again."""
+    rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=cache, stall_ms=50))
+    rounds.scheduler.executor._clock = time.thread_time
+    rules = {number: Costly() for number in range(1, 5)}
+    for number, rule in rules.items():
+        rounds.submit(number, [number, *range(20, 45)], 5, grammar=rule)
+    if not cache:
+        rounds.submit(5, [5, *range(20, 45)], 9, ignore_eos=True)
+    while rounds.scheduler.busy:
+        rounds.step()
+        assert not any(one.generated for one in rounds.scheduler.planner.of("waiting"))
+    assert all(heard.finished is not None for heard in rounds.heard.values())
+
+
+def test_a_grammar_that_starts_again_where_it_is_reads_nothing_twice() -> None:
+    tokenizer = byte_tokenizer()
+    a, b, c, d = tokenizer.backend_tokenizer.encode("abcd").ids
+    compiler = compiler_for(tokenizer, ChatFormat.named("plain"))
+    constraint = compiler.compile(ConstraintSpec("lark", 'start: "ab" ("c" | "d")'))
+    constraint.accept(a)
+    constraint.accept(b)
+    before = constraint.allowance
+    constraint.restart([a, b])
+    assert constraint.allowance == before
+    assert allowed_ids(constraint, tokenizer.size) == [c, d]
+    constraint.restart([a])
+    assert constraint.allowance != before
+    assert allowed_ids(constraint, tokenizer.size) == [b]
