@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,9 +24,9 @@ from backend.engine.ranks.place import TOKEN, Place
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
+from common.launch import command
 
 LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # as in backend.rpc.last_load, which imports gRPC
-_ROOT = Path(__file__).parents[2]
 _GRACE = 10.0  # seconds that rank 0 gets to end in order; it takes 7 at most
 _REPORTS = 4.0  # seconds that it gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # that the others get to notice that rank 0 has ended
@@ -105,13 +104,13 @@ class Supervisor:
     def _spawn(
         self, place: Place, hostfile: str, environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        own = {**environ, "PYTHONPATH": str(_ROOT), "MLX_RANK": str(place.rank)}
+        own = {**environ, "MLX_RANK": str(place.rank)}
         own["MLX_HOSTFILE"] = hostfile
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
         return subprocess.Popen(
-            [sys.executable, "-m", "backend", *arguments], env=own, stdin=subprocess.DEVNULL
+            command("-m", "backend", *arguments), env=own, stdin=subprocess.DEVNULL
         )
 
     def _life(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
