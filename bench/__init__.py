@@ -1,1 +1,1 @@
-"""Measurements as ratios against references of the same run: `make bench`."""
+"""Measurements, as ratios to a reference in the same run: `make bench`."""

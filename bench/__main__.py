@@ -1,4 +1,4 @@
-"""`make bench`: runs the measurements and says which goals are missed. BENCH="prefix" picks."""
+"""`make bench`: runs the measurements and lists missed goals. BENCH="prefix" runs only these."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Measurement = Callable[[], Iterator[Figure | Table]]
 
 
 def measurements() -> dict[str, Measurement]:
-    """All of them by name, in the order in which they run."""
+    """All measurements by name, in the order in which they run."""
     model = ensure()
     chosen: dict[str, Measurement] = {
         "startup": startup.measure,

@@ -39,7 +39,7 @@ def loop(model: Path) -> Iterator[Callable[[str, int], float]]:
 
 
 def steps(model_path: Path, width: int, count: int) -> float:
-    """Tokens per second of greedy decode steps alone, in this process: what no host can exceed."""
+    """Tokens per second of bare greedy decode steps, in this process: the limit for any host."""
     import mlx.core as mx
     from mlx_lm import load
 

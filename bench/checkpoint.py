@@ -1,4 +1,4 @@
-"""A checkpoint that two servers run alike: float32 weights, and no token that ends an answer."""
+"""A checkpoint that two servers run in the same way: float32 weights, and no usable end token."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from demo.default_model import cache_directory
 
 
 def comparable(model: Path) -> Path:
-    """A copy of the checkpoint for both sides, written to the cache once.
+    """A copy of the checkpoint for both servers, written to the cache once.
 
-    mlx_lm.server computes in the type of the weights, and cannot ignore the end of an answer, so
-    the copy names an end token that no answer contains.
+    mlx_lm.server computes in the type of the weights and cannot ignore end tokens, so the copy's
+    end token is one that no answer contains.
     """
     copy = cache_directory() / "bench" / model.name
     if copy.is_dir():

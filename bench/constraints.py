@@ -1,4 +1,4 @@
-"""What a grammar costs: time per token of constrained rows against the same rows without."""
+"""The cost of a grammar: time per token of constrained rows against unconstrained rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = json.dumps(
 
 
 def measure(model: Path) -> Iterator[Figure]:
-    """Rounds with and without alternate; the schema is compiled before."""
+    """Rounds with and without a grammar alternate; the schema is compiled beforehand."""
     with backend(model) as stub:
         _milliseconds(stub, 1, SCHEMA)
         for width in (1, 4):
@@ -48,7 +48,7 @@ def measure(model: Path) -> Iterator[Figure]:
 
 
 def _milliseconds(stub: BackendStub, width: int, grammar: str) -> float:
-    """Per token after the first, the mean of the streams."""
+    """Milliseconds per token after the first, mean of the streams."""
 
     def ask(number: int) -> float:
         reply = stub.Predict(

@@ -1,4 +1,4 @@
-"""On Linux CPU: what the OpenBLAS of the install and its float32 cast win."""
+"""On Linux CPU: the speed-up by OpenBLAS and the cast to float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STREAMS = 4
 
 
 def measure(model: Path) -> Iterator[Figure]:
-    """The install against the same code without both."""
+    """The normal installation against the same code without both."""
     prompts = [f"Tell me story {number}." for number in range(STREAMS)]
     speeds: list[float] = []
     plain = {"MLX_BACKEND_OPENBLAS": "0", "MLX_BACKEND_CPU_CAST": "0"}

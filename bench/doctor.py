@@ -1,8 +1,8 @@
-"""`make doctor`, `mlx-backend doctor`: does the backend work on this machine? In about two minutes.
+"""`make doctor`, `mlx-backend doctor`: tests in two minutes whether the backend works here.
 
-Loads one model, tries what can differ from device to device, and compares the speed with plain
-mlx-lm on the same checkpoint. Prints a report, and writes it as JSON, to paste into an issue. The
-report names no folder of the machine, and holds no prompt but the doctor's own.
+Loads one model, tests what can differ between devices, and compares the speed with plain mlx-lm on
+the same checkpoint. Prints a report and writes it as JSON, to paste into an issue. The report
+contains no paths of the machine, and no prompts but its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUESTIONS = (
 TOKENS = 32
 DECODE_TOKENS = 64
 PREFILL_WORDS = 300
-NEAR_TIE = 0.25  # nats: less between two tokens is within the rounding of half precision
+NEAR_TIE = 0.25  # nats; smaller differences between two tokens may be rounding in half precision
 LEAVE_SECONDS = 10.0
 STOP_SECONDS = 15.0
 CACHED_TOKENS = "mlx-cached-tokens"
@@ -50,7 +50,7 @@ Verdict = Literal["ok", "note", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. figures: its numbers, for the JSON report."""
+    """The result of one check. figures: its numbers, for the JSON report."""
 
     name: str
     verdict: Verdict
@@ -63,8 +63,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One greedy answer: its tokens with the log-probabilities of the best at each place, its
-    text, and the times that the backend reports, in seconds."""
+    """One greedy answer.
+
+    best: the log-probabilities of the best tokens at each position. prefill, decode: seconds, as
+    the backend reports them.
+    """
 
     tokens: list[str]
     best: list[dict[str, float]]
@@ -76,7 +79,7 @@ class Answer:
 
 
 def examine(options: pb.ModelOptions) -> Iterator[Finding]:
-    """The findings, each as soon as it is there."""
+    """Run all checks; yields each finding as soon as it is known."""
     yield _machine()
     began = time.perf_counter()
     with process() as (_, stub):
@@ -120,7 +123,7 @@ def _machine() -> Finding:
 
 
 def _guarded(check: Callable[[BackendStub], Finding], stub: BackendStub) -> Finding:
-    """A check that the backend refuses has failed, and the others go on."""
+    """Run a check; if the backend refuses its request, the check has failed."""
     try:
         return check(stub)
     except grpc.RpcError as error:
@@ -142,7 +145,7 @@ def _grammar(stub: BackendStub) -> Finding:
 
 
 def _company(stub: BackendStub) -> Finding:
-    """Whether a batch chooses the tokens that each prompt gives alone."""
+    """Whether prompts get the same tokens in a batch as alone."""
     alone = [ask(stub, question) for question in QUESTIONS]
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         together = list(pool.map(lambda question: ask(stub, question), QUESTIONS))
@@ -153,8 +156,10 @@ def _company(stub: BackendStub) -> Finding:
 
 
 def difference(one: Answer, other: Answer) -> float | None:
-    """Where two answers first differ: how much less probable `one` found the other's token, in
-    nats; None where they are equal. Infinite for a token that was not among its best."""
+    """The gap in nats between two tokens, by `one`, where the answers first differ.
+
+    None if the answers are equal; infinite if the other's token is not among `one`'s best.
+    """
     for at, (mine, theirs) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if mine != theirs:
             best = one.best[at]
@@ -163,8 +168,8 @@ def difference(one: Answer, other: Answer) -> float | None:
 
 
 def judged(gaps: Sequence[float], count: int) -> tuple[Verdict, str]:
-    """What differences mean: the kernels of a GPU may round differently for another batch size,
-    which turns a near tie over, and no more."""
+    """The verdict on differences. A GPU's kernels may round differently for another batch size,
+    which may change the order only of nearly equal tokens."""
     if not gaps:
         return "ok", f"{count} of {count} answers are equal"
     detail = (
@@ -186,7 +191,7 @@ def _prefix(stub: BackendStub) -> Finding:
 
 
 def _cancel(stub: BackendStub) -> Finding:
-    """Whether the slot of a client that leaves is free again."""
+    """Whether the slot becomes free when a client disconnects."""
     call = stub.PredictStream(_request(QUESTIONS[2], 1000, {}))
     for _ in zip(range(3), call, strict=False):
         pass
@@ -221,7 +226,7 @@ def _speed(stub: BackendStub) -> dict[str, float]:
 
 
 def _plain(options: pb.ModelOptions) -> dict[str, float]:
-    """The same of mlx-lm's `stream_generate`, in a process of its own; {} where it cannot."""
+    """The same for mlx-lm's `stream_generate`, in a process of its own; {} if it fails."""
     model = options.ModelFile or options.Model
     try:
         return dict(json.loads(_child(["-m", "bench.doctor", "--plain", model])))
@@ -245,7 +250,7 @@ def _compared(ours: dict[str, float], theirs: dict[str, float]) -> Finding:
 
 
 def ask(stub: BackendStub, prompt: str, tokens: int = TOKENS, **fields: Any) -> Answer:
-    """A greedy answer of so many tokens."""
+    """A greedy answer of `tokens` tokens."""
     reply, rpc = stub.Predict.with_call(_request(prompt, tokens, fields))
     entries = json.loads(reply.logprobs)["content"] if reply.logprobs else []
     trailers = dict(rpc.trailing_metadata())
@@ -297,7 +302,7 @@ def _words(count: int) -> str:
 
 
 def _child(arguments: Sequence[str]) -> str:
-    """What a Python process in the backend's environment prints last."""
+    """The last line that a Python process in the backend's environment prints."""
     done = subprocess.run(
         command(*arguments),
         env=environment_of({}),
@@ -314,7 +319,7 @@ def _mib(nbytes: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: everything works, 1: something failed."""
+    """Returns 0 if everything works, 1 if a check failed."""
     if arguments[:1] == ["--plain"]:
         print(json.dumps(plain(arguments[1])))
         return 0

@@ -1,6 +1,6 @@
-"""What the gateway costs: the same answers through it and from its backend directly, in one run.
+"""The cost of the gateway: the same answers through it and directly from its backend, in one run.
 
-One backend serves both, and rounds alternate, so nothing but the gateway differs.
+One backend serves both, and rounds alternate, so the gateway is the only difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wire import backend_pb2_grpc
 WIDTHS = (1, 8)
 TOKENS = 48
 PAIRS = 11
-SLOWER = 1.03  # the most that the gateway may add
+SLOWER = 1.03  # maximum ratio with / without the gateway
 NAME = "bench"
 _JSON = {"content-type": "application/json"}
 
@@ -37,7 +37,7 @@ Way = Callable[[str], Run]
 
 @dataclass(frozen=True)
 class Round:
-    """Some answers at once: tokens per second of all of them, seconds to a first piece."""
+    """Concurrent answers: tokens per second in all, and seconds to the first piece."""
 
     speed: float
     first: float
@@ -46,9 +46,9 @@ class Round:
 def measure(model: Path) -> Iterator[Figure]:
     """Tokens per second and time to the first piece, at one stream and at eight.
 
-    The median over pairs of rounds, one each way, of the ratio within a pair: a machine whose own
-    speed drifts slows both rounds of a pair. The order turns around from pair to pair. Where its
-    speed jumps by more than the goal, processor time still tells what the gateway takes away.
+    Each pair of rounds, one with and one without the gateway, gives a ratio, and the figure is the
+    median: if the machine's speed drifts, it changes both rounds of a pair. The order alternates.
+    If the speed varies by more than the goal, processor time still shows the gateway's cost.
     """
     with _both(model) as (stub, port, backend, host):
 
@@ -66,7 +66,7 @@ def measure(model: Path) -> Iterator[Figure]:
             for turn in range(PAIRS):
                 rounds: dict[Way, Round] = {}
                 for way in (direct, through) if turn % 2 else (through, direct):
-                    # Both have as many tokens, and nobody has read them before.
+                    # Both prompts have the same number of tokens, and neither is cached.
                     name = f"{width} {turn} {'straight' if way is direct else 'through'}"
                     before = {process: _processor_seconds(process) for process in spent}
                     rounds[way] = _together(way, width, name)
@@ -103,9 +103,9 @@ def measure(model: Path) -> Iterator[Figure]:
 
 
 def _pauses(port: int, path: str) -> tuple[float, float]:
-    """The slowest answer of /health while long messages are sent, and the slowest without, in s.
+    """Seconds of the slowest /health while long messages are sent, and without them.
 
-    The model refuses them as too long; what the gateway does before that is the same.
+    The backend refuses the messages as too long; what the gateway does before that is normal work.
     """
     text = 'if (x[1]) { y = "a\\n"; }\n' * ((10 << 20) // 27)
     asked = {"input": text} if path == "responses" else {"messages": _said(text)}
@@ -142,7 +142,7 @@ def _said(text: str) -> list[dict[str, str]]:
 def _both(
     model: Path,
 ) -> Iterator[tuple[backend_pb2_grpc.BackendStub, int, psutil.Process, psutil.Process]]:
-    """A backend that a gateway is pointed at: the one's stub, the other's port, their processes."""
+    """A backend and its gateway: the backend's stub, the gateway's port, and both processes."""
     address, port = f"127.0.0.1:{free_port()}", free_port()
     quiet = {**environ, "MLX_BACKEND_LOG": "error"}
     with tempfile.TemporaryDirectory() as folder:
@@ -222,7 +222,7 @@ def _over_http(port: int, prompt: str, tokens: int) -> Run:
 
 
 def _together(way: Way, width: int, name: str) -> Round:
-    """So many at once, from the start of the first to the end of the last."""
+    """Run `width` concurrent answers, timed from the first start to the last end."""
     prompts = [f"Tell me story {place} of {name}." for place in range(width)]
     with ThreadPoolExecutor(width) as pool:
         started = time.perf_counter()
@@ -234,7 +234,7 @@ def _together(way: Way, width: int, name: str) -> Round:
 
 
 def _processor_seconds(process: psutil.Process) -> float:
-    """Of the process and all that it started, so far."""
+    """Processor seconds so far of a process and its children."""
     family = [process, *process.children(recursive=True)]
     times = [one.cpu_times() for one in family]
     return sum(time.user + time.system for time in times)

@@ -1,4 +1,4 @@
-"""How the parser's cost grows with the answer: the same for every character, however hostile."""
+"""Checks that the parser's cost per character stays constant, even for hostile answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("save_note", "tide_now")
 ]
-# The format, how the answer begins, what is repeated, how it ends.
+# Name → format, beginning of the answer, repeated part, end.
 ANSWERS = {
     "prose": ("hermes", "", "word ", ""),
     "lines": ("hermes", "", "a line\n\n", ""),
@@ -68,7 +68,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _per_character(name: str, text: str, piece: int) -> float:
-    """Processor seconds, the least of several parses."""
+    """Processor seconds per character, the minimum of several parses."""
     pieces = [text[at : at + piece] for at in range(0, len(text), piece)]
     spent = []
     for _ in range(3):

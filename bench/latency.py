@@ -1,4 +1,4 @@
-"""What probes feel of work in progress: the latency of Health and Status."""
+"""The latency of Health and Status while requests are running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the parts of `Status` add up to what MLX holds, while mixed requests run and after."""
+"""Whether the parts in `Status` add up to MLX's memory, while mixed requests run and afterwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a backend still serves, and how soon it refuses the rest, where far too many requests come.
+"""Overload: how many requests a backend still serves, and how fast it refuses the others.
 
-Requests come evenly, TIMES as many as the backend can answer, whether it answers or not.
-BENCH_SECONDS sets for how long: 60 unless it is set.
+Requests arrive at a constant rate, TIMES the backend's capacity, without waiting for answers.
+BENCH_SECONDS sets the duration; the default is 60.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Ends:
-    """How calls ended: when those that were served did, how long refusals took, and the rest."""
+    """How calls ended: end times of served calls, seconds of refusals, status codes of others."""
 
     served: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Ends:
             self.others[code.name] += 1
 
     def rate(self, begin: float, end: float) -> float:
-        """Served per second between two times."""
+        """Served requests per second between two times."""
         return sum(begin < at <= end for at in self.served) / (end - begin)
 
 
@@ -82,14 +82,14 @@ def measure(model: Path) -> Iterator[Figure]:
 
 
 def _one(stub: BackendStub) -> float:
-    """Seconds that a request takes."""
+    """Seconds of one request."""
     started = time.perf_counter()
     stub.Predict(_request(), timeout=60)
     return time.perf_counter() - started
 
 
 def _capacity(stub: BackendStub, seconds: float) -> float:
-    """Requests per second, where as many as run together are always there."""
+    """Requests per second when all slots are always used."""
     ends = Ends()
     began = time.perf_counter()
 
@@ -105,7 +105,7 @@ def _capacity(stub: BackendStub, seconds: float) -> float:
 
 
 def _flood(stub: BackendStub, rate: float, seconds: float, ends: Ends) -> Sequence[Any]:
-    """So many requests per second, each at its time; returns the calls."""
+    """Send `rate` requests per second on schedule; returns the calls."""
     calls: list[Any] = []
     began = time.perf_counter()
     for number in range(int(rate * seconds)):
@@ -117,7 +117,7 @@ def _flood(stub: BackendStub, rate: float, seconds: float, ends: Ends) -> Sequen
 
 
 def _request() -> pb.PredictOptions:
-    """A prompt that nobody has sent before."""
+    """A request with a new prompt, so that nothing is cached."""
     return pb.PredictOptions(
         Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
         UseTokenizerTemplate=True,
@@ -127,7 +127,7 @@ def _request() -> pb.PredictOptions:
 
 
 class _Probes:
-    """Asks for Health all the time; seen: seconds that each took."""
+    """Calls Health continuously. seen: seconds of each call."""
 
     def __init__(self, stub: BackendStub) -> None:
         self.seen: list[float] = []

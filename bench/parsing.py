@@ -1,4 +1,4 @@
-"""What the chat parser costs, and how soon it shows the arguments of a call.
+"""The cost of the chat parser, and how early it streams the arguments of a call.
 
 Costs are per token, against a decode step, and over a very long answer.
 """
@@ -88,7 +88,7 @@ def _per_token(text: str) -> float:
 
 
 def _lag(name: str) -> int:
-    """Pieces that come after a value's first one before any of the value is shown."""
+    """The number of pieces of a value that arrive before the first of it is streamed."""
     text = CALLS[name]
     parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
     began = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.process import ROOT, Run, environment_of, free_port
 
-# With its own queue of 5 connections, some of 16 that come at once are reset or a second late.
+# With its default backlog of 5, some of 16 simultaneous connections are reset or a second late.
 _MAIN = """
 from http.server import ThreadingHTTPServer
 from mlx_lm.server import main
@@ -23,7 +23,7 @@ main()
 
 @contextmanager
 def server(model: Path, threads: int | None = None) -> Iterator[int]:
-    """Its port. threads: of OpenBLAS; None: as many as the backend is started with."""
+    """Start the server; yields its port. threads: of OpenBLAS; None means the backend's number."""
     port = free_port()
     command = [str(ROOT / "scripts/python"), "-c", _MAIN]
     command += ["--model", str(model), "--port", str(port)]

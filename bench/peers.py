@@ -2,7 +2,7 @@
 
 Both sides have the same float32 weights, the same OpenBLAS with the same number of threads, and
 the same prompts. They take turns, and only one of them works at a time. The values of every round
-are shown as soon as it is over; figures are of their medians.
+are printed when it is over; figures are ratios of the medians.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ STREAMS = 8
 TOKENS = 64
 THREADS = (1, 2)  # of OpenBLAS, for the peer
 ROUNDS = 3
-BLAS_TOKENS = 32  # of each stream; fewer than elsewhere, because three sides take turns, twice
-SECONDS = 60.0  # for the rounds of one comparison of BLAS threads, of which there is at least one
+BLAS_TOKENS = 32  # per stream; fewer than elsewhere, because three sides are compared twice
+SECONDS = 60.0  # limit for the rounds of one comparison of BLAS threads; at least one is run
 SHORT = (25,) * 8  # words; the template adds 35 tokens to SmolLM2's
 MIXED = tuple(range(25, 166, 9))
 LONG = 3650
@@ -71,8 +71,11 @@ def measure(model: Path) -> Figures:
 
 
 def overhead(model: Path) -> Figures:
-    """With a model of next to no compute, what is left is the work of the hosts, and what MLX takes
-    to launch and run its many small operations, which the decode steps by themselves show."""
+    """Compare the overhead of the servers, with a model that needs almost no compute.
+
+    What remains are the servers and MLX's time to launch many small operations, which bare decode
+    steps show.
+    """
     folder = comparable(model)
     with backend(folder) as stub, peer.server(folder) as port:
         sides = _beside_peer(partial(stream, stub), port)
@@ -97,7 +100,7 @@ def overhead(model: Path) -> Figures:
 
 
 def blas(model: Path) -> Figures:
-    """Against the peer at its best number of BLAS threads, on a quiet machine and a busy one."""
+    """Compare with the peer at its best number of BLAS threads, on an idle and a busy machine."""
     folder = comparable(model)
     with ExitStack() as stack:
         sides: dict[str, Ask] = {"backend": partial(stream, stack.enter_context(backend(folder)))}
@@ -113,7 +116,7 @@ def blas(model: Path) -> Figures:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """So many processes that compute without end."""
+    """Run `count` processes that compute without end."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -160,7 +163,7 @@ def _burst(name: str, lengths: Sequence[int], bound: float, sides: Mapping[str, 
 
 
 def _shared_prefix(sides: Mapping[str, Ask]) -> Figures:
-    """8 clients whose prompts differ in their last words: nobody has seen it, then all have."""
+    """8 clients whose prompts share a prefix: first not cached, then cached."""
 
     def asked(state: str, turn: int) -> list[str]:
         prefix = text(f"shared {turn}", SHARED)
@@ -177,7 +180,7 @@ def _shared_prefix(sides: Mapping[str, Ask]) -> Figures:
 
 
 def _newcomer(sides: Mapping[str, Ask]) -> Figures:
-    """A short prompt that comes while a long one is prefilled beside a running stream."""
+    """A short prompt that arrives while a long one is prefilled and another one streams."""
     (first, gap), (first_of_theirs, gap_of_theirs) = map(_beside_prefill, sides.values())
     yield at_most(
         f"newcomer during a long prefill: first token / {PEER}",
@@ -199,7 +202,7 @@ def _beside_peer(ours: Ask, port: int) -> dict[str, Ask]:
 
 
 def _beside_prefill(ask: Ask) -> tuple[float, float]:
-    """Seconds to the newcomer's first token, and of the running stream's longest gap."""
+    """Seconds to the short prompt's first token, and the running stream's longest gap."""
     running, prefilled = Run(), Run()
     with ThreadPoolExecutor(2) as pool:
         pool.submit(ask, "Write a very long story.", 2000, running)
@@ -215,7 +218,7 @@ def _beside_prefill(ask: Ask) -> tuple[float, float]:
 
 
 def _ratio(values: Sequence[Sequence[float]], bound: float) -> tuple[float, float, str]:
-    """Of two sides' medians, with its bound and the medians in words."""
+    """The ratio of two sides' medians, the bound, and the medians in words."""
     mine, others = map(statistics.median, values)
     return mine / others, bound, f"{mine:.3g} / {others:.3g}"
 
@@ -230,7 +233,7 @@ def _turns(
 ) -> Generator[Figure, None, list[list[float]]]:
     """Let the sides take turns; show each round, and return the values of each side.
 
-    measured: is given a side and the round. seconds: in which another round must fit.
+    measured: called with a side and the round. seconds: no round starts that would exceed them.
     """
     values: list[list[float]] = [[] for _ in sides]
     started = time.perf_counter()
@@ -246,7 +249,7 @@ def _turns(
 
 
 def _slowest_first(ask: Ask, prompts: Sequence[str]) -> float:
-    """Seconds from the first call to the last client's first token."""
+    """Seconds from the first call until all clients have their first token."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         runs = list(pool.map(lambda prompt: ask(prompt, 2), prompts))
@@ -258,5 +261,5 @@ def _prompts(name: str, count: int) -> list[str]:
 
 
 def text(seed: str, count: int) -> str:
-    """So many short words in an order of their own."""
+    """`count` short words in a pseudo-random order."""
     return " ".join(random.Random(seed).choices(_WORDS, k=count))

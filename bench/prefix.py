@@ -1,4 +1,4 @@
-"""What the prefix cache saves: time to the first token, and prompt tokens of an agent's turns."""
+"""What the prefix cache saves: time to first token, and prompt tokens in an agent's turns."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from wire import backend_pb2_grpc
 
 TOKENS = 1480
 TURNS = 20
-MOST_READ = 1.15  # prompt tokens read for each that is new
+MOST_READ = 1.15  # maximum prompt tokens computed per new token
 KINDS = {"attention": "full", "hybrid": "hybrid", "sliding window": "window"}
 
 
 def measure(model: Path, tokenizer: Path) -> Iterator[Figure]:
-    """model: answers a long prompt twice. tokenizer: folder whose tokenizer and template the small
-    models of `KINDS` get."""
+    """model: answers a long prompt twice. tokenizer: the folder with the tokenizer and template for
+    the small models of `KINDS`."""
     yield _first_token(model)
     for name, kind in KINDS.items():
         with TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def _first_token(model: Path) -> Figure:
 
 
 def _written(folder: Path, kind: str, tokenizer: Path) -> Path:
-    """A small model with random weights that reads and writes as another one does."""
+    """Write a small model with random weights and the tokenizer of another one."""
     theirs = json.loads((tokenizer / "config.json").read_text())
     shared = {name: theirs[name] for name in ("vocab_size", "eos_token_id")}
     config: dict[str, Any] = {**CONFIGS[kind], **shared, "max_position_embeddings": 1 << 15}
@@ -66,10 +66,10 @@ def _written(folder: Path, kind: str, tokenizer: Path) -> Path:
 
 
 def _turns(stub: backend_pb2_grpc.BackendStub, name: str, folder: Path) -> Figure:
-    """The turn that reads most for what is new in it.
+    """The turn with the highest ratio of computed tokens to new tokens.
 
-    New is what stands behind the longest beginning that the prompt shares with any before it. The
-    recorded answer takes the place of what the model says.
+    The new tokens of a prompt are those after the longest prefix that it shares with any earlier
+    prompt. Recorded answers replace the model's.
     """
     from mlx_lm.tokenizer_utils import load
 
@@ -98,7 +98,7 @@ def _turns(stub: backend_pb2_grpc.BackendStub, name: str, folder: Path) -> Figur
 
 
 def _read(stub: backend_pb2_grpc.BackendStub, messages: Sequence[pb.Message], tokens: int) -> int:
-    """How many tokens of a prompt are computed. tokens: that it should have."""
+    """How many tokens of a prompt are computed. tokens: its expected length."""
     request = pb.PredictOptions(
         Messages=messages,
         Tools=recorded.TOOLS,

@@ -46,7 +46,7 @@ def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.
         f"127.0.0.1:{port}",
         options=[
             ("grpc.use_local_subchannel_pool", 1),
-            # Otherwise the client takes more time for a small model's tokens than the backend.
+            # Otherwise the client needs more time per token of a small model than the backend.
             (ChannelOptions.SingleThreadedUnaryStream, 1),
         ],
     )
@@ -57,7 +57,7 @@ def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.
 
 
 def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without what its own start script set, and `extra`."""
+    """This process's environment without the changes of its start script, plus `extra`."""
     found = backend_environ(environ, {})
     found.pop("OPENBLAS_NUM_THREADS", None)
     return found | dict(extra)
@@ -67,7 +67,7 @@ def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
 def process(
     environment: Mapping[str, str] | None = None, stderr: IO[bytes] | None = None
 ) -> Iterator[tuple[int, backend_pb2_grpc.BackendStub]]:
-    """The id of a backend's process, and the stub that speaks to it."""
+    """Start a backend; yields its process id and a stub."""
     port = free_port()
     child = subprocess.Popen(
         command("-m", "backend", "--addr", f"127.0.0.1:{port}"),
@@ -100,9 +100,9 @@ def backend(
 
 @dataclass
 class Run:
-    """One streamed answer: when each piece came, in seconds from the call, and the totals.
+    """One streamed answer: arrival of each piece, in seconds since the call, and the totals.
 
-    begun: the first piece is here, or the call is over. leave: set it to end the call early.
+    begun: set when the first piece has arrived or the call is over. leave: set it to cancel.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Run:
         self.begun.set()
 
     def longest_gap(self, begin: float, end: float) -> float:
-        """Between two pieces, of which the later came within these times of `perf_counter`."""
+        """The longest gap that ended between these times of `perf_counter`, in seconds."""
         times = [self.started + arrival for arrival in self.arrivals]
         return max(later - earlier for earlier, later in pairwise(times) if begin < later < end)
 
@@ -163,7 +163,7 @@ def stream(
 
 
 def together(ask: Callable[[str, int], Run], prompts: Sequence[str], tokens: int) -> float:
-    """Tokens per second of all, from the first call to the last token."""
+    """Tokens per second of concurrent calls, from the first call to the last token."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         runs = list(pool.map(lambda prompt: ask(prompt, tokens), prompts))
@@ -171,5 +171,5 @@ def together(ask: Callable[[str, int], Run], prompts: Sequence[str], tokens: int
 
 
 def words(count: int) -> str:
-    """A text of so many different words, so that no cache has seen it."""
+    """A text of `count` random words, so that nothing is cached."""
     return " ".join(f"item{number}" for number in range(count))

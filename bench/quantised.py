@@ -1,4 +1,4 @@
-"""What a 4-bit checkpoint costs as it is, against the same one made dense at load."""
+"""The speed of a 4-bit checkpoint, against the same one converted to dense weights at load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = ("prompt_cache_mib:0",)
 
 
 def measure(model: Path) -> Iterator[Figure]:
-    """Rounds of both alternate; both backends are up, and one of them works."""
+    """Rounds alternate between two running backends, one of which works at a time."""
     with tempfile.TemporaryDirectory() as folder:
         packed = _in_four_bits(model, Path(folder) / "packed")
         with (
@@ -65,7 +65,7 @@ def _decode(stub: BackendStub, width: int) -> float:
 
 
 def _in_four_bits(model: Path, folder: Path) -> Path:
-    """The checkpoint quantised by mlx-lm's own hand."""
+    """The checkpoint quantised by mlx-lm."""
     from mlx_lm.utils import load, quantize_model, save
 
     dense, tokenizer, config = load(str(model), lazy=True, return_config=True)

@@ -1,4 +1,4 @@
-"""Conversations of an agent, recorded: the same for a seed, and different at every place."""
+"""Generated conversations of an agent; the same for the same seed."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TOOLS = json.dumps(
 
 
 def prompts(seed: int, turns: int) -> Iterator[list[pb.Message]]:
-    """The messages of each request: questions, loops of tools with reasoning, edits of the end.
+    """The messages of each request: questions, tool loops with reasoning, edits.
 
-    Every fifth request follows an edit: the last message becomes another one, and of every second
-    time the exchange behind it goes. Reasoning is sent along; a template drops what it wants to.
+    Every fifth request follows an edit: the last message is replaced, and every second time the
+    exchange before it is removed. Reasoning is included; a template may drop it.
     """
     dice = random.Random(seed)
     messages = [pb.Message(role="system", content=_words(dice, 250))]
@@ -62,7 +62,7 @@ def prompts(seed: int, turns: int) -> Iterator[list[pb.Message]]:
 
 
 def _step(dice: random.Random, call: str) -> Iterator[pb.Message]:
-    """What an agent's step adds: thoughts and a call, and what the tool says."""
+    """The messages of one agent step: reasoning with a call, and the tool's result."""
     name = dice.choice(("read_file", "run_tests", "apply_patch"))
     arguments = json.dumps({"path": f"{dice.choice(_NOUNS)}/{dice.choice(_VERBS)}.py"})
     function = {"name": name, "arguments": arguments}

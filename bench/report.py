@@ -1,4 +1,4 @@
-"""One line per figure: what was measured, against what, and whether the goal is met."""
+"""Formats results, one line per figure: name, value, goal, and whether the goal is met."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured ratio or latency. `goal` is the bound in words; `met` None: no goal, a fact."""
+    """A measured ratio or latency. goal: the bound in words. met: None if there is no goal."""
 
     name: str
     value: str

@@ -1,4 +1,4 @@
-"""What choosing a token costs, against mlx-lm's own samplers on the same logits."""
+"""The cost of sampling a token, against mlx-lm's samplers on the same logits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _milliseconds_per_row(row: Sampling, rows: int) -> tuple[float, float]:
-    """Medians of rounds of ours and of mlx-lm's, which alternate."""
+    """Medians of alternating rounds: ours, and mlx-lm's."""
     from mlx_lm.sample_utils import make_sampler
 
     logits, fed = _logits(rows), mx.zeros(rows, dtype=mx.uint32)
@@ -64,7 +64,7 @@ def _milliseconds_per_row(row: Sampling, rows: int) -> tuple[float, float]:
 
 
 def _logits(rows: int) -> mx.array:
-    """A few likely tokens before a long tail, as a language model has them."""
+    """A few likely tokens and a long tail, like a language model's logits."""
     rng = np.random.default_rng(rows)
     logits = rng.normal(0, 2.5, (rows, VOCABULARY)).astype(np.float32)
     logits[:, rng.integers(0, VOCABULARY, 60)] += np.linspace(6, 14, 60, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""From the start of the process to Health OK, against what importing mlx_lm alone takes."""
+"""Time from the start of the process to Health OK, against the time to import mlx_lm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 10
 
 
 def measure() -> Iterator[Figure]:
-    """The two are interleaved, so that a busy machine slows both."""
+    """The two alternate, so that a busy machine slows both."""
     ours, imports = [], []
     _health()
     _import()

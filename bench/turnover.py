@@ -1,8 +1,8 @@
-"""What it costs a batch that one sequence leaves and another joins, against mlx-lm's own batches.
+"""The cost of replacing one sequence of a batch, against mlx-lm's own batches.
 
 The shape is SmolLM2's: 30 layers with 3 KV heads of 64 values in float32, which is 45 MiB for each
-sequence of 1,024 tokens. Addresses tell what was copied: a buffer at a new one was written whole,
-and one that stayed where it was took in what joined.
+sequence of 1,024 tokens. Buffer addresses show what was copied: a buffer at a new address was
+written completely; into a buffer at the same address only the joining sequence was copied.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _of_mlx_lm() -> float:
-    """Seconds of a turnover by the same steps as in mlx-lm's BatchGenerator."""
+    """Seconds of a turnover with the steps of mlx-lm's BatchGenerator."""
     rows = [_row() for _ in range(SEQUENCES)]
     layers = [BatchKVCache.merge([row[at] for row in rows]) for at in range(LAYERS)]
     del rows

@@ -1,7 +1,7 @@
-"""Time to the first token of a question about an image, when it is new and when it was seen before.
+"""Time to first token for a question about an image, when the image is new and when it is cached.
 
-The model has random weights in a shape whose tower costs what a small real one does; tokenizer and
-template are those of the tests' small vision model.
+The model has random weights, and a vision encoder that is as expensive as a small real one;
+tokenizer and template are those of the tests' small vision model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _ratio(name: str, new: float, seen: float, goal: float) -> Figure:
 
 @contextmanager
 def _model(tiny: Path) -> Iterator[Path]:
-    """A checkpoint of the measured shape, gone afterwards."""
+    """A temporary checkpoint of the measured shape."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         for file in tiny.iterdir():

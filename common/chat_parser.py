@@ -4,7 +4,7 @@ The result does not depend on how the text was split, because grammars see chara
 pieces; a complete text is parsed by the same code as a stream. A call is returned at its end,
 because only then is it certain that it was not truncated by the length limit (it is then dropped)
 or malformed (it is then content, exactly as the model wrote it). With `partial_calls` a call is
-returned while it is generated; what was returned of a call that never ends is not taken back.
+returned while it is generated; parts of a call that never ends are then already returned.
 """
 
 from __future__ import annotations

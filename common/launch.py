@@ -1,11 +1,10 @@
 """Starts Python in this project's environment: `launch.py -m backend --addr HOST:PORT`.
 
 run.sh, scripts/python and the `mlx-backend` command start Python through this file, which replaces
-its process by Python with the given arguments. It is part of the time to the first answer of
-Health, so it imports as little as possible.
+its process by Python with the given arguments. It delays the first answer of Health, so it imports
+as little as possible.
 
-On Linux without a GPU, OpenBLAS is preloaded in place of the reference BLAS that MLX's build for
-CPUs carries.
+On Linux without a GPU, OpenBLAS is preloaded to replace the slow reference BLAS in MLX's CPU build.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` as Python needs it for the packages in ROOT.
+    """`environ` with the changes that Python needs for the packages in ROOT.
 
-    The host's own settings of Python are replaced. Where OpenBLAS is preloaded, the variables
-    MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE hold the values for the
-    children of the process.
+    The host's settings for Python are replaced. If OpenBLAS is preloaded, the variables
+    MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE hold the original values,
+    for child processes.
     """
     found = {name: value for name, value in environ.items() if name != "PYTHONHOME"}
     found |= {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     if environ.get(SWITCH, "").lower() in _OFF:
         return found
     if folder := openblas_folder():
-        # The library goes by its bare name, because the dynamic linker splits LD_PRELOAD at
-        # spaces, which a path may contain.
+        # The name without a path, because the dynamic linker splits LD_PRELOAD at spaces, which a
+        # path may contain.
         for variable, value in (("LD_PRELOAD", _OPENBLAS), ("LD_LIBRARY_PATH", folder)):
             before = environ.get(variable, "")
             found[f"MLX_BACKEND_{variable}_BEFORE"] = before
@@ -53,11 +52,11 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def openblas_folder() -> str | None:
-    """The folder of OpenBLAS and the libgfortran.so.5 that it needs; None where none is installed.
+    """The folder of OpenBLAS and the libgfortran.so.5 that it needs; None if not installed.
 
-    The mlx-cpu package has a libgfortran, but under a name of its own. Links to both save a system
-    package; they are made at the first start, and are relative, so that the environment may be
-    moved.
+    The mlx-cpu package contains a libgfortran, but under another name, so links to both make a
+    system package unnecessary. They are created at the first start, and are relative, so that the
+    environment can be moved.
     """
     folder = os.path.join(sys.prefix, "lib", "openblas")
     if _complete(folder):
@@ -73,7 +72,7 @@ def openblas_folder() -> str | None:
     except OSError as problem:
         print(
             f"mlx-backend: OpenBLAS is not used, so a CPU computes several times more slowly:"
-            f" {folder} cannot be made ({problem.strerror}); start once as a user who may write"
+            f" {folder} cannot be created ({problem.strerror}); start once as a user who may write"
             " there",
             file=sys.stderr,
         )
@@ -82,12 +81,12 @@ def openblas_folder() -> str | None:
 
 
 def _complete(folder: str) -> bool:
-    """Whether the links are there, and lead to files."""
+    """Whether the links exist and point to files."""
     return all(os.path.exists(os.path.join(folder, name)) for name in (_OPENBLAS, _FORTRAN))
 
 
 def _link(folder: str, built: str, bundled: str) -> None:
-    """Make `folder`, as a whole, because other processes may start at the same time."""
+    """Create `folder` atomically, because other processes may start at the same time."""
     import shutil
 
     targets = {_OPENBLAS: built}

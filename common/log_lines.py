@@ -69,7 +69,7 @@ class LineFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Writes lines to a descriptor on its own thread, so that a slow reader delays nobody.
+    """Writes lines to a descriptor on its own thread, so that a slow reader does not block callers.
 
     If more than `_MOST_LINES` lines wait, new ones are dropped; a later line says how many.
     """
@@ -103,7 +103,7 @@ class LineWriter(logging.Handler):
                 self.release()
                 text += f"\nlevel=warning event=log_dropped lines={dropped}"
             left = f"{text}\n".encode(errors="replace")
-            with contextlib.suppress(OSError):  # the reader has gone
+            with contextlib.suppress(OSError):  # the reader has closed the pipe
                 while left:
                     left = left[os.write(self._descriptor, left) :]
             self._lines.task_done()

@@ -1,7 +1,7 @@
-"""How much memory this process may have: the machine's, its control groups', its own limits.
+"""How much memory this process may use: limits of the machine, of control groups, of the process.
 
-A process that exceeds its group's limit is killed without a word, so the limit has to be known
-before memory is given away. Groups lie in each other, and each bounds all that is in it.
+A process that exceeds its group's limit is killed without an error, so the limit must be known in
+advance. Groups are nested, and each limits all groups inside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# Where the groups are, and how a limit and what is used of it are called there: version 2, then 1.
+# The folder of the groups, and the names of the files with limit and use, in cgroup versions 2, 1.
 _VERSIONS = {
     "": ("sys/fs/cgroup", "memory.max", "memory.current"),
     "hybrid": ("sys/fs/cgroup/unified", "memory.max", "memory.current"),
@@ -20,18 +20,18 @@ _VERSIONS = {
 
 
 def machine_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that this process may have: the machine's, or its groups' if less."""
+    """RAM in bytes that this process may use: the machine's, or its groups' limit if smaller."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([memory, *(limit for limit, _ in _group_limits(root))])
 
 
 def reserve(memory: int) -> int:
-    """What is left of so much RAM to whatever else runs on the machine; bytes."""
+    """The bytes of RAM to leave to other programs on a machine with `memory` bytes."""
     return min(max(2 << 30, memory // 8), memory // 2)
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that the machine could give away now; all of it where it does not say."""
+    """RAM in bytes that is available now; all of it if the system does not report it."""
     free = [limit - used for limit, used in _group_limits(root)]
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -42,18 +42,18 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def own_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that this process has now; 0 where the system does not say."""
+    """RAM in bytes that this process uses now; 0 if the system does not report it."""
     return _statm(root)[1]
 
 
 def address_room(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still map (RLIMIT_AS); None without a limit."""
+    """Bytes of address space that are left to this process (RLIMIT_AS); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else max(limit - _statm(root)[0], 0)
 
 
 def _statm(root: Path) -> tuple[int, int]:
-    """Bytes of addresses and of RAM."""
+    """This process's bytes of address space and of RAM."""
     try:
         addresses, resident = (root / "proc/self/statm").read_text().split()[:2]
     except (OSError, ValueError):  # not Linux
@@ -63,7 +63,7 @@ def _statm(root: Path) -> tuple[int, int]:
 
 
 def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """The limit and the use of each group that this process is in and that has a limit."""
+    """The limit and the use of each limited group that contains this process."""
     for name, group in _groups(root):
         folder, limit, used = _VERSIONS[name]
         for part in (group, *group.parents):
@@ -75,7 +75,7 @@ def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """The groups of this process (cgroups(7)). In a container the top one is its own."""
+    """The groups of this process (cgroups(7)). In a container, the top one is the container's."""
     top = PurePosixPath("/")
     groups = dict.fromkeys(_VERSIONS, top)
     try:

@@ -46,7 +46,7 @@ def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
     if not message.role:
         raise ValueError(f"Messages[{index}] has no role: set user, assistant, system or tool")
     content = message.content
-    if message.role == "system" and _BILLING_LABEL in content:  # long before a regular expression
+    if message.role == "system" and _BILLING_LABEL in content:  # faster than the expression
         content = _BILLING.sub("", content)
     entry: dict[str, Any] = {"role": message.role, "content": content}
     for key in ("name", "tool_call_id"):
@@ -56,7 +56,7 @@ def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
         entry["tool_calls"] = calls
     if message.reasoning_content:
         entry |= dict.fromkeys(("reasoning_content", "reasoning"), message.reasoning_content)
-        # gpt-oss has one field for both before a call, and its template refuses to render the two.
+        # gpt-oss has one field for content or reasoning before a call; its template rejects both.
         if not (calls and message.content):
             entry["thinking"] = message.reasoning_content
     return entry

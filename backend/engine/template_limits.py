@@ -105,6 +105,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = work
         del self.globals["lipsum"]
 
+    def from_string(self, *args: Any, **kwargs: Any) -> Template:
+        """The template of a text. Raises CostlyTemplate where it cannot be compiled."""
+        try:
+            return super().from_string(*args, **kwargs)
+        except (RecursionError, SyntaxError):
+            # Jinja follows the template's nesting, and Python bounds that of the compiled code.
+            raise CostlyTemplate("its blocks or brackets are nested too deeply") from None
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template: nodes.Template = _Counted().visit(super()._parse(source, name, filename))
         return template

@@ -1,1 +1,1 @@
-"""The process and its RPCs: protobuf requests to our dataclasses, and answers to protobuf."""
+"""The process and its RPCs: converts protobuf requests to our dataclasses, and answers back."""

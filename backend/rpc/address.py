@@ -57,8 +57,8 @@ def address_of(arguments: Sequence[str]) -> Address:
 def require_free(address: Address) -> None:
     """Raise AddressInUse if the port is taken on any interface that the address resolves to.
 
-    gRPC is content with one of the addresses of `localhost`; the host might then reach the process
-    that uses the other.
+    gRPC starts even if it can bind only one of the addresses of `localhost`. The host might then
+    reach the other process.
     """
     if address.port == 0:
         return

@@ -20,9 +20,9 @@ from common.chat_parser import ChatParser
 
 
 class Answer:
-    """The parser of one generation; created with the first piece, when the prompt is known.
+    """The answer of one generation. Its parser is created with the first piece of text.
 
-    partial_calls: events are sent one by one, so calls can be streamed while they are generated.
+    partial_calls: whether calls are reported while they are generated, for streams.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Answer:
     def piece_logprobs(self) -> bytes:
         """The log-probabilities of the tokens since the previous Reply, if they are streamed.
 
-        Those of tokens whose text is held back or is markup go with the next Reply.
+        For tokens without visible text (held back, or markup), they go into the next Reply.
         """
         if not self._request.stream_logprobs or not self._unsent:
             return b""

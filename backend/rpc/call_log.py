@@ -20,8 +20,8 @@ from common.log_lines import traceback_of
 
 Notes = dict[str, object]
 
-_SPOKEN = frozenset({"Predict", "PredictStream", "LoadModel", "Free"})
-_REFUSALS_SECONDS = 1.0  # that one line speaks for
+_LOGGED_AT_INFO = frozenset({"Predict", "PredictStream", "LoadModel", "Free"})
+_REFUSALS_SECONDS = 1.0  # the period for which refusals are summed up in one line
 _notes: ContextVar[Notes] = ContextVar("notes")
 
 
@@ -46,7 +46,7 @@ def note_usage(usage: Usage) -> None:
 
 
 def succeeded(method: str, notes: Notes, started: float) -> None:
-    level = logging.INFO if method in _SPOKEN else logging.DEBUG
+    level = logging.INFO if method in _LOGGED_AT_INFO else logging.DEBUG
     _line(level, method, "OK", notes, started)
 
 
@@ -74,22 +74,24 @@ def _line(level: int, method: str, status: str, notes: Notes, started: float) ->
 
 
 class _Refusals:
-    """Counts the requests that a full queue refuses: the first of a second is logged like any call,
-    and one line at the end of that second says how many more there were."""
+    """Counts the requests that a full queue refuses.
+
+    The first one in a second is logged like any call; one line after that second counts the others.
+    """
 
     def __init__(self) -> None:
         self._more: int | None = None
 
     def counted(self) -> bool:
-        """Whether this refusal needs no line of its own."""
+        """Count a refusal; False if it is the first of its period and needs a line of its own."""
         if self._more is None:
             self._more = 0
-            asyncio.get_running_loop().call_later(_REFUSALS_SECONDS, self._say)
+            asyncio.get_running_loop().call_later(_REFUSALS_SECONDS, self._log_count)
             return False
         self._more += 1
         return True
 
-    def _say(self) -> None:
+    def _log_count(self) -> None:
         more, self._more = self._more, None
         if more:
             logs.info("overloaded", more_refused=more)

@@ -1,7 +1,7 @@
 """Remembers which model was loaded last, and refuses calls meant for another one.
 
-In a cluster, a port may come to serve another model between the host's look-up and its call.
-LocalAI routes the call again if it gets NOT_FOUND with the phrase `model identity mismatch`.
+In a cluster, a port may be taken over by another model between the host's look-up and its call.
+LocalAI looks the model up again if it gets NOT_FOUND with the phrase `model identity mismatch`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to every call before and after the servicer: token, identity, errors.
+"""The processing around every call: token, model identity, errors.
 
 The order matters: the token is checked before any of the request is parsed, and a call without it
 never reaches the model identity. The first interceptor covers all services of the process,
@@ -45,10 +45,10 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler:
         if self._carries_token(details):
             return await continuation(details)
-        self._tell(details.method)
+        self._log_refusal(details.method)
         return _REFUSAL
 
-    def _tell(self, method: str) -> None:
+    def _log_refusal(self, method: str) -> None:
         """Log only the first wrong token, because a host without one would fill the log."""
         level = logging.DEBUG if self._refused_before else logging.WARNING
         self._refused_before = True
@@ -73,9 +73,8 @@ _REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Parses the request, checks the model identity, and turns exceptions into statuses.
 
-    require_room: raises Overloaded while the queue is full. It is asked before anything else is
-    done for a request, because far more requests may come than can be served, and each refusal
-    takes time from those that are served.
+    require_room: raises Overloaded while the queue is full. It is called first, because there may
+    be far more requests than can be served, and each refusal takes time from those that are served.
     """
 
     def __init__(self, identity: Identity, require_room: Callable[[], None]) -> None:
@@ -85,7 +84,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._answered: Container[str] = ()
 
     def close(self, *, but: Container[str] = ()) -> None:
-        """Refuse further calls, because the process is stopping. but: methods still answered."""
+        """Refuse further calls, because the process is stopping. but: methods that still work."""
         self._closed = True
         self._answered = but
 
@@ -141,7 +140,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._identity.check(method, request)
         if method in QUEUED:
             self._require_room()
-        # From here on the request may be what ends this process: a host must not send it again.
+        # From here on, the request could be the cause if the process crashes. This metadata tells
+        # the host that the call was reached and should not be repeated.
         await context.send_initial_metadata(REACHED)
         behaviour: Behaviour = handler.unary_stream or handler.unary_unary
         return await behaviour(request, context)

@@ -1,7 +1,7 @@
-"""The request of the latest load, for a process that takes the place of this one.
+"""Stores the request of the latest load in a file, for a process that replaces this one.
 
-The supervisor of ranks names a file for it. A rank that is lost ends them all, and the new rank 0
-loads the same model, so that the host need not notice.
+The supervisor of ranks sets the file's name. If a rank is lost, all ranks are restarted, and the
+new rank 0 loads the same model again, so that the host need not do it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FILE = "MLX_BACKEND_LAST_LOAD"
 
 
 class LastLoad:
-    """Remembers nothing where no file is named."""
+    """The stored request. Without a file name, nothing is stored."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._path = Path(environ[FILE]) if environ.get(FILE) else None
@@ -29,7 +29,7 @@ class LastLoad:
             self._path.unlink(missing_ok=True)
 
     def request(self) -> pb.ModelOptions | None:
-        """What is to be loaded again, if anything was loaded."""
+        """The request to load again; None if no model was loaded."""
         if self._path is None or not self._path.exists():
             return None
         return pb.ModelOptions.FromString(self._path.read_bytes())

@@ -1,9 +1,9 @@
 """The life of the process: serve until a signal or an engine failure, then shut down in order.
 
-LocalAI sends SIGTERM to the process group, whatever is running, and SIGKILL 15 seconds later. So
-generations are cancelled instead of awaited, and every step of the shutdown has a time limit. When
-the engine has failed or hangs, Health reports it before the calls end, so that they are not sent
-here again.
+LocalAI sends SIGTERM to the process group at any time, and SIGKILL 15 seconds later. So generations
+are cancelled, not awaited, and every step of the shutdown has a time limit. If the engine has
+failed or hangs, Health reports it before the calls end, so that the host does not send them to this
+process again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backend.rpc.watchdog import Watchdog
 _ENGINE_GRACE = 5.0
 _ENGINE_LIMIT = 6.0  # for an engine that has not stopped within its grace period
 _ANSWER_GRACE = 1.0
-_LAST_LOOK = 1.0  # seconds during which Status and Health report a failure
+_LAST_LOOK = 1.0  # seconds during which Status and Health report a failure before calls end
 _ECHO = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -52,7 +52,7 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
     try:
         await asyncio.wait_for(engine.stop(0 if failed else _ENGINE_GRACE), _ENGINE_LIMIT)
     except TimeoutError:
-        logs.warning("stopping", engine="still busy, left behind")
+        logs.warning("stopping", engine="still busy, abandoned")
     if failed:
         await asyncio.sleep(_LAST_LOOK)
     await server.stop(_ANSWER_GRACE)

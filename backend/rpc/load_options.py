@@ -1,6 +1,6 @@
 """ModelOptions → LoadRequest, including the settings in Options and EngineArgs.
 
-A value that cannot work fails the load with an explanation, instead of every request after it.
+A value that cannot work makes the load fail with an explanation, not every later request.
 `backend.rpc.fields` lists how each field is treated.
 """
 
@@ -35,7 +35,7 @@ WITHOUT_EFFECT: dict[str, str] = dict.fromkeys(
     _PER_REQUEST,
 ) | {"quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"}
 _REFUSED: dict[str, str] = {
-    "max_kv_size": "is not supported, because a rotating context silently forgets the start of the"
+    "max_kv_size": "is not supported, because a rotating KV cache silently drops the start of the"
     " prompt; set context_size to limit memory"
 }
 
@@ -112,7 +112,7 @@ def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _reference(name: str, value: str) -> str:
     if "\0" in value:
-        raise InvalidRequest(f"{name} holds a NUL character: no path or repository has one")
+        raise InvalidRequest(f"{name} contains a NUL character: remove it")
     return value
 
 
@@ -124,8 +124,8 @@ def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
     names, scales = list(options.LoraAdapters), list(options.LoraScales)
     if len(scales) > len(names):
         raise InvalidRequest(
-            f"LoraScales has {len(scales)} entries, and LoraAdapters {len(names)}: send one scale"
-            " for each adapter, or fewer"
+            f"LoraScales has {len(scales)} entries, but LoraAdapters has {len(names)}: send at most"
+            " one scale for each adapter"
         )
     scales += [0.0] * (len(names) - len(scales))
     adapters = [_adapter("LoraAdapters", *pair) for pair in zip(names, scales, strict=True)]

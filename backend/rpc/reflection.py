@@ -1,7 +1,7 @@
 """Server reflection that can also look up methods.
 
 The protobuf pool finds the file of a service or a message, but not of a method, which
-`grpcurl describe backend.Backend.Predict` asks for.
+`grpcurl describe backend.Backend.Predict` needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 
 class _PoolWithMethods:
-    """The default pool, which also finds a method's file by that of its service."""
+    """The default pool, extended to find a method in the file of its service."""
 
     def __init__(self, pool: DescriptorPool) -> None:
         self._pool = pool

@@ -57,7 +57,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
         raise _cannot_constrain_continuation(constraint)
     budget = _thinking_budget(options, prompt, extras, facts)
     if budget is not None and isinstance(prompt, ChatPrompt):
-        prompt = _told_of_budget(prompt, budget, facts)
+        prompt = _with_budget_variables(prompt, budget, facts)
     max_tokens = _max_tokens(options.Tokens)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
@@ -120,7 +120,7 @@ def _attachments(
             )
     if not facts.media:
         raise InvalidRequest(
-            "Metadata mlx.image_messages, mlx.video_messages and mlx.audio_messages place media,"
+            "Metadata mlx.image_messages, mlx.video_messages and mlx.audio_messages are for media,"
             f" but the loaded model {shown(facts.name)} takes only text: leave them out",
             "Metadata mlx.image_messages",
         )
@@ -131,7 +131,7 @@ def _attachments(
     }
     for key in (key for key, is_given in others.items() if is_given):
         raise InvalidRequest(
-            f"Metadata mlx.{key} and media are both given: send the one or the other",
+            f"Metadata mlx.{key} and media are both given: send only one of them",
             f"Metadata mlx.{key}",
         )
     return given
@@ -173,13 +173,12 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
 def _constraint(
     options: pb.PredictOptions, prompt: Prompt, extras: Extras
 ) -> ConstraintSpec | None:
-    """The constraint on the answer: the grammar, or a tool call if one is required.
+    """The constraint on the answer: the grammar, or the tool calls if they are enforced.
 
-    If the model may choose whether to call, a strict tool constrains the calls of all tools,
-    because they share the call format. If a tool is strict, LocalAI sends a GBNF for its own call
-    format; that grammar is ignored, because the tools themselves are enforced in the model's
-    format. Any other grammar sent with tools excludes calls, unless the host says that it applies
-    only to an answer without calls.
+    With tool_choice auto, one strict tool constrains the calls of all tools, because they share the
+    call format. If a tool is strict, LocalAI sends a GBNF for its own call format; it is ignored,
+    because the calls are enforced in the model's format. Any other grammar that is sent with tools
+    excludes calls, unless `mlx.grammar_or_calls` is set.
     """
     answer = None
     tools = prompt.tools or () if isinstance(prompt, ChatPrompt) else ()
@@ -215,8 +214,8 @@ def _thinking_budget(
     if not isinstance(prompt, ChatPrompt):
         if asked and extras.thinking_budget >= 0:
             raise InvalidRequest(
-                f"Metadata {_BUDGET} is {extras.thinking_budget}, but only in an answer to Messages"
-                " is reasoning recognised: send Messages, or leave it out",
+                f"Metadata {_BUDGET} is {extras.thinking_budget}, but reasoning is recognised only"
+                " in an answer to Messages: send Messages, or leave it out",
                 f"Metadata {_BUDGET}",
             )
         return None
@@ -231,10 +230,10 @@ def _thinking_budget(
     return given if given >= 0 else None
 
 
-def _told_of_budget(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:
+def _with_budget_variables(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:
     """The prompt with the template variables that express the budget.
 
-    With thinking disabled, templates open no reasoning or close it at once.
+    With a budget of 0, thinking is disabled: templates then open no reasoning or close it at once.
     """
     arguments = dict(prompt.template_arguments)
     if "thinking_budget" in facts.template_words:

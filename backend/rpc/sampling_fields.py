@@ -12,7 +12,7 @@ from backend.rpc.json_field import json_object
 from common.wording import shown
 from wire import backend_pb2 as pb
 
-HOTTEST = 100.0
+MAX_TEMPERATURE = 100.0
 LARGEST_BIAS = 1e6
 MOST_BIASES = 10_000
 LARGEST_PENALTY = 100.0
@@ -50,7 +50,7 @@ def _within(name: str, value: float, low: float, high: float) -> float:
 
 
 def _temperature(value: float) -> float:
-    value = _within("Temperature", value, 0.0, HOTTEST)
+    value = _within("Temperature", value, 0.0, MAX_TEMPERATURE)
     return value if value >= _GREEDY_BELOW else 0.0
 
 

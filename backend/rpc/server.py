@@ -59,7 +59,7 @@ class Server:
         return port
 
     async def load_again(self) -> None:
-        """Load what a lost process had loaded, if this one takes its place."""
+        """If this process replaces one that was lost, load the model that it had loaded."""
         await self._servicer.load_again()
 
     async def refuse_new(self, *, failed: bool = False) -> None:

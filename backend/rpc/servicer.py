@@ -2,7 +2,7 @@
 
 Exceptions pass through; `backend.rpc.interceptors` turns them into statuses. Whether a model is
 loaded is checked before the request is validated. A cancelled call raises inside `async with`,
-which cancels the generation in the engine at once, whatever its state.
+which cancels the generation in the engine at once, queued or running.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     self._identity.learn(name)
 
     async def load_again(self) -> None:
-        """Load what the process before this one had loaded; a failure is logged."""
+        """Load the model that the previous process had loaded; a failure is logged."""
         if (request := self._last_load.request()) is None:
             return
         try:

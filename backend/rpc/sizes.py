@@ -28,7 +28,7 @@ _LARGER = {
     "StopPrompts": MIB,
     "Tools": 8 * MIB,
 }
-# No limit but the message's own: how much is too much depends on the model.
+# Fields that are limited only by the message size: the right limit depends on the model.
 _WHOLE = frozenset(
     {
         "Audios", "Embeddings", "Images", "Messages", "Prompt", "Videos",

@@ -1,8 +1,8 @@
 """The gRPC status and message for each exception.
 
-LocalAI acts on certain codes, and even on certain phrases in the message, and shows the message to
-end users. So FAILED_PRECONDITION is used only for "no model loaded", the text of an unknown
-exception is not shown, and phrases that LocalAI would act on by mistake are replaced.
+LocalAI reacts to certain codes, and even to certain phrases in the message, and shows the message
+to end users. So FAILED_PRECONDITION is used only for "no model loaded", the text of an unknown
+exception is not shown, and phrases that would make LocalAI react wrongly are replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class IdentityMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the caller sees. `expected` is False for an internal error.
+    """The status and message for the caller. `expected` is False for an internal error.
 
     trailers: the error's code and the request fields that the message names, so that programs need
     not extract them from the text.
@@ -60,7 +60,7 @@ _CODES: dict[type[Exception], StatusCode] = {
     IdentityMismatch: StatusCode.NOT_FOUND,
 }
 
-# A phrase that LocalAI acts on, the exception that it belongs to, and its replacement elsewhere.
+# A phrase that LocalAI reacts to, the exception that it belongs to, its replacement in others.
 _TRIGGERS: tuple[tuple[re.Pattern[str], type[Exception] | None, str], ...] = tuple(
     (re.compile(re.escape(phrase), re.IGNORECASE), owner, harmless)
     for phrase, owner, harmless in (
@@ -78,9 +78,9 @@ def status_of(error: Exception) -> Status:
     """The status for the exception that ended a call."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
-            return Status(code, _defused(error), trailers=_trailers(error))
+            return Status(code, _sentence_of(error), trailers=_trailers(error))
     if isinstance(error, errors.EngineFailed):
-        return Status(StatusCode.INTERNAL, _defused(error), expected=False)
+        return Status(StatusCode.INTERNAL, _sentence_of(error), expected=False)
     return Status(StatusCode.INTERNAL, "internal error; see the backend log", expected=False)
 
 
@@ -95,7 +95,7 @@ def _trailers(error: Exception) -> tuple[tuple[str, str], ...]:
     return tuple((key, value) for key, value in metadata if value)
 
 
-def _defused(error: Exception) -> str:
+def _sentence_of(error: Exception) -> str:
     fields = error.fields if isinstance(error, errors.EngineError) else ()
     sentence = with_keys(str(error), fields)
     for phrase, owner, harmless in _TRIGGERS:

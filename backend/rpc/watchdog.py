@@ -1,9 +1,9 @@
 """Ends a process whose engine hangs.
 
-While the event loop runs, it counts how long the engine has been in the same step; calls can then
-still be answered, and the process exits in order. If the event loop hangs too, a second process
-(`monitor`) takes over. It starts with the first load, so that the first Health need not wait for
-it.
+A task on the event loop counts how long the engine has been in the same step. If that is too long,
+calls can still be answered, and the process exits in order. If the event loop hangs too, a second
+process (`monitor`) kills it. That process starts with the first load, so that it does not delay the
+first Health.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Watchdog:
     def start_monitor(self) -> None:
         """Start the second process unless it is already running.
 
-        It has its own session, because signals to the backend's process group are not meant for it.
+        It has its own session, so that it does not get signals to the backend's process group.
         """
         if self._monitor is not None:
             return

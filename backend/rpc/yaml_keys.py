@@ -1,7 +1,7 @@
-"""What a model's YAML file, LocalAI's or the gateway's, calls the fields of the protocol.
+"""The names of the protocol's fields in model YAML files of LocalAI and the gateway.
 
-Whoever reads a refusal wrote the file, or a request with the same names, and has never seen the
-protocol. So each sentence names both: `context_size (ContextSize)`.
+An error message is read by the author of such a file, or of a request with the same names, who does
+not know the protocol. So messages contain both names: `context_size (ContextSize)`.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ YAML_KEYS: Mapping[str, str] = {
     "Mirostat": "mirostat",
     "NegativePrompt": "negative_prompt",
 }
-# Names that cannot be words of a sentence; the others are replaced where the error names its field.
+# Names that cannot be English words. Others are replaced only if the error is about that field.
 _COMPOUND = frozenset(name for name in YAML_KEYS if re.search(r"[a-zA-Z].*[A-Z]", name))
 
 _WORDS = re.compile(rf"(?<![\w.'\"])(?:{'|'.join(sorted(YAML_KEYS, key=len, reverse=True))})(?!\w)")
 
 
 def with_keys(sentence: str, fields: Collection[str]) -> str:
-    """The sentence with the YAML key before the first mention of each field.
+    """The sentence with the YAML key added to the first mention of each field.
 
-    fields: those that the error is about.
+    fields: the fields that the error is about.
     """
     names = _COMPOUND.union(YAML_KEYS.keys() & fields)
     seen: set[str] = set()

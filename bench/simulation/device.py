@@ -1,4 +1,4 @@
-"""Stands in for the executor: carries plans out by counting, and checks every one of them."""
+"""A simulated executor: carries out plans by counting, and checks every plan."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from backend.engine.plan import (
 from backend.engine.prefix_index import PrefixKey
 from bench.simulation.setup import Setup
 
-Snapshots = dict[int, int]  # by place in the prompt: which snapshot
+Snapshots = dict[int, int]  # prompt length → number of the snapshot
 
 
 class BrokenPlanError(AssertionError):
-    """A plan that names what is not there, or does not fit."""
+    """A plan that refers to something that does not exist, or that does not fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan(StepPlan):
-    """A plan that also stores what a sequence has while it goes on.
+    """A plan that can also store the KV of a sequence that continues.
 
-    keep: the sequences and the numbers of the entries. The planner stores only what leaves.
+    keep: the sequences and the numbers of their entries. The planner stores only ended sequences.
     """
 
     keep: tuple[Leave, ...] = ()
@@ -44,7 +44,7 @@ class ServerPlan(StepPlan):
 
 @dataclass(eq=False, slots=True)
 class DeviceSequence:
-    """A sequence as the device has it. batch: 0 until it decodes; filled: -1 without KV."""
+    """The device's state of a sequence. batch: 0 before decode. filled: -1 without KV."""
 
     number: int
     key: PrefixKey
@@ -68,9 +68,10 @@ class _Entry:
 
 @dataclass(slots=True)
 class Ran:
-    """What a step did. tokens_after, seconds: from its begin to its tokens, and to its end.
+    """The result of a step.
 
-    reused: by the sequences that started.
+    tokens_after, seconds: time from its start to its tokens, and to its end. reused: prompt tokens
+    that were reused, for each sequence that started.
     """
 
     events: list[PlannerEvent] = field(default_factory=list)
@@ -85,8 +86,8 @@ class Ran:
 class SimulatedDevice:
     """Sequences, batches and entries by number.
 
-    bounded: whether the policy promises to stay within the memory. peak: most bytes of KV at the
-    end of a step.
+    bounded: whether the policy guarantees to stay within the memory. peak: the most bytes of KV at
+    the end of a step.
     """
 
     def __init__(self, setup: Setup, limits: Limits, *, bounded: bool) -> None:
@@ -150,7 +151,7 @@ class SimulatedDevice:
         return ran
 
     def decode_on(self, steps: int) -> Ran:
-        """Further decode steps that the same plan would be repeated for."""
+        """Run more decode steps with the same plan."""
         ran = Ran(quiet=True)
         ran.tokens_after = ran.seconds = self._decode(steps, ran)
         self._weigh()
@@ -197,7 +198,7 @@ class SimulatedDevice:
         return copied
 
     def _start(self, start: Start, ran: Ran) -> int:
-        """Returns bytes that are copied."""
+        """Start a sequence; returns the copied bytes."""
         one = self.sequences.get(start.sequence)
         _check(one is not None, f"sequence {start.sequence} is not known")
         assert one is not None
@@ -243,7 +244,7 @@ class SimulatedDevice:
         return kept
 
     def _join(self, joins: Sequence[Join]) -> int:
-        """Returns bytes that are copied: the batches that change are built anew."""
+        """Add sequences to batches; returns the copied bytes, as changed batches are rebuilt."""
         changed = set()
         for join in joins:
             one = self._with_kv(join.sequence)
@@ -299,7 +300,7 @@ class SimulatedDevice:
     # Entries.
 
     def _store(self, one: DeviceSequence, number: int, ran: Ran) -> int:
-        """Returns its bytes."""
+        """Store an entry; returns its bytes."""
         _check(one.filled >= 0, "stored without KV")
         _check(number > self._latest_entry, f"entry {number} is not new")
         self._latest_entry = number

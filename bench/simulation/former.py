@@ -1,8 +1,8 @@
-"""The policy that the planner replaced: first come first served, one rectangle, one prompt a pass.
+"""The policy that the planner replaced: first come, first served; one batch; one prompt per pass.
 
-It learns, stores and finds prefixes as the planner does, so that the difference is the decisions:
-the order of admission, the charge of rows times the longest, round robin in prefill, and answers
-that end with an error where the memory runs out.
+It stores and finds prefixes like the planner, so only its decisions differ: the order of admission,
+memory charged as the number of rows times the longest row, round robin in prefill, and answers that
+end with an error when memory runs out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make bench BENCH=simulation`: the planner beside the policy before it and mlx_lm.server's."""
+"""`make bench BENCH=simulation`: compares the planner, its predecessor and mlx_lm.server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_SECONDS = 120.0
 
 
 class Present(Planner):
-    """The planner, which stays within the memory and the slots."""
+    """The planner, which guarantees to stay within the memory and the slots."""
 
     bounded = True
 

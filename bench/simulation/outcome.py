@@ -1,4 +1,4 @@
-"""What a policy made of a load, in one row."""
+"""The result of a policy under a load, as one row of a table."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """first_token: quantiles of the seconds to it, by percent. gap: 99th percentile of the seconds
-    between two tokens. good: answers within the setup's bounds. reuse: share of the prompts' tokens
-    that needed no computing. slowdown: 99th percentile by kind of how many times longer an answer
-    took than with nobody beside it. fairness: Jain's index of the inverse slowdowns, from 0 to 1.
-    peak: most bytes of KV, as a share of the room for it.
+    """The figures of one run.
+
+    first_token: percentiles of the seconds to the first token. gap: 99th percentile of the seconds
+    between two tokens. good: number of answers within the setup's limits. reuse: share of prompt
+    tokens that were not computed. slowdown: by kind, the 99th percentile of an answer's time
+    relative to its time on an idle machine. fairness: Jain's index of the inverse slowdowns, 0 to
+    1. peak: the most bytes of KV, as a share of the available memory.
     """
 
     first_token: dict[int, float]
@@ -58,7 +60,7 @@ class Outcome:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """As `HEADER` says, but for the policy."""
+        """The columns of `HEADER`, without the policy."""
         return (
             *(f"{self.first_token[share]:.2f} s" for share in (50, 95, 99)),
             f"{self.gap * 1e3:.0f} ms",
@@ -110,5 +112,5 @@ def _good(setup: Setup, one: Request) -> bool:
 
 
 def _percentile(values: Sequence[float] | array[float], share: int) -> float:
-    """NaN where there are none."""
+    """The percentile of some values; NaN if there are none."""
     return float(np.percentile(np.asarray(values), share)) if len(values) else float("nan")

@@ -15,12 +15,12 @@ from bench.simulation.device import BrokenPlanError, DeviceSequence, Ran, Simula
 from bench.simulation.setup import Setup
 from bench.simulation.traffic import LIMIT, Conversation, Kind
 
-_AT_ONCE = 16  # decode steps that are taken together where nothing else happens
+_AT_ONCE = 16  # decode steps that are simulated together if nothing else happens
 _IDLE_STEPS = 1000  # without progress, after which a policy counts as stuck
 
 
 class Policy(Protocol):
-    """What decides. bounded: whether it promises to stay within the memory and the slots."""
+    """A scheduling policy. bounded: whether it guarantees to stay within memory and slots."""
 
     limits: Limits
     bounded: bool
@@ -33,10 +33,10 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class Request:
-    """One turn, and what became of it. Times are in seconds since the beginning.
+    """One turn and its result. Times are in seconds since the beginning.
 
-    known: tokens of its prompt that an earlier request had, or the shared system prompt.
-    end: "answered", "left" or "refused". overtaken: how many that came later started before it.
+    known: prompt tokens that an earlier request or the shared system prompt had. end: "answered",
+    "left" or "refused". overtaken: how many later requests started before it.
     """
 
     kind: Kind
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a policy made of a load. gaps: seconds between the tokens of a stream."""
+    """The results of one run. gaps: seconds between the tokens of a stream."""
 
     requests: list[Request] = field(default_factory=list)
     gaps: array[float] = field(default_factory=lambda: array("d"))
@@ -97,7 +97,7 @@ class Replay:
             self._wait(conversation.start, conversation, 0, conversation.system)
 
     def run(self) -> Replayed:
-        """To the end of the last request. Raises BrokenPlanError."""
+        """Run until the last request has ended. Raises BrokenPlanError."""
         began = time.perf_counter()
         while self._due or self._live or self._events or self._policy.busy:
             if not (self._live or self._events or self._policy.busy):
@@ -117,7 +117,7 @@ class Replay:
     def _wait(
         self, when: float, conversation: Conversation | None, turn: int, key: PrefixKey | None
     ) -> None:
-        """A turn begins, or (without a conversation) the client of request `turn` leaves."""
+        """Schedule a turn or, without a conversation, the departure of request `turn`'s client."""
         self._numbers += 1
         heapq.heappush(self._due, (when, self._numbers, conversation, turn, key))
 
@@ -158,7 +158,7 @@ class Replay:
             self._wait(when + patience, None, number, None)
 
     def _end(self, live: _Live, how: str) -> None:
-        """The request is over; the client goes on with what it got."""
+        """End a request; its client continues with the answer that it received."""
         request, sequence = live.request, live.sequence
         if request.end:
             raise BrokenPlanError(f"sequence {sequence.number} ends twice")
@@ -195,10 +195,10 @@ class Replay:
             self._decode_on(ran.seconds)
 
     def _decode_on(self, step: float) -> None:
-        """Decode until something can change the next plan: it would be the same until then.
+        """Decode until something can change the next plan; until then it would be the same.
 
-        With nothing in prefill, memory that only gets scarcer and no news, it admits nobody that
-        it did not admit now. What it charges for covers the tokens of these steps.
+        Without prefill and new events, free memory only shrinks, so the policy admits nothing that
+        it does not admit now. Its memory charges already cover the tokens of these steps.
         """
         steps = min(_AT_ONCE, self._device.shortest_left()) - 1
         if self._due:
@@ -207,7 +207,7 @@ class Replay:
             self._take(self._device.decode_on(steps), steps)
 
     def _take(self, ran: Ran, steps: int) -> None:
-        """Deliver the tokens of a step, or of several alike."""
+        """Deliver the tokens of one or more equal steps."""
         result = self.result
         result.steps += steps
         result.computed += ran.computed

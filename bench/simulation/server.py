@@ -1,12 +1,12 @@
-"""The decisions of mlx_lm.server, as mlx-lm 0.32.2 has them in `server.py` and `generate.py`.
+"""The scheduling of mlx_lm.server, as in mlx-lm 0.32.2's `server.py` and `generate.py`.
 
-Up to 8 prompts are prefilled side by side, each as far as 2048 tokens, padded to the longest;
-between two such passes, up to 32 sequences decode once. Memory is not asked. New requests are
-looked for every half second. 10 prompts are stored at most. By default nothing bounds their bytes;
-here the option --prompt-cache-bytes does, with all of the memory beside the weights.
+Up to 8 prompts are prefilled side by side, up to 2048 tokens of each per pass, padded to the
+longest; between two such passes, up to 32 sequences decode one token. Memory is not considered. New
+requests are accepted every half second. At most 10 prompts are stored. By default their size is not
+limited; here the option --prompt-cache-bytes limits it to the memory that the weights leave.
 
-It comes off better here than it is: its rectangles of prompts are not charged for, clients that
-leave are dropped from the queue at once, and it does not die of a full memory.
+The simulation flatters it: padding of prompts is not charged, clients that disconnect are removed
+from the queue at once, and it does not crash when memory is full.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ORDER: tuple[Origin, ...] = ("assistant", "user", "system")
 
 @dataclass(eq=False, slots=True)
 class _Row:
-    """segments: the places at which its KV is stored, the last of its prefill included."""
+    """A sequence. segments: the lengths at which its KV is stored, including the end of prefill."""
 
     arrived: Arrived
     filled: int
@@ -71,7 +71,7 @@ class _Entry:
 
 
 class Server:
-    """Plans as mlx_lm.server acts."""
+    """A policy that plans like mlx_lm.server."""
 
     bounded = False
 
@@ -159,7 +159,7 @@ class Server:
         self._leaving.append(Leave(number, entry))
 
     def _look(self, now: float) -> list[Start]:
-        """Take new requests in, with what is stored for them."""
+        """Accept new requests, with the stored KV that they can start from."""
         running = self._queue or self._prompts or self._decoding
         if running and now - self._looked < _LOOKS_EVERY:
             return []
@@ -180,7 +180,7 @@ class Server:
         return starts
 
     def _trim(self, copied: set[int]) -> None:
-        """Evict what does not fit beside the KV of all requests."""
+        """Evict entries that do not fit in memory next to the KV of all requests."""
         cost = self.limits.cost
         rows = [*self._queue, *self._prompts.values(), *self._decoding.values()]
         left = self.limits.room - sum(cost.of(row.filled) for row in rows)
@@ -191,7 +191,7 @@ class Server:
             self._evict(oldest)
 
     def _pass(self) -> tuple[tuple[tuple[Prefill, ...], ...], list[Leave]]:
-        """One pass over all prompts, and what is stored after it."""
+        """One pass over all prompts, and the entries that are stored after it."""
         parts: list[Prefill] = []
         keep: list[Leave] = []
         for row in self._prompts.values():
@@ -208,7 +208,7 @@ class Server:
         self._storing[self._latest_entry] = (row.arrived.key, origin)
         return self._latest_entry
 
-    # LRUPromptCache, whose order is that of insertion: looking does not count as use.
+    # LRUPromptCache, whose order is that of insertion: a lookup does not count as use.
 
     def _nearest(self, key: PrefixKey) -> Source | None:
         most = len(key) - 1
@@ -233,7 +233,10 @@ class Server:
             self._evict(self._oldest())
 
     def _oldest(self) -> int:
-        """The oldest of a kind that has at least as many entries as the next more valued one."""
+        """The entry to evict: the oldest of the first kind in `_ORDER` with enough entries.
+
+        Enough means at least as many as the next kind.
+        """
         by_origin = {
             origin: [n for n, entry in self._entries.items() if entry.origin == origin]
             for origin in _ORDER

@@ -1,4 +1,4 @@
-"""The simulated machine with its model: how many bytes things take, and how many seconds."""
+"""The simulated machine and model: sizes in bytes, and durations in seconds."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Model:
         return CacheCost(per_token, int(self.state))
 
     def touched(self, tokens: int) -> float:
-        """Bytes of weights that a pass over so many tokens reads.
+        """Bytes of weights that a pass over `tokens` tokens reads.
 
-        Tokens choose their experts independently, so a few of them miss some.
+        Tokens choose their experts independently, so a pass over few tokens does not use all.
         """
         if not self.experts:
             return self.weights
@@ -86,9 +86,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model on a machine under a load. load: requests per second; requests: how many.
+    """A model on a machine under a load.
 
-    first_token, gap: seconds within which an answer is good.
+    load: requests per second. requests: their number. first_token, gap: maximum seconds to the
+    first token and between tokens of a good answer.
     """
 
     machine: Machine
@@ -105,7 +106,7 @@ class Setup:
 
     @property
     def limits(self) -> Limits:
-        """Those that the backend would choose on this machine, but for the slots."""
+        """The limits that the backend would choose on this machine, except for the slots."""
         device, settings, weights = self.machine.device, Settings(), int(self.model.weights)
         plan = memory_plan(device, settings, weights)
         return Limits(
@@ -120,24 +121,24 @@ class Setup:
         )
 
     def decode_seconds(self, rows: int, longest: int) -> float:
-        """A decode step of one batch: a rectangle as long as its longest sequence."""
+        """Seconds of a decode step of one batch, padded to its longest sequence."""
         cost = self.model.cost
         read = self.model.touched(rows) + rows * (longest * cost.per_token + 2 * cost.fixed)
         return self._seconds(read, rows * self._flops(longest))
 
     def prefill_seconds(self, rows: int, width: int, start: int) -> float:
-        """A prefill pass of `width` tokens of each row behind `start` tokens that are there."""
+        """Seconds of a prefill pass of `width` tokens per row after `start` earlier ones."""
         cost = self.model.cost
         tokens = rows * width
         read = self.model.touched(tokens) + rows * (start * cost.per_token + 2 * cost.fixed)
         return self._seconds(read, tokens * self._flops(start + width // 2))
 
     def copy_seconds(self, nbytes: int) -> float:
-        """Reading bytes and writing them elsewhere."""
+        """Seconds to copy bytes."""
         return 2 * nbytes / self._bandwidth
 
     def alone_seconds(self, start: int, prompt: int, answer: int) -> float:
-        """A request with nobody beside it, whose first `start` tokens need no computing."""
+        """Seconds of a request on an idle machine, whose first `start` tokens are cached."""
         chunk = prefill_chunk(self.machine.device, Settings())
         prefill = sum(
             self.prefill_seconds(1, min(chunk, prompt - at), at)
@@ -154,7 +155,7 @@ class Setup:
         return max(read / self._bandwidth, flops / reached) + self.machine.launch
 
     def _flops(self, context: int) -> float:
-        """Of one token: a multiplication and an addition per weight, and per value of KV."""
+        """Operations per token: a multiplication and an addition per weight and per KV value."""
         model = self.model
         attention = 4 * model.layers * model.heads * model.head_size * context
         return 2 * model.active + attention
@@ -166,11 +167,11 @@ def links() -> list[Link]:
 
 
 def setups() -> list[Setup]:
-    """All that the file holds, in its order."""
-    told: dict[str, Any] = tomllib.loads(_FILE.read_text())
-    machines = {key: Machine(**values) for key, values in told["machines"].items()}
-    models = {key: Model(**values) for key, values in told["models"].items()}
+    """All setups in the file, in order."""
+    read: dict[str, Any] = tomllib.loads(_FILE.read_text())
+    machines = {key: Machine(**values) for key, values in read["machines"].items()}
+    models = {key: Model(**values) for key, values in read["models"].items()}
     return [
         Setup(**values | {"machine": machines[values["machine"]], "model": models[values["model"]]})
-        for values in told["setups"]
+        for values in read["setups"]
     ]

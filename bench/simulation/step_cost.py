@@ -1,4 +1,4 @@
-"""What the planner itself costs in a step, in seconds of this machine."""
+"""The time that the planner itself needs for a step, in seconds on this machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from backend.engine.prefix_index import PrefixKey
 from backend.engine.units import GIB
 
 _STEPS = 100
-_SPARE = 1 << 26  # bytes that are left, and too few for anybody
-_ANSWER = 512  # tokens, which all are charged for at once: what is charged stays the same
+_SPARE = 1 << 26  # free bytes; too few to admit a sequence
+_ANSWER = 512  # tokens; all are charged at admission, so the charges stay constant
 _STEP_SECONDS = 0.03
 
 
 def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
-    """Median processor seconds of a plan while so many sequences decode and so many wait.
+    """Median processor seconds of a plan with this many decoding and waiting sequences.
 
     memory: whether they wait for memory, and not for a slot.
     """
@@ -69,7 +69,7 @@ def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
 
 
 def _charged(planner: Planner) -> int:
-    """Bytes that the sequences take in their batches."""
+    """Bytes charged for the sequences in batches."""
     batches: dict[int, list[int]] = {}
     for one in planner.of("decode"):
         batches.setdefault(one.batch, []).append(one.charged)

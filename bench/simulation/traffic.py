@@ -1,4 +1,4 @@
-"""Seeded conversations: chats, agents whose contexts grow, bursts, and clients that leave."""
+"""Seeded conversations: chats, agents with growing contexts, bursts; some clients disconnect."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from backend.engine.prefix_index import PrefixKey
 
 Kind = Literal["chat", "agent", "burst"]
 
-LIMIT = 4096  # tokens that every request asks for at most; answers are shorter
+LIMIT = 4096  # the output limit in tokens of every request; answers are shorter
 _VOCABULARY = 150_000
 _LONGEST = 100_000  # tokens of an agent's context
-_LEAVES = 0.05  # of the requests
-_BURST = 24  # requests that come within a second
+_LEAVES = 0.05  # share of requests whose client disconnects
+_BURST = 24  # requests within a second
 _SYSTEMS: dict[Kind, Sequence[int]] = {
     "chat": (60, 250, 400, 900, 1500),
     "agent": (2000, 4500, 9000),
     "burst": (1200, 3000),
 }
-# Of the conversations that begin, how many are of a kind.
+# The share of each kind among new conversations.
 _SHARES: dict[Kind, float] = {"chat": 0.86, "agent": 0.11, "burst": 0.03}
 
 
@@ -31,8 +31,8 @@ _SHARES: dict[Kind, float] = {"chat": 0.86, "agent": 0.11, "burst": 0.03}
 class Turn:
     """One request of a conversation.
 
-    new: tokens of the user, or of tools. answer: tokens. pause: seconds after the answer before.
-    patience: seconds after which the client leaves; None: it stays.
+    new: tokens from the user or from tools. answer: tokens. pause: seconds since the last answer.
+    patience: seconds after which the client disconnects; None if it does not.
     """
 
     new: int
@@ -43,10 +43,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that build on each other. start: seconds. system: which shared prompt it begins with.
-
-    seed: of its tokens.
-    """
+    """Consecutive turns. start: seconds. system: the shared system prompt. seed: of its tokens."""
 
     kind: Kind
     start: float
@@ -62,7 +59,7 @@ class Conversation:
 
 
 def conversations(seed: int, requests: int, load: float) -> list[Conversation]:
-    """Conversations with so many turns in all, by start; load: turns per second."""
+    """Conversations with `requests` turns in all, by start time. load: turns per second."""
     drawn = np.random.default_rng(seed)
     systems = {
         kind: [PrefixKey(drawn.integers(1, _VOCABULARY, length)) for length in lengths]
@@ -95,7 +92,7 @@ def conversations(seed: int, requests: int, load: float) -> list[Conversation]:
 
 
 def _turns(drawn: np.random.Generator, kind: Kind, system: int) -> list[list[Turn]]:
-    """The turns of the conversations that begin together."""
+    """The turns of conversations that begin at the same time."""
     if kind == "chat":
         count = int(drawn.integers(1, 7))
         return [[_turn(drawn, 60, 0.9, 110, 0.8, 40.0) for _ in range(count)]]
@@ -116,7 +113,7 @@ def _turns(drawn: np.random.Generator, kind: Kind, system: int) -> list[list[Tur
 def _turn(
     drawn: np.random.Generator, new: float, spread: float, answer: float, wide: float, pause: float
 ) -> Turn:
-    """Log-normal lengths about a median, an exponential pause about a mean."""
+    """A turn with log-normal lengths (by median) and an exponential pause (by mean)."""
     leaves = drawn.random() < _LEAVES
     return Turn(
         new=int(np.clip(drawn.lognormal(np.log(new), spread), 4, 20_000)),

@@ -1,1 +1,1 @@
-"""Minutes of everything that hosts send at once, and what it leaves behind in the process."""
+"""Sends all kinds of requests at once for minutes, and checks the process for leaks."""

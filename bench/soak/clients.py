@@ -1,4 +1,4 @@
-"""The clients of a soak: each does its share of a round, and notes how every call ended."""
+"""The clients of a soak test: each does its share of a round and records how its calls ended."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
 CLIENTS = 8
-PATIENCE = 300.0  # seconds; who has no answer by then counts as forgotten
-# What each client does in a round, in an order of its own.
+PATIENCE = 300.0  # seconds; a request without an answer by then counts as lost
+# What each client does in a round, in random order.
 SHARE = (*["talk"] * 5, *["new"] * 2, *["leave"] * 2, "expire", "bad", "anything")
 
 OK, INVALID = StatusCode.OK, StatusCode.INVALID_ARGUMENT
@@ -41,9 +41,9 @@ _EXPECTED = {
 
 @dataclass
 class Ledger:
-    """How calls ended. answered: the labels of those that must be in the backend's log as OK.
+    """How calls ended. answered: the labels of calls that must be in the backend's log as OK.
 
-    wrong: sentences about calls that ended as they should not.
+    wrong: descriptions of calls that ended unexpectedly.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -64,24 +64,24 @@ class Clients:
         self._known: dict[Talk, list[str]] = {}
 
     def learn(self, model: Model) -> None:
-        """Hold all of a loaded model's conversations alone; later answers are compared to these."""
+        """Run all of a loaded model's conversations alone, as a reference for later answers."""
         for talk in model.talks:
             self._known[talk] = list(self._turns(talk, streams=True))
 
     def repeat(self, model: Model) -> None:
-        """Hold all of them alone once more."""
+        """Run all of them alone once more."""
         for talk in model.talks:
             self._compare(talk, streams=True)
 
     def work(self, model: Model, seed: str) -> None:
-        """A round's share of all clients, at once."""
+        """Run all clients' shares of a round at once."""
         with ThreadPoolExecutor(CLIENTS) as pool:
             shares = [random.Random(f"{seed} {at}") for at in range(CLIENTS)]
             list(pool.map(lambda dice: self._share(model, dice), shares))
 
     @contextlib.contextmanager
     def overtaken(self, dice: random.Random) -> Iterator[None]:
-        """Two answers that never end, and are to be ended by what happens inside."""
+        """Run two endless answers, which the code inside the block must end."""
         calls = [self._stub.PredictStream(traffic.endless(dice), PATIENCE) for _ in range(2)]
         for call in calls:
             next(call)
@@ -107,7 +107,7 @@ class Clients:
                     self._ask(kind, request, streams=dice.random() < 0.5)
 
     def _leave(self, dice: random.Random) -> None:
-        """After so many pieces of an answer, if it has that many."""
+        """Disconnect after a random number of pieces of an answer."""
         drawn = dice.choice([traffic.new, traffic.endless])(dice)
         call = self._stub.PredictStream(drawn, timeout=PATIENCE)
         with contextlib.suppress(grpc.RpcError):  # its code is noted below
@@ -125,7 +125,7 @@ class Clients:
                     self._ledger.differing.append(f"{answer}, not {known}")
 
     def _turns(self, talk: Talk, *, streams: bool) -> Iterator[str]:
-        """The answers to a conversation, each with all that came beside its text."""
+        """The answers in a conversation, each with everything else in its Replies."""
         said: list[str] = []
         for _ in talk.questions:
             replies = self._ask("talk", talk.request(said), streams=streams)
@@ -146,7 +146,7 @@ class Clients:
         return replies
 
     def _end(self, kind: str, call: Any, whole: Sequence[Any] = ()) -> list[pb.Reply]:
-        """Wait for a call's end, and note it; returns what came. whole: the call, if no stream."""
+        """Wait for a call's end and record it; returns its Replies. whole: the unary Reply."""
         replies: list[pb.Reply] = []
         with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
             replies += [one.result() for one in whole] or call
@@ -163,7 +163,7 @@ def _text(replies: Sequence[pb.Reply]) -> str:
 
 
 def _whole(replies: Sequence[pb.Reply]) -> str:
-    """All that an answer says, in one text that is the same for a stream and a whole."""
+    """An answer as one text, which is the same for a stream and a unary call."""
     deltas = [delta for reply in replies for delta in reply.chat_deltas]
     calls: dict[int, str] = {}
     for call in (call for delta in deltas for call in delta.tool_calls):

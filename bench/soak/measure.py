@@ -1,8 +1,8 @@
-"""Whether a backend stays as it was, after minutes of everything that hosts send at once.
+"""Soak test: sends a backend all kinds of requests for minutes, and checks that it does not grow.
 
-Time goes by in rounds of equal work: Free, a load of the text model, its clients, a load of the
-vision model, its clients. Answers are running whenever a model goes. After each round, at rest,
-the process is looked at. BENCH_SECONDS sets how long: 600 unless it is set.
+The time is divided into rounds of equal work: Free, a load of the text model, its clients, a load
+of the vision model, its clients. Answers are running whenever a model is unloaded. After each
+round the idle process is measured. BENCH_SECONDS sets the duration; the default is 600.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from wire.backend_pb2_grpc import BackendStub
 SECONDS = 600.0
 LEAST_ROUNDS = 6
 LOADS = 100
-SETTLED = 30  # loads after which the process has seen all
-# Rounds differ in what is drawn, so what the allocator keeps differs by a few MiB at rest.
+SETTLED = 30  # loads after which memory should not grow any more
+# Rounds are random, so the memory that the allocator keeps differs by a few MiB.
 GROWTH = 1.05
 OPTIONS = ("prompt_cache_mib:8", "parallel:6")
 _PARTS = ("weights", "kv_cache", "prompt_cache", "media_features")
@@ -40,8 +40,10 @@ _CALL = re.compile(r"event=call rpc=Predict\S* status=(\S+) id=(soak-\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At the process at rest. resident: bytes, its children's too; active: bytes of MLX that no
-    part of Status names."""
+    """Measurements of the idle process.
+
+    resident: bytes, including its children. active: MLX's bytes that are not in a part of Status.
+    """
 
     resident: int
     active: int
@@ -81,7 +83,7 @@ def _rounds(
         with clients.overtaken(dice):
             load(stub, chosen[1].path, ContextSize=CONTEXT, Options=OPTIONS)
         clients.work(chosen[1], seed)
-        clients.repeat(chosen[1])  # so that every look is at a process that did the same last
+        clients.repeat(chosen[1])  # so that the same work comes before every measurement
         looks.append(_look(stub, pid))
     return looks
 
@@ -133,7 +135,7 @@ def _table(looks: Sequence[Look]) -> Table:
 
 
 def _of_looks(looks: Sequence[Look]) -> Iterator[Figure]:
-    """Medians of the last third against the first, without the very first round."""
+    """Medians of the last third of the rounds against the first third, without the first round."""
     third = max(len(looks) // 3, 2)
     first, last = looks[1 : third + 1], looks[-third:]
 
@@ -170,7 +172,7 @@ def _loads(stub: BackendStub, pid: int, paths: Sequence[Path]) -> Iterator[Figur
 
 
 def _of_log(ledger: Ledger, log: str) -> Figure:
-    """Whether the backend's own log tells one end of every answer, and no second one."""
+    """Whether the backend's log has exactly one end of every answer."""
     ends = Counter(_CALL.findall(log))
     of_label = Counter(label for _, label in ends.elements())
     odd = [label for label, times in of_label.items() if times > 1]

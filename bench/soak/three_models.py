@@ -1,9 +1,8 @@
-"""Whether the gateway and three backends stay as they were, after minutes of all their clients.
+"""Soak test of the gateway with three backends: checks that no process grows.
 
-Clients of every API ask a model that reads text, one that sees and hears, and one that embeds, at
-once: questions whose answers are known, requests that are wrong, and answers that nobody waits for.
-After each round, at rest, all processes are looked at. BENCH_SECONDS sets how long: 600 unless it
-is set.
+Clients of every API use a text model, a vision and audio model and an embedding model at once. They
+send questions with known answers, invalid requests, and requests from which they disconnect. After
+each round all idle processes are measured. BENCH_SECONDS sets the duration; the default is 600.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.test_hearing import sound
 
 SECONDS = 600.0
-SETTLING = 180.0  # seconds, or a third of it all
+SETTLING = 180.0  # seconds that are not evaluated, or a third of the duration if that is less
 LEAST_ROUNDS = 6
 GROWTH = 1.05
 CLIENTS = 9
-# What each client does in a round, in an order of its own.
+# What each client does in a round, in random order.
 SHARE = (*["ask"] * 6, *["leave"] * 2, *["wrong"] * 2)
 _PATIENCE = httpx.Timeout(300.0)
-# What no two answers have in common.
+# Fields that differ between equal answers.
 _OWN = ("id", "call_id", "item_id", "created", "created_at", "completed_at", "timings", "logprob")
 _TIMES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 _COUNTS = ("usage", "cached_tokens", "prompt_eval_count", "bytes", "top_logprobs")
@@ -65,7 +64,7 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is posted to a path, and the statuses that it may end with."""
+    """A POST request, and the statuses with which it may end."""
 
     path: str
     body: Body | str
@@ -80,7 +79,7 @@ class Request:
 
 @dataclass
 class Ledger:
-    """How requests ended. wrong: sentences about those that ended as they should not."""
+    """How requests ended. wrong: descriptions of those that ended unexpectedly."""
 
     ends: Counter[tuple[str, int]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -117,7 +116,7 @@ def measure(text: Path, senses: Path) -> Iterator[Figure | Table]:
 
 
 def _rounds(gateway: GatewayProcess, ledger: Ledger, seconds: float) -> list[tuple[float, Look]]:
-    """Looks at all processes, each with the seconds since the start."""
+    """Measurements of all processes, each with the seconds since the start."""
     looks: list[tuple[float, Look]] = []
     lock = threading.Lock()
     with httpx.Client(base_url=gateway.url, timeout=_PATIENCE, trust_env=False) as client:
@@ -157,7 +156,7 @@ def _share(
 
 
 def _leave(client: httpx.Client, dice: random.Random) -> None:
-    """After so many lines of an answer without an end."""
+    """Disconnect after a random number of lines of an endless answer."""
     model = dice.choice(["text", "senses"])
     body = {
         "model": model,
@@ -173,7 +172,7 @@ def _leave(client: httpx.Client, dice: random.Random) -> None:
 
 
 def _said(response: httpx.Response) -> str:
-    """All that an answer says, without what differs from one to the next."""
+    """The content of an answer, without the fields that differ between equal answers."""
     kind = response.headers.get("content-type", "")
     if kind.startswith("application/json"):
         return json.dumps(_bare(response.json()))
@@ -192,7 +191,7 @@ def _bare(node: Any) -> Any:
 
 
 def _texts(events: Sequence[Any]) -> Iterator[str]:
-    """The pieces of a stream, which is cut in other places each time."""
+    """The texts in a stream's events; callers join them, because streams are split differently."""
     for event in events:
         for choice in event.get("choices", ()):
             delta = choice.get("delta", {})
@@ -221,7 +220,7 @@ def _look(gateway: GatewayProcess, client: httpx.Client) -> Look:
 
 
 def _of_looks(looks: Sequence[tuple[float, Look]], seconds: float) -> Iterator[Figure | Table]:
-    """The last third of the looks after SETTLING against the first third of those."""
+    """After SETTLING, the last third of the measurements against the first third."""
     rows = [
         (f"{at:.0f}", f"{look.resident / 2**20:.1f}", str(look.threads), str(look.descriptors))
         for at, look in looks[:: max(len(looks) // 20, 1)]

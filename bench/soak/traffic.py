@@ -1,7 +1,7 @@
-"""What the clients of a soak send: conversations whose answers are known, and all that goes wrong.
+"""The requests of a soak test: conversations with known answers, and all kinds of other requests.
 
-The answers of a `Talk` depend on nothing but its requests, so they can be compared with those of
-a quiet backend. Everything else is drawn, and only how it ends is known.
+The answers in a `Talk` depend only on its requests, so they can be compared with those of an idle
+backend. All other requests are random, and only their expected status is known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.engine.vision.seeing import encoded, picture
 from wire import backend_pb2 as pb
 
 CONTEXT = 2048
-_MOST_DRAWN = 64  # tokens of an answer to a request with anything in it
+_MOST_DRAWN = 64  # output limit in tokens of a random request
 _QUIET = {"enable_thinking": "false"}
 _THINKING = {"enable_thinking": "true"}
 _WEATHER = {
@@ -49,7 +49,7 @@ _PERSON = json.dumps(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Talk:
-    """Questions of one conversation, in order. fields: of each of its requests."""
+    """The questions of one conversation, in order. fields: set in each of its requests."""
 
     questions: tuple[str, ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint, and what is known of its answers."""
+    """A checkpoint, and conversations with it."""
 
     path: Path
     talks: tuple[Talk, ...]
@@ -123,12 +123,12 @@ def models(text: Path, vision: Path) -> tuple[Model, Model]:
 
 
 def endless(dice: random.Random) -> pb.PredictOptions:
-    """A request that is over when its context is full, and nobody waits so long."""
+    """A request that ends only when its context is full."""
     return pb.PredictOptions(Prompt=_words(dice, 20), IgnoreEOS=True)
 
 
 def new(dice: random.Random) -> pb.PredictOptions:
-    """A question that nobody has asked before."""
+    """A new question, so that nothing is cached."""
     return pb.PredictOptions(
         Messages=[pb.Message(role="user", content=_words(dice, dice.choice([5, 50, 200])))],
         UseTokenizerTemplate=True,

@@ -3,8 +3,8 @@
 Templates put newlines between reasoning, answer and calls that belong to none of them, while
 whitespace inside an answer is output. So newlines are held back until the next text is known:
 before text they are output, at the edge of a block they are dropped. If text continues after a
-block, the newlines before it are kept: no template puts them there, and without them two sentences
-would run together. Whitespace alone between two blocks is dropped.
+block, the newlines before that text are kept: no template writes them, and without them two
+sentences would run together. Whitespace alone between two blocks is dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Answer:
         self._ids: set[str] = set()
         self.calls = 0
         self._begun = False
-        self._told = 0  # characters already sent of the open call's arguments
+        self._sent = 0  # characters already sent of the open call's arguments
         self._latest = ""
         self.fresh = True
         """Only whitespace has come since the beginning or the last block."""
@@ -101,31 +101,31 @@ class Answer:
         self._after_block = False
 
     def begin(self, name: str, identity: str) -> None:
-        """Begin a call of this name; `tell` adds the certain part of its arguments."""
+        """Begin a call of this name; `send` adds the certain part of its arguments."""
         if not identity or identity in self._ids:
             identity = f"call_{uuid.uuid4().hex}"
         self._ids.add(identity)
         self._events.append(ToolCallStart(self.calls, identity, name))
         self._begun = True
 
-    def tell(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Add to the arguments of the open call, if there is one."""
         if self._begun and text:
             self._events.append(ToolCallArguments(self.calls, text))
-            self._told += len(text)
+            self._sent += len(text)
 
     def call(self, call: Call) -> None:
         """Complete a call; sends the part that has not been sent."""
         self.edge()
         if not self._begun:
             self.begin(call.name, call.id)
-        self.tell(call.arguments[self._told :])
+        self.send(call.arguments[self._sent :])
         self.abandon()
 
     def abandon(self) -> None:
         """Leave the open call, if there is one, incomplete."""
         self.calls += self._begun
-        self._begun, self._told = False, 0
+        self._begun, self._sent = False, 0
 
     def flush(self) -> None:
         """End the text: trailing whitespace is output unless there is nothing else."""

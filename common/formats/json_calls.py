@@ -8,7 +8,7 @@ from collections.abc import Collection
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
 from common.formats.reading import Reading
-from common.formats.values import JSON, Dialect, Tell, as_json, parts, read_value, string_of
+from common.formats.values import JSON, Dialect, Send, as_json, parts, read_value, string_of
 
 _NAMES = ("name", "function", "tool_name", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -40,8 +40,8 @@ def read_arguments(
     """
     cursor = reading.cursor
     yield from cursor.space()
-    tell = reading.tell if (yield from cursor.peek()) == "{" else None
-    arguments = arguments_of((yield from read_value(cursor, dialect, ends, tell=tell)))
+    send = reading.send if (yield from cursor.peek()) == "{" else None
+    arguments = arguments_of((yield from read_value(cursor, dialect, ends, send=send)))
     if arguments is None:
         raise Unreadable
     return arguments
@@ -82,18 +82,18 @@ def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
     return next((key for key in members if key in keys), "")
 
 
-class _Shown:
-    """Sends a call while its object is read, from its arguments on, if its name came before them.
+class _CallSender:
+    """Sends a call while its object is read, if its name comes before its arguments.
 
     outer: the members of the object around it, if the call is the value of a key `function`.
     """
 
-    def __init__(self, reading: Reading, outer: _Shown | None = None) -> None:
+    def __init__(self, reading: Reading, outer: _CallSender | None = None) -> None:
         self._reading = reading
         self._outer = outer
         self._seen: dict[str, list[str]] = {}
 
-    def member(self, key: str, head: str) -> Tell | None:
+    def member(self, key: str, head: str) -> Send | None:
         key = string_of(key) or ""
         if key in self._seen:
             return None
@@ -107,12 +107,14 @@ class _Shown:
         texts = self._outer._texts() if self._outer else texts
         identity = string_of(texts.get("id", "")) or string_of(texts.get("call_id", ""))
         self._reading.begin(name, identity or "")
-        return self._reading.tell
+        return self._reading.send
 
-    def inside(self, key: str) -> _Shown | None:
+    def inside(self, key: str) -> _CallSender | None:
         key = string_of(key) or ""
         nested = self._outer is None and key == _first(_NAMES, self._seen)
-        return _Shown(self._reading, self) if nested and not self._seen.keys() - _KEYS else None
+        return (
+            _CallSender(self._reading, self) if nested and not self._seen.keys() - _KEYS else None
+        )
 
     def _texts(self) -> dict[str, str]:
         return {key: "".join(chunks) for key, chunks in self._seen.items()}
@@ -142,7 +144,9 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
-    for call in calls_of((yield from read_value(reading.cursor, ends=ends, told=_Shown(reading)))):
+    for call in calls_of(
+        (yield from read_value(reading.cursor, ends=ends, receiver=_CallSender(reading)))
+    ):
         reading.call(call)
 
 
@@ -166,8 +170,8 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
     alone = reading.answer.fresh
     while True:
         yield from _expect_call(reading, alone)
-        told = None if closers or not alone else _Shown(reading)
-        found = calls_of((yield from read_value(cursor, told=told)), strict=True)
+        receiver = None if closers or not alone else _CallSender(reading)
+        found = calls_of((yield from read_value(cursor, receiver=receiver)), strict=True)
         start = cursor.position
         with cursor.ahead():
             yield from cursor.space()

@@ -93,8 +93,8 @@ def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
         key = yield from _read_keyword(reading)
         if key is None and (key := next(positions, None)) is None:
             raise Unreadable
-        reading.tell(("{" if not arguments else ", ") + json_string(key) + ": ")
-        arguments.append((key, (yield from read_value(cursor, PYTHON, tell=reading.tell))))
+        reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
+        arguments.append((key, (yield from read_value(cursor, PYTHON, send=reading.send))))
         yield from cursor.space()
         if (yield from cursor.peek()) not in (",", ")"):
             raise cursor.unreadable()

@@ -40,7 +40,7 @@ class Reading:
     _failed: int = -1
 
     def begin(self, name: str, identity: str = "") -> None:
-        """Begin a call of this name; the following `tell` calls add its arguments.
+        """Begin a call of this name; the following `send` calls add its arguments.
 
         Text of a failed attempt is read again, and is not sent as a call a second time.
         """
@@ -50,9 +50,9 @@ class Reading:
         if self.partial and self.pending_calls is None:
             self.answer.begin(name, identity)
 
-    def tell(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Add to the arguments of the open call, if there is one."""
-        self.answer.tell(text)
+        self.answer.send(text)
 
     def call(self, call: Call) -> None:
         """Complete a call; the text up to here cannot be put back any more."""
@@ -140,7 +140,7 @@ def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
 
 
 def nothing_said(reading: Reading, _opener: str) -> bool:
-    """Whether no content has come since the last block: only there may calls begin like text."""
+    """Whether there is no content since the last block; unmarked calls may begin only there."""
     return reading.answer.fresh and not reading.answer.reasoning
 
 

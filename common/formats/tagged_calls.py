@@ -15,7 +15,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import arguments_of, read_arguments, read_json_calls
 from common.formats.reading import Reading
-from common.formats.values import Tell, as_json, escaped, json_string, parts
+from common.formats.values import Send, as_json, escaped, json_string, parts
 from common.tool_schema import Undeclared
 
 _HEADER_RUN = re.compile(r"[^<>\n]*")
@@ -36,16 +36,16 @@ class _Value:
     """
 
     def __init__(
-        self, tell: Tell, is_text: Callable[[str], bool], *, trims_line: bool, cdata: bool
+        self, send: Send, is_text: Callable[[str], bool], *, trims_line: bool, cdata: bool
     ) -> None:
-        self._tell = tell
+        self._send = send
         self._is_text = is_text
         self._trims_line = trims_line
         self._cdata = cdata
         self._wrapped = False
         self._text = ""  # text that was read and not sent yet
         self._telling: bool | None = None
-        self.told = 0
+        self.sent = 0
 
     def add(self, text: str) -> None:
         if self._telling is False:
@@ -66,7 +66,7 @@ class _Value:
 
     def whole(self, value: str) -> None:
         """End the value, with its complete JSON."""
-        self._put(value[self.told :])
+        self._put(value[self.sent :])
 
     def _decide(self) -> None:
         if self._cdata and not self._wrapped:
@@ -85,8 +85,8 @@ class _Value:
             self._telling = False
 
     def _put(self, text: str) -> None:
-        self._tell(text)
-        self.told += len(text)
+        self._send(text)
+        self.sent += len(text)
 
 
 class _Section:
@@ -300,7 +300,7 @@ class CallTags:
             raise cursor.unreadable()
         given = {key, *(k for k, _ in arguments)}
         open_keys = [k for k in reading.tools.properties(name) if k not in given]
-        value = self._told(reading, name, key, attributes, arguments)
+        value = self._value_sender(reading, name, key, attributes, arguments)
         text = "" if closed else (yield from self._read_text(reading, open_keys, value))
         if self.cdata:
             text = _unwrapped_text(text)
@@ -309,7 +309,7 @@ class CallTags:
         arguments.append((key, self._typed(reading, name, key, text, attributes)))
         value.whole(arguments[-1][1])
 
-    def _told(
+    def _value_sender(
         self,
         reading: Reading,
         name: str,
@@ -320,8 +320,8 @@ class CallTags:
         """The sender for the next value, unless this first value may contain all arguments."""
         first = arguments[0][0] if arguments else key
         wraps = first in _WRAPPERS and first not in reading.tools.properties(name)
-        tell = _tell_nobody if wraps else reading.tell
-        tell(("{" if not arguments else ", ") + json_string(key) + ": ")
+        send = _discard if wraps else reading.send
+        send(("{" if not arguments else ", ") + json_string(key) + ": ")
         flag, is_text = self.text_flag
 
         def known(text: str) -> bool:
@@ -329,7 +329,7 @@ class CallTags:
                 return attributes[flag] == is_text
             return reading.tools.is_text(name, key, text, self.undeclared)
 
-        return _Value(tell, known, trims_line=self.trims_line, cdata=self.cdata)
+        return _Value(send, known, trims_line=self.trims_line, cdata=self.cdata)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
@@ -420,7 +420,7 @@ class CallTags:
             return bool((yield from cursor.at(following)))
 
 
-def _tell_nobody(_text: str) -> None:
+def _discard(_text: str) -> None:
     pass
 
 

@@ -27,7 +27,7 @@ _JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"}
 
 
-Tell = Callable[[str], None]
+Send = Callable[[str], None]
 """Receives a text in pieces, as they come."""
 
 
@@ -63,26 +63,26 @@ def json_string(text: str) -> str:
     return f'"{escaped(text)}"'
 
 
-class Told(Protocol):
+class MemberReceiver(Protocol):
     """Receives the members of an object, each when its value begins."""
 
-    def member(self, key: str, head: str, /) -> Tell | None:
+    def member(self, key: str, head: str, /) -> Send | None:
         """The key, as JSON, and the value's first character; returns the receiver of the value."""
 
-    def inside(self, key: str, /) -> Told | None:
+    def inside(self, key: str, /) -> MemberReceiver | None:
         """The receiver for the members of a value that is an object."""
 
 
 class _Written:
     """The JSON of a value as far as it has been read; pieces are sent when they are certain."""
 
-    __slots__ = ("_comma", "_texts", "tell", "tell_member")
+    __slots__ = ("_comma", "_texts", "send", "send_member")
 
-    def __init__(self, tell: Tell | None) -> None:
+    def __init__(self, send: Send | None) -> None:
         self._texts: list[str] = []
         self._comma: list[str] = []  # a comma, which may turn out to be superfluous, and space
-        self.tell = tell
-        self.tell_member: Tell | None = None
+        self.send = send
+        self.send_member: Send | None = None
 
     def add(self, text: str) -> None:
         if not text:
@@ -91,10 +91,10 @@ class _Written:
             self._comma.append(text)
             return
         self._texts.append(text)
-        if self.tell:
-            self.tell(text)
-        if self.tell_member:
-            self.tell_member(text)
+        if self.send:
+            self.send(text)
+        if self.send_member:
+            self.send_member(text)
 
     def comma(self, text: str) -> None:
         self._comma = [text]
@@ -113,24 +113,25 @@ def read_value(
     dialect: Dialect = JSON,
     ends: tuple[str, ...] = (),
     *,
-    tell: Tell | None = None,
-    told: Told | None = None,
+    send: Send | None = None,
+    receiver: MemberReceiver | None = None,
 ) -> Wait[str]:
     """The next value as JSON. `ends`: markers at which open brackets are closed.
 
-    tell: receives the same text in pieces, as soon as they are certain. told: the same for members.
+    send: called with the same text in pieces, as soon as they are certain. receiver: the same for
+    members of an object.
     """
-    out = _Written(tell)
+    out = _Written(send)
     stack: list[str] = []
-    levels: list[Told | None] = []  # the receiver for the members of each open bracket
-    told_depth = 0
+    levels: list[MemberReceiver | None] = []  # the receiver for the members of each open bracket
+    member_depth = 0
     state, key = "value", ""
     while True:
         space = yield from cursor.space()
         out.add(space if dialect is JSON and stack else "")
         head = yield from cursor.peek()
         if state == "next" and ends and stack and (yield from cursor.at(ends)):
-            out.tell_member = None
+            out.send_member = None
             out.add("".join("}" if opening == "{" else "]" for opening in reversed(stack)))
             return out.text()
         closes = stack and head == _CLOSERS[stack[-1]] and state in ("next", "first", "key", "item")
@@ -155,9 +156,9 @@ def read_value(
         else:
             level = levels[-1] if levels and state == "value" else None
             if level:
-                out.tell_member, told_depth = level.member(key, head), len(stack)
+                out.send_member, member_depth = level.member(key, head), len(stack)
             if head in ("{", "[") or (head == "(" and dialect.python):
-                inner = told if not stack else level and level.inside(key)
+                inner = receiver if not stack else level and level.inside(key)
                 levels.append(inner if head == "{" else None)
                 stack.append(cursor.take(1))
                 out.add("{" if head == "{" else "[")
@@ -165,8 +166,8 @@ def read_value(
             else:
                 yield from _read_scalar(cursor, dialect, out.add)
                 state = "next"
-        if state == "next" and len(stack) <= told_depth:
-            out.tell_member = None
+        if state == "next" and len(stack) <= member_depth:
+            out.send_member = None
         if state == "next" and not stack:
             return out.text()
 
@@ -180,7 +181,7 @@ def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
     raise cursor.unreadable()
 
 
-def _read_string(cursor: Cursor, dialect: Dialect, add: Tell) -> Wait[bool]:
+def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
     """Read a quoted string if one comes next; returns whether it did."""
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
         yield from _read_fenced(cursor, dialect.fence, add)
@@ -195,7 +196,7 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Tell) -> Wait[bool]:
     return True
 
 
-def _read_scalar(cursor: Cursor, dialect: Dialect, add: Tell) -> Wait[None]:
+def _read_scalar(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[None]:
     if (yield from _read_string(cursor, dialect, add)):
         return
     if dialect.bare:
@@ -218,7 +219,7 @@ def _bare_value(text: str, dialect: Dialect) -> str:
     return f"{text}0" if text.endswith(".") and NUMBER.fullmatch(f"{text}0") else json_string(text)
 
 
-def _read_fenced(cursor: Cursor, fence: str, add: Tell) -> Wait[None]:
+def _read_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[None]:
     add('"')
     if not (yield from cursor.until(Markers([fence]), lambda text: add(escaped(text)))):
         raise cursor.unreadable()
@@ -226,7 +227,7 @@ def _read_fenced(cursor: Cursor, fence: str, add: Tell) -> Wait[None]:
     add('"')
 
 
-def _read_quoted(cursor: Cursor, add: Tell) -> Wait[None]:
+def _read_quoted(cursor: Cursor, add: Send) -> Wait[None]:
     add(cursor.take(1))
     while True:
         yield from cursor.run(_STRING_RUN, add)
@@ -258,7 +259,7 @@ def _read_escape(cursor: Cursor) -> Wait[str]:
     return "\\\\"
 
 
-def _read_python_string(cursor: Cursor, add: Tell) -> Wait[None]:
+def _read_python_string(cursor: Cursor, add: Send) -> Wait[None]:
     quote = yield from cursor.expect('"""', "'''", '"', "'")
     add('"')
     if quote in ('"', "'") and (yield from cursor.at([quote])):

@@ -1,4 +1,4 @@
-"""Whether a greedy lexer reads two expressions correctly where either may come.
+"""Checks whether a greedy lexer distinguishes two expressions where either may come.
 
 llguidance reads bytes with a lexer that always takes the longest lexeme and never backtracks. GBNF
 has no lexemes: `[a-z]* "end"` matches `end`. So an expression may become a lexeme only if taking

@@ -112,7 +112,7 @@ def test_what_an_embedding_model_is_not_made_for(
     assert "turns text into vectors and does not generate text" in str(caught.value.details())
 
 
-def test_clients_that_leave_disturb_nobody(real: Backend) -> None:
+def test_clients_that_disconnect_do_not_affect_others(real: Backend) -> None:
     before = embed(real, TEXTS[0])
     texts = [text for text in TEXTS if len(text) > 400] * 4
     calls = [real.stub.Embedding.future(pb.PredictOptions(Embeddings=text)) for text in texts]

@@ -60,12 +60,12 @@ def together(backend: Backend, requests: list[pb.PredictOptions]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", SOUNDS)
-def test_it_tells_what_it_hears(hearing: Backend, kind: str) -> None:
+def test_it_names_the_sound(hearing: Backend, kind: str) -> None:
     assert said(hearing, heard(kind)) == telling([kind])
 
 
 @pytest.mark.parametrize("kinds", [("low", "high"), ("high", "low")])
-def test_it_tells_two_in_their_order(hearing: Backend, kinds: tuple[str, str]) -> None:
+def test_it_names_two_sounds_in_order(hearing: Backend, kinds: tuple[str, str]) -> None:
     assert said(hearing, heard(*kinds, question=MANY)) == telling(list(kinds))
 
 

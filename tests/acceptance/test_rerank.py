@@ -42,7 +42,7 @@ def test_documents_come_back_best_first_with_their_place_and_text(ranker: Backen
     assert list(best.results) == list(result.results[:2])
 
 
-def test_a_score_does_not_depend_on_company(ranker: Backend) -> None:
+def test_a_score_does_not_depend_on_other_requests(ranker: Backend) -> None:
     alone = {text: rerank(ranker, [text]).results[0].relevance_score for text in TEXTS}
     with ThreadPoolExecutor(8) as clients:
         for result in clients.map(lambda shift: rerank(ranker, list(TEXTS[shift:])), [0, 1, 2] * 4):

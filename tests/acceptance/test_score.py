@@ -54,7 +54,7 @@ def test_scores_are_sums_of_natural_logarithms(served: Backend, reference: tuple
     assert CANDIDATES[best] in (" Paris", " P")
 
 
-def test_more_is_told_where_it_is_asked_for(served: Backend, reference: tuple[Any, Any]) -> None:
+def test_more_is_returned_if_requested(served: Backend, reference: tuple[Any, Any]) -> None:
     answer = _score(served, include_token_logprobs=True, length_normalize=True)
     for candidate, score in zip(CANDIDATES, answer.candidates, strict=True):
         expected = _plain(reference, PROMPT, candidate)
@@ -128,7 +128,7 @@ def test_what_cannot_be_scored_is_refused(
     assert words in (refused.value.details() or "")
 
 
-def test_a_caller_who_leaves_frees_the_engine_and_streams_go_on(served: Backend) -> None:
+def test_a_cancelled_caller_frees_the_engine_and_streams_continue(served: Backend) -> None:
     request = chat("Count to 40.", Tokens=200)
     expected = text_of(served.stub.PredictStream(request, timeout=WAIT))
     stream = served.stub.PredictStream(request, timeout=WAIT)

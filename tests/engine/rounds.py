@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def engine_model(model: Any, **changes: Any) -> EngineModel:
-    """The model as the engine holds it; token 0 ends, every other token is `<id>`."""
+    """An EngineModel whose token 0 ends and whose other tokens have the text `<id>`."""
     table = [f"<{token}>".encode() for token in range(4096)]
     settings: dict[str, Any] = {
         "model": model,
@@ -52,8 +52,8 @@ def _together(model: Any) -> bool:
 
 
 @dataclass
-class Heard:
-    """What the owner of a row was told."""
+class Received:
+    """The events of one request."""
 
     text: str = ""
     finished: Finished | None = None
@@ -69,7 +69,7 @@ class Rounds:
     """A scheduler and everything that it has published."""
 
     model: EngineModel
-    heard: dict[int, Heard] = field(default_factory=dict)
+    received: dict[int, Received] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Rounds:
         )
 
     def submit(self, ticket: int, prompt: Sequence[int], limit: int, **request: Any) -> None:
-        self.heard[ticket] = Heard()
+        self.received[ticket] = Received()
         sampling = request.pop("sampling", Sampling())
         constraint = request.pop("grammar", None)
         places = request.pop("places", ())
@@ -93,7 +93,7 @@ class Rounds:
         )
 
     def score(self, ticket: int, plan: ScorePlan) -> None:
-        self.heard[ticket] = Heard()
+        self.received[ticket] = Received()
         wanted = GenerationRequest(str(ticket), RawPrompt(""))
         self.scheduler.submit(
             Submit(1, ticket, wanted, plan.prefix, max(plan.longest, 1), plan=plan)
@@ -103,7 +103,7 @@ class Rounds:
         self.scheduler.step()
 
     def tickets(self, state: str) -> list[int]:
-        """The sequences that the planner has in a state."""
+        """The numbers of the sequences in a state of the planner."""
         return [one.number for one in self.scheduler.planner.of(state)]
 
     @property
@@ -118,23 +118,23 @@ class Rounds:
         raise AssertionError(f"rows still run after {most} rounds")
 
     def _take(self, ticket: int, what: Event | EngineError) -> None:
-        heard = self.heard[ticket]
-        assert heard.finished is None, "told after the end"
-        assert heard.error is None, "told after a failure"
+        received = self.received[ticket]
+        assert received.finished is None, "an event after the end"
+        assert received.error is None, "an event after a failure"
         match what:
             case TextDelta(text):
-                heard.text += text
+                received.text += text
             case Finished():
-                heard.finished = what
+                received.finished = what
             case Progress():
                 pass
             case _:
-                heard.error = what
+                received.error = what
 
 
-def alone(model: EngineModel, prompt: Sequence[int], limit: int, **request: Any) -> Heard:
-    """What the request gives with nobody beside it and nothing stored."""
+def alone(model: EngineModel, prompt: Sequence[int], limit: int, **request: Any) -> Received:
+    """The events of a request that runs alone, with nothing stored."""
     rounds = Rounds(model)
     rounds.submit(1, prompt, limit, **request)
     rounds.drain()
-    return rounds.heard[1]
+    return rounds.received[1]

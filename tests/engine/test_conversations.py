@@ -51,16 +51,16 @@ class _Conversation:
         """One turn; returns how many tokens were read, and how many of them were new."""
         self.messages.append(list(question))
         prompt, places = self.prompt()
-        ticket = len(self.rounds.heard) + 1
+        ticket = len(self.rounds.received) + 1
         self.rounds.submit(ticket, prompt, ANSWER, ignore_eos=True, places=places)
         self.rounds.drain()
-        heard = self.rounds.heard[ticket]
-        assert heard.finished is not None
-        assert heard.tokens == alone(self.rounds.model, prompt, ANSWER, ignore_eos=True).tokens
+        received = self.rounds.received[ticket]
+        assert received.finished is not None
+        assert received.tokens == alone(self.rounds.model, prompt, ANSWER, ignore_eos=True).tokens
         known = max((_shared(prompt, earlier) for earlier in self.computed), default=0)
-        self.computed.append([*prompt, *heard.tokens])
-        self.messages.append(heard.tokens)
-        read = len(prompt) - heard.finished.usage.cached_tokens
+        self.computed.append([*prompt, *received.tokens])
+        self.messages.append(received.tokens)
+        read = len(prompt) - received.finished.usage.cached_tokens
         return read, len(prompt) - min(known, len(prompt) - 1)
 
 
@@ -132,11 +132,11 @@ def test_a_retry_goes_on_where_a_cancelled_prefill_ended(kind: str, passes: int)
     rounds.step()
     rounds.submit(2, prompt, ANSWER, ignore_eos=True)
     rounds.drain()
-    retried = rounds.heard[2].finished
+    retried = rounds.received[2].finished
     assert retried is not None
     assert retried.usage.cached_tokens == filled
     expected = alone(model, prompt, ANSWER, ignore_eos=True).tokens
-    assert rounds.heard[2].tokens == expected
+    assert rounds.received[2].tokens == expected
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -151,7 +151,7 @@ def test_an_edited_retry_of_a_cancelled_prefill_loses_less_than_an_interval(kind
     rounds.step()
     rounds.submit(2, [*prompt[:400], *_words(dice, 100)], ANSWER, ignore_eos=True)
     rounds.drain()
-    retried = rounds.heard[2].finished
+    retried = rounds.received[2].finished
     assert retried is not None
     assert retried.usage.cached_tokens >= 400 - 128
 
@@ -163,16 +163,16 @@ def test_what_was_generated_before_a_cancel_is_kept(kind: str) -> None:
     prompt = _words(dice, 60)
     rounds = Rounds(model)
     rounds.submit(1, prompt, 100, ignore_eos=True)
-    while len(rounds.heard[1].tokens) < 20:
+    while len(rounds.received[1].tokens) < 20:
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.drain()
-    following = [*prompt, *rounds.heard[1].tokens, *_words(dice, 10)]
+    following = [*prompt, *rounds.received[1].tokens, *_words(dice, 10)]
     rounds.submit(2, following, ANSWER, ignore_eos=True)
     rounds.drain()
-    finished = rounds.heard[2].finished
+    finished = rounds.received[2].finished
     assert finished is not None
-    assert rounds.heard[2].tokens == alone(model, following, ANSWER, ignore_eos=True).tokens
+    assert rounds.received[2].tokens == alone(model, following, ANSWER, ignore_eos=True).tokens
     assert finished.usage.cached_tokens >= len(prompt) + 18
 
 
@@ -185,7 +185,7 @@ def test_a_preempted_sequence_starts_again_from_what_it_had_computed(kind: str) 
     rounds = Rounds(model)
     for ticket, prompt in prompts.items():
         rounds.submit(ticket, prompt, 40, ignore_eos=True)
-        while len(rounds.heard[ticket].tokens) < 2:  # it decodes
+        while len(rounds.received[ticket].tokens) < 2:  # it decodes
             rounds.step()
     planner = rounds.scheduler.planner
     read = rounds.gauges.prompt_tokens_processed
@@ -198,5 +198,5 @@ def test_a_preempted_sequence_starts_again_from_what_it_had_computed(kind: str) 
     rounds.drain()
     for ticket, prompt in prompts.items():
         expected = alone(model, prompt, 40, ignore_eos=True).tokens
-        assert rounds.heard[ticket].tokens == expected
+        assert rounds.received[ticket].tokens == expected
     assert rounds.gauges.prompt_tokens_processed - read < 100

@@ -49,15 +49,15 @@ def test_a_plain_row_goes_on_while_costly_ones_rest(kind: str) -> None:
     rounds.submit(1, prompts[1], 3000, ignore_eos=True)
     for number, rule in rules.items():
         rounds.submit(number, prompts[number], 5, grammar=rule)
-    while any(rounds.heard[number].finished is None for number in rules):
+    while any(rounds.received[number].finished is None for number in rules):
         rounds.step()
     # Step by step with them, it would have about as many as they have.
-    assert len(rounds.heard[1].tokens) > 20
-    assert rounds.heard[1].finished is None or len(rounds.heard[1].tokens) == 3000
+    assert len(rounds.received[1].tokens) > 20
+    assert rounds.received[1].finished is None or len(rounds.received[1].tokens) == 3000
     assert not rounds.faults
     for number in rules:
         lone = alone(model, prompts[number], 5, grammar=Costly(0))
-        assert rounds.heard[number].tokens == lone.tokens
+        assert rounds.received[number].tokens == lone.tokens
     rounds.scheduler.cancel(1)
     rounds.drain()
 
@@ -75,7 +75,7 @@ def test_costly_rows_among_themselves_do_not_rest(cache: int) -> None:
     while rounds.scheduler.busy:
         rounds.step()
         assert not any(one.generated for one in rounds.scheduler.planner.of("waiting"))
-    assert all(heard.finished is not None for heard in rounds.heard.values())
+    assert all(received.finished is not None for received in rounds.received.values())
 
 
 def test_a_grammar_that_starts_again_where_it_is_reads_nothing_twice() -> None:

@@ -371,7 +371,7 @@ async def test_slow_prompts_of_other_kinds_hold_up_no_short_one(model: Path) -> 
         release.set()
 
 
-async def test_who_asks_is_told_how_far_the_prompt_is(model: Path) -> None:
+async def test_progress_is_reported_if_requested(model: Path) -> None:
     async with _engine(model, prefill_chunk=16) as engine:
         prompt = RawPrompt("a b c " * 40)
         request = GenerationRequest(

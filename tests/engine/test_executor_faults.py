@@ -34,7 +34,7 @@ from backend.engine.sampling import BatchSampler
 from backend.engine.score_plan import Continuation, ScorePlan
 from backend.engine.scoring import Scoring
 from tests.engine.random_models import VOCABULARY, random_model
-from tests.engine.rounds import Heard, Rounds, engine_model
+from tests.engine.rounds import Received, Rounds, engine_model
 from tests.engine.test_parity import Strides
 
 pytestmark = pytest.mark.usefixtures("small_grammars")
@@ -196,11 +196,11 @@ def submit(rounds: Rounds, number: int, ticket: int) -> None:
 
 
 @cache
-def alone(kind: str, number: int) -> Heard:
+def alone(kind: str, number: int) -> Received:
     rounds = Rounds(model_of(kind))
     submit(rounds, number, 1)
     rounds.drain()
-    return rounds.heard[1]
+    return rounds.received[1]
 
 
 STEPS = 22
@@ -227,25 +227,25 @@ def begin(rounds: Rounds, steps: int) -> None:
 
 
 def check(rounds: Rounds, kind: str, *, most: int) -> None:
-    failed = [number for number, heard in rounds.heard.items() if heard.error is not None]
-    assert len(failed) <= most, [rounds.heard[number].error for number in failed]
+    failed = [number for number, received in rounds.received.items() if received.error is not None]
+    assert len(failed) <= most, [rounds.received[number].error for number in failed]
     for number in failed:
-        error = rounds.heard[number].error
+        error = rounds.received[number].error
         assert type(error) is EngineFailed, error
-    for number in rounds.heard.keys() - failed:
-        same(rounds.heard[number], alone(kind, number))
+    for number in rounds.received.keys() - failed:
+        same(rounds.received[number], alone(kind, number))
     assert_nothing_is_left(rounds)
     submit(rounds, 1, 101)
     rounds.drain(2000)
-    same(rounds.heard[101], alone(kind, 1))
+    same(rounds.received[101], alone(kind, 1))
 
 
-def same(heard: Heard, expected: Heard) -> None:
-    assert heard.error is None
-    assert heard.finished is not None
+def same(received: Received, expected: Received) -> None:
+    assert received.error is None
+    assert received.finished is not None
     assert expected.finished is not None
-    assert heard.tokens == expected.tokens
-    ours, theirs = heard.finished, expected.finished
+    assert received.tokens == expected.tokens
+    ours, theirs = received.finished, expected.finished
     assert ours.usage.completion_tokens == theirs.usage.completion_tokens
     told = [one.token for one in ours.logprobs or ()]
     assert told == [one.token for one in theirs.logprobs or ()]
@@ -365,14 +365,14 @@ def run_with_files(rounds: Rounds) -> None:
 
 
 def check_with_files(rounds: Rounds, *, most: int) -> None:
-    failed = [number for number, heard in rounds.heard.items() if heard.error is not None]
+    failed = [number for number, received in rounds.received.items() if received.error is not None]
     assert len(failed) <= most
     plain = Rounds(model_of("full"))
     plain.submit(2, [*PROMPT[:60], *spread(60, 17)], 10, ignore_eos=True)
     plain.drain()
-    for number, expected in ((1, alone("full", 1)), (2, plain.heard[2])):
+    for number, expected in ((1, alone("full", 1)), (2, plain.received[2])):
         if number not in failed:
-            same(rounds.heard[number], expected)
+            same(rounds.received[number], expected)
     assert_nothing_is_left(rounds)
 
 
@@ -437,13 +437,13 @@ def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.M
         if not trap.sprung:
             break
         if message == NO_MEMORY or action.most == NOBODY:
-            same(rounds.heard[1], plain.heard[1])
+            same(rounds.received[1], plain.received[1])
         else:
-            assert type(rounds.heard[1].error) is EngineFailed
+            assert type(rounds.received[1].error) is EngineFailed
         assert_nothing_is_left(rounds)
         rounds.submit(2, prompt, 60, ignore_eos=True)
         rounds.drain(2000)
-        same(rounds.heard[2], plain.heard[1])
+        same(rounds.received[2], plain.received[1])
 
 
 # What ends while it is under way.
@@ -454,15 +454,15 @@ def test_all_can_be_cancelled_at_any_step(kind: str) -> None:
     for steps in range(1, STEPS):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
-        told = {number for number, heard in rounds.heard.items() if heard.finished}
+        told = {number for number, received in rounds.received.items() if received.finished}
         rounds.scheduler.cancel_all(Cancelled("over"))
-        for number in rounds.heard.keys() - told:
-            assert isinstance(rounds.heard[number].error, Cancelled)
+        for number in rounds.received.keys() - told:
+            assert isinstance(rounds.received[number].error, Cancelled)
         assert rounds.scheduler.executor.entry_bytes == 0
         assert_nothing_is_left(rounds)
         submit(rounds, 1, 101)
         rounds.drain(2000)
-        same(rounds.heard[101], alone(kind, 1))
+        same(rounds.received[101], alone(kind, 1))
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
@@ -470,17 +470,17 @@ def test_some_can_be_cancelled_at_any_step(kind: str) -> None:
     for steps in range(1, STEPS):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
-        gone = set(list(rounds.heard)[steps % 2 :: 2])
+        gone = set(list(rounds.received)[steps % 2 :: 2])
         for number in gone:
             rounds.scheduler.cancel(number)
         rounds.drain(2000)
-        for number in rounds.heard.keys() - gone:
-            same(rounds.heard[number], alone(kind, number))
+        for number in rounds.received.keys() - gone:
+            same(rounds.received[number], alone(kind, number))
         assert_nothing_is_left(rounds)
         assert not rounds.faults
 
 
-def test_a_preempted_sequence_tells_of_its_prompt_once() -> None:
+def test_a_preempted_sequence_reports_its_prompt_logprobs_once() -> None:
     """It is prefilled again with what it has generated, of which the prompt's log-probabilities
     tell nothing."""
     for generated in range(1, 6):
@@ -499,7 +499,7 @@ def check_preempted(number: int, generated: int) -> None:
     rounds.submit(4, spread(24, 7), 200)
     rounds.step()
     submit(rounds, number, number)
-    while len(rounds.heard[number].tokens) < generated:
+    while len(rounds.received[number].tokens) < generated:
         rounds.step()
     limits = rounds.scheduler.planner.limits
     rounds.scheduler.planner.limits = replace(limits, room=limits.cost.of(200))
@@ -507,10 +507,10 @@ def check_preempted(number: int, generated: int) -> None:
     rounds.scheduler.planner.limits = limits
     rounds.drain(2000)
     assert rounds.scheduler.planner.preemptions == 1
-    same(rounds.heard[number], alone("full", number))
+    same(rounds.received[number], alone("full", number))
 
 
-def test_a_grammar_is_shown_anew_what_was_said_before_memory_was_lost(
+def test_a_grammar_accepts_the_sent_tokens_again_after_a_preemption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the step that fails it has seen a token, which was never delivered."""
@@ -523,4 +523,4 @@ def test_a_grammar_is_shown_anew_what_was_said_before_memory_was_lost(
                 submit(rounds, number, number)
                 rounds.drain(2000)
             assert trap.sprung
-            same(rounds.heard[number], alone("full", number))
+            same(rounds.received[number], alone("full", number))

@@ -126,7 +126,7 @@ class Floor:
 @pytest.mark.parametrize("kind", MODELS)
 @settings(max_examples=25)
 @given(st.data())
-def test_a_sequence_says_what_it_says_alone(kind: str, data: st.DataObject) -> None:
+def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject) -> None:
     floor = Floor(kind)
     lengths = st.lists(st.sampled_from([1, 2, 9, 30, 45]), min_size=1, max_size=3)
     for _ in range(data.draw(st.integers(4, 16))):

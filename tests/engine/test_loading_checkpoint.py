@@ -208,7 +208,7 @@ def test_a_family_whose_text_is_right_elsewhere_is_refused_with_the_way_to_it(mo
     assert not inspect(model, "mine", Settings(type="text")).of_vlm
 
 
-def test_a_text_model_cannot_be_told_to_see(model: Path) -> None:
+def test_a_text_model_cannot_be_loaded_as_a_vision_model(model: Path) -> None:
     with pytest.raises(ModelRejected, match="mlx-vlm has no vision-language model of type 'llama'"):
         inspect(model, "mine", Settings(type="vision"))
 

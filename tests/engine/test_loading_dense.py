@@ -87,7 +87,7 @@ def test_kv_of_dense_and_of_quantised_weights_is_told_apart(quantised: Path) -> 
         (METAL, {"dequantize": True}, True),
     ],
 )
-def test_the_device_decides_unless_it_is_told(
+def test_the_device_decides_unless_the_option_is_set(
     quantised: Path, device: Device, settings: dict[str, Any], dense: bool
 ) -> None:
     loaded = load(quantised, device, **settings)

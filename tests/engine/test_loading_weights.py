@@ -302,6 +302,10 @@ def ask_for_an_absent_package(path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config | {"model_type": "olmo"}))
 
 
+def nest_a_file(path: Path) -> None:
+    (path / "tokenizer_config.json").write_text("[" * 100_000)
+
+
 @pytest.mark.parametrize(
     ("break_it", "sentence"),
     [
@@ -309,6 +313,7 @@ def ask_for_an_absent_package(path: Path) -> None:
         (break_tokenizer_config, "model 'model' cannot be loaded: "),
         (drop_a_weight, "Missing 1 parameters"),
         (misshape_a_weight, "Expected shape (64,) but received shape (3,)"),
+        (nest_a_file, "one of its JSON files is nested too deeply"),
         (drop_a_size, "hidden_size"),
         (ask_for_an_absent_package, "needs a Python package that is not installed"),
     ],

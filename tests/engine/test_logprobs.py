@@ -50,9 +50,9 @@ def _check(model: Any, prompt: list[int], tokens: list[int], sampled: Any, count
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_they_are_those_of_the_model_whatever_the_sampling(model: Any, sampling: Sampling) -> None:
-    heard = alone(engine_model(model), PROMPT, 12, sampling=sampling, logprobs=4)
-    assert heard.finished is not None
-    _check(model, PROMPT, heard.tokens, heard.finished.logprobs, 4)
+    received = alone(engine_model(model), PROMPT, 12, sampling=sampling, logprobs=4)
+    assert received.finished is not None
+    _check(model, PROMPT, received.tokens, received.finished.logprobs, 4)
 
 
 def test_they_are_the_same_in_a_batch_that_comes_and_goes(model: Any) -> None:
@@ -76,12 +76,12 @@ def test_they_are_the_same_in_a_batch_that_comes_and_goes(model: Any) -> None:
                 rounds.step()
         rounds.drain()
         for ticket, count in wanted.items():
-            heard = rounds.heard[ticket]
-            assert heard.finished is not None
+            received = rounds.received[ticket]
+            assert received.finished is not None
             if count is None:
-                assert heard.finished.logprobs is None
+                assert received.finished.logprobs is None
             else:
-                _check(model, prompts[ticket], heard.tokens, heard.finished.logprobs, count)
+                _check(model, prompts[ticket], received.tokens, received.finished.logprobs, count)
 
 
 def test_all_of_the_vocabulary_adds_up_to_one() -> None:
@@ -102,12 +102,12 @@ def test_more_alternatives_than_tokens_are_all_tokens() -> None:
 
 
 def test_the_end_of_sequence_is_not_sampled_of(model: Any) -> None:
-    heard = alone(
+    received = alone(
         engine_model(model), PROMPT, 20, sampling=Sampling(logit_bias=((0, 1e6),)), logprobs=1
     )
-    assert heard.finished is not None
-    assert heard.finished.reason == "stop"
-    assert heard.finished.logprobs == ()
+    assert received.finished is not None
+    assert received.finished.reason == "stop"
+    assert received.finished.logprobs == ()
 
 
 LONG = [(place * place + 7 * place) % (VOCABULARY - 1) + 1 for place in range(150)]
@@ -124,7 +124,7 @@ def test_those_of_the_prompt_are_those_of_a_plain_pass_also_after_it_was_stored(
         rounds.submit(ticket, LONG, 1, prompt_logprobs=3, prompt_only=ticket == 3)
     rounds.drain()
     for ticket in (3, 4):
-        end = rounds.heard[ticket].finished
+        end = rounds.received[ticket].finished
         assert end is not None
         assert end.usage.cached_tokens == 0
         assert end.prompt_logprobs is not None
@@ -134,7 +134,7 @@ def test_those_of_the_prompt_are_those_of_a_plain_pass_also_after_it_was_stored(
             assert abs(entry.logprob - values[entry.token]) < 1e-3
             best = np.sort(values)[::-1][:3]
             assert [value for _, value in entry.top] == pytest.approx(best.tolist(), abs=1e-3)
-    only = rounds.heard[3]
+    only = rounds.received[3]
     assert only.finished is not None
     assert (only.text, only.finished.reason, only.finished.usage.completion_tokens) == (
         "",
@@ -149,11 +149,11 @@ def test_those_of_the_prompt_are_read_between_the_steps_of_others(
     monkeypatch.setattr(prompt_logprobs, "_MOST_LOGITS", 8 * VOCABULARY)
     rounds = Rounds(engine_model(model))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
-    while len(rounds.heard[1].tokens) < 2:
+    while len(rounds.received[1].tokens) < 2:
         rounds.step()
     rounds.submit(2, LONG, 1, prompt_logprobs=0, prompt_only=True)
-    while rounds.heard[2].finished is None:
-        before = len(rounds.heard[1].tokens)
+    while rounds.received[2].finished is None:
+        before = len(rounds.received[1].tokens)
         rounds.step()
-        assert len(rounds.heard[1].tokens) == before + 1
-    assert len(rounds.heard[1].tokens) >= len(LONG) // 32
+        assert len(rounds.received[1].tokens) == before + 1
+    assert len(rounds.received[1].tokens) >= len(LONG) // 32

@@ -87,12 +87,12 @@ def test_it_ends_alone(case: str, value: float) -> None:
     prompt, more = ILL[case]
     rounds.submit(9, prompt, 20, ignore_eos=True, **fresh(more))
     rounds.drain()
-    assert isinstance(rounds.heard[9].error, NotFinite)
+    assert isinstance(rounds.received[9].error, NotFinite)
     assert not rounds.faults
-    for ticket, heard in expected.items():
-        assert heard.error is None
-        assert rounds.heard[ticket].text == heard.text
-        assert rounds.heard[ticket].finished
+    for ticket, received in expected.items():
+        assert received.error is None
+        assert rounds.received[ticket].text == received.text
+        assert rounds.received[ticket].finished
 
 
 def test_scores_that_are_no_numbers() -> None:
@@ -101,9 +101,9 @@ def test_scores_that_are_no_numbers() -> None:
     rounds.score(2, ScorePlan([5, POISON, 7], (Continuation((8,)),)))
     rounds.score(3, ScorePlan([5, 6, 7], (Continuation((8, 9)),)))
     rounds.drain()
-    assert isinstance(rounds.heard[1].error, NotFinite)
-    assert isinstance(rounds.heard[2].error, NotFinite)
-    assert rounds.heard[3].error is None
+    assert isinstance(rounds.received[1].error, NotFinite)
+    assert isinstance(rounds.received[2].error, NotFinite)
+    assert rounds.received[3].error is None
 
 
 @pytest.mark.usefixtures("guesses_always")
@@ -114,8 +114,8 @@ def test_a_guess_is_checked_too() -> None:
     rounds.submit(1, [5, 6, 5, 6, 5, 6], 20, ignore_eos=True, sampling=bias)
     rounds.submit(2, [5, POISON, 5, POISON], 20, ignore_eos=True)
     rounds.drain()
-    assert isinstance(rounds.heard[1].error, NotFinite)
-    assert isinstance(rounds.heard[2].error, NotFinite)
+    assert isinstance(rounds.received[1].error, NotFinite)
+    assert isinstance(rounds.received[2].error, NotFinite)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -101,7 +101,7 @@ def _alike(mine: Any, other: Any, row: QuantizedRow) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "schedules"), [(EIGHT, 8), (FOUR, 5), (CacheKind(5, 32), 2)])
-def test_every_row_says_what_it_says_alone(kind: CacheKind, schedules: int) -> None:
+def test_every_row_gets_the_same_tokens_as_alone(kind: CacheKind, schedules: int) -> None:
     model = engine_model(model_of(kind))
     seen: Counter[str] = Counter()
     for seed in range(schedules):

@@ -42,9 +42,9 @@ def test_a_sequence_that_repeats_itself_ends_with_stop_and_says_why() -> None:
     rounds = Rounds(engine_model(model, repetition_guard=40))
     rounds.submit(1, [1, 2, 3], 900, ignore_eos=True)
     rounds.drain()
-    finished = rounds.heard[1].finished
+    finished = rounds.received[1].finished
     assert isinstance(finished, Finished)
-    said = rounds.heard[1].tokens
+    said = rounds.received[1].tokens
     assert said == free.tokens[: len(said)]
     assert len(said) == (_ends_at(free.tokens, 40) or 0) + 1 < 900
     assert finished.reason == "stop"

@@ -178,7 +178,7 @@ MIXED = st.builds(
     st.sampled_from([0.1, 2.0, 6.0]),
     st.integers(0, 2**32 - 1),
 )
-def test_a_row_chooses_the_same_alone_and_in_company(
+def test_a_row_chooses_the_same_tokens_alone_and_in_a_batch(
     rows: list[Sampling], vocabulary: int, spread: float, seed: int
 ) -> None:
     """Also where its memory was built anew half-way, as it is when others come and go.

@@ -55,15 +55,15 @@ def test_a_waiting_row_takes_the_freed_slot_in_the_next_round() -> None:
 def test_a_running_row_gets_a_token_in_every_round_of_a_long_prefill() -> None:
     rounds = Rounds(engine_model(random_model("full")))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
-    while len(rounds.heard[1].tokens) < 2:
+    while len(rounds.received[1].tokens) < 2:
         rounds.step()
     rounds.submit(2, LONG, 1, ignore_eos=True)
     waited = 0
-    while not rounds.heard[2].text:
-        before = len(rounds.heard[1].tokens)
+    while not rounds.received[2].text:
+        before = len(rounds.received[1].tokens)
         rounds.step()
         waited += 1
-        assert len(rounds.heard[1].tokens) == before + 1
+        assert len(rounds.received[1].tokens) == before + 1
     assert waited > len(LONG) // 64
 
 
@@ -72,9 +72,9 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
     rounds.submit(1, LONG, 5, ignore_eos=True)
     rounds.step()
     rounds.submit(2, [5, 6, 7], 5, ignore_eos=True)
-    while rounds.heard[2].finished is None:
+    while rounds.received[2].finished is None:
         rounds.step()
-    assert rounds.heard[1].text == ""
+    assert rounds.received[1].text == ""
 
 
 class _Broken:
@@ -101,12 +101,12 @@ def test_a_row_that_fails_in_prefill_fails_alone_and_poisons_nothing() -> None:
     rounds.step()
     rounds.submit(2, [*good, 95, 94, 93], 5)
     rounds.drain()
-    assert isinstance(rounds.heard[2].error, EngineFailed)
+    assert isinstance(rounds.received[2].error, EngineFailed)
     assert len(rounds.faults) == 1
-    assert rounds.heard[1].tokens == alone(whole, [1, 2, 3], 30).tokens
+    assert rounds.received[1].tokens == alone(whole, [1, 2, 3], 30).tokens
     rounds.submit(3, good, 10)
     rounds.drain()
-    assert rounds.heard[3].tokens == alone(whole, good, 10).tokens
+    assert rounds.received[3].tokens == alone(whole, good, 10).tokens
 
 
 def test_a_failed_decode_step_ends_its_rows_and_the_next_request_is_served() -> None:
@@ -114,19 +114,19 @@ def test_a_failed_decode_step_ends_its_rows_and_the_next_request_is_served() -> 
     rounds = Rounds(engine_model(_Broken(model, 95)))
     rounds.submit(1, [1, 2, 95], 5)
     rounds.drain()
-    assert isinstance(rounds.heard[1].error, EngineFailed)
+    assert isinstance(rounds.received[1].error, EngineFailed)
     rounds.submit(2, [1, 2, 3], 5)
     rounds.drain()
-    assert rounds.heard[2].tokens == alone(engine_model(model), [1, 2, 3], 5).tokens
+    assert rounds.received[2].tokens == alone(engine_model(model), [1, 2, 3], 5).tokens
 
 
-def test_cancel_all_tells_every_owner_and_empties_the_store() -> None:
+def test_cancel_all_ends_every_request_and_empties_the_store() -> None:
     rounds = Rounds(engine_model(random_model("full"), slots=2))
     for ticket in (1, 2, 3):
         rounds.submit(ticket, LONG, 100)
         rounds.step()
     rounds.scheduler.cancel_all(Cancelled("over"))
-    assert all(isinstance(rounds.heard[ticket].error, Cancelled) for ticket in (1, 2, 3))
+    assert all(isinstance(rounds.received[ticket].error, Cancelled) for ticket in (1, 2, 3))
     assert not rounds.scheduler.busy
     assert len(rounds.scheduler.planner.index) == 0
     assert rounds.scheduler.executor.entry_bytes == 0
@@ -136,9 +136,9 @@ def test_a_row_that_can_never_fit_is_refused_and_names_both_sizes() -> None:
     rounds = Rounds(engine_model(random_model("full"), memory_limit=MIB // 8))
     rounds.submit(1, LONG, 2000)
     rounds.drain()
-    assert isinstance(rounds.heard[1].error, Overloaded)
-    assert "400 tokens" in str(rounds.heard[1].error)
-    assert "the limit is 0 MiB" in str(rounds.heard[1].error)
+    assert isinstance(rounds.received[1].error, Overloaded)
+    assert "400 tokens" in str(rounds.received[1].error)
+    assert "the limit is 0 MiB" in str(rounds.received[1].error)
 
 
 def test_rows_wait_for_memory_and_stored_prefixes_yield_to_them() -> None:
@@ -151,7 +151,7 @@ def test_rows_wait_for_memory_and_stored_prefixes_yield_to_them() -> None:
     assert rounds.tickets("waiting") == [2]
     assert rounds.scheduler.planner.index.nbytes <= 20_000
     rounds.drain()
-    assert rounds.heard[2].finished is not None
+    assert rounds.received[2].finished is not None
 
 
 def test_a_row_that_outgrows_the_memory_ends_with_a_reason() -> None:
@@ -160,29 +160,29 @@ def test_a_row_that_outgrows_the_memory_ends_with_a_reason() -> None:
     rounds = Rounds(engine_model(random_model("full"), memory_limit=limit + 1000))
     rounds.submit(1, [1, 2, 3], 4000, ignore_eos=True)
     rounds.drain()
-    assert isinstance(rounds.heard[1].error, Overloaded)
-    assert "KV cache is full" in str(rounds.heard[1].error)
+    assert isinstance(rounds.received[1].error, Overloaded)
+    assert "KV cache is full" in str(rounds.received[1].error)
 
 
 def test_the_limit_counts_generated_tokens_exactly() -> None:
     model = engine_model(random_model("full"))
     for limit in (1, 2, 7):
-        heard = alone(model, [1, 2, 3], limit, ignore_eos=True)
-        assert len(heard.tokens) == limit
-        assert heard.finished is not None
-        assert heard.finished.reason == "length"
-        assert heard.finished.usage.completion_tokens == limit
+        received = alone(model, [1, 2, 3], limit, ignore_eos=True)
+        assert len(received.tokens) == limit
+        assert received.finished is not None
+        assert received.finished.reason == "length"
+        assert received.finished.usage.completion_tokens == limit
 
 
 def test_the_end_token_is_neither_counted_nor_shown() -> None:
     model = engine_model(random_model("full"))
     endless = alone(model, [1, 2, 3], 30, ignore_eos=True).tokens
     ending = engine_model(random_model("full"), end_tokens=frozenset({endless[4]}))
-    heard = alone(ending, [1, 2, 3], 30)
-    assert heard.tokens == endless[: endless.index(endless[4])]
-    assert heard.finished is not None
-    assert heard.finished.reason == "stop"
-    assert heard.finished.usage.completion_tokens == len(heard.tokens)
+    received = alone(ending, [1, 2, 3], 30)
+    assert received.tokens == endless[: endless.index(endless[4])]
+    assert received.finished is not None
+    assert received.finished.reason == "stop"
+    assert received.finished.usage.completion_tokens == len(received.tokens)
 
 
 def test_ignore_eos_never_samples_an_end_token() -> None:
@@ -190,19 +190,19 @@ def test_ignore_eos_never_samples_an_end_token() -> None:
     likely = alone(model, [1, 2, 3], 1, ignore_eos=True).tokens[0]
     ending = engine_model(random_model("full"), end_tokens=frozenset({likely}))
     for sampling in (Sampling(), Sampling(temperature=2.0, seed=3)):
-        heard = alone(ending, [1, 2, 3], 40, sampling=sampling, ignore_eos=True)
-        assert likely not in heard.tokens
-        assert len(heard.tokens) == 40
+        received = alone(ending, [1, 2, 3], 40, sampling=sampling, ignore_eos=True)
+        assert likely not in received.tokens
+        assert len(received.tokens) == 40
 
 
 @pytest.mark.parametrize("stop", ["><", "9", "<"])
 def test_a_stop_string_over_token_boundaries_ends_the_row_unseen(stop: str) -> None:
     model = engine_model(random_model("full"))
     text = alone(model, [1, 2, 3], 30, ignore_eos=True).text
-    heard = alone(model, [1, 2, 3], 30, ignore_eos=True, stop=(stop,))
-    assert heard.text == text.partition(stop)[0]
-    assert heard.finished is not None
-    assert heard.finished.reason == "stop"
+    received = alone(model, [1, 2, 3], 30, ignore_eos=True, stop=(stop,))
+    assert received.text == text.partition(stop)[0]
+    assert received.finished is not None
+    assert received.finished.reason == "stop"
 
 
 def test_a_short_shared_prefix_is_stored_at_its_own_size() -> None:
@@ -237,8 +237,8 @@ def test_a_row_whose_text_fails_ends_alone() -> None:
     rounds.model.new_text = lambda _: _Speechless()
     rounds.submit(2, [4, 5, 6], 20)
     rounds.drain()
-    assert isinstance(rounds.heard[2].error, EngineFailed)
-    assert rounds.heard[1].tokens == alone(whole, [1, 2, 3], 20).tokens
+    assert isinstance(rounds.received[2].error, EngineFailed)
+    assert rounds.received[1].tokens == alone(whole, [1, 2, 3], 20).tokens
 
 
 def _thinking(most: int | None) -> ThinkingBudget | None:
@@ -257,7 +257,7 @@ def _thinking(most: int | None) -> ThinkingBudget | None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_preempted_sequences_are_computed_again_and_say_the_same(kind: str) -> None:
+def test_preempted_sequences_are_recomputed_and_get_the_same_tokens(kind: str) -> None:
     """Memory is short by chance at any time; nobody is killed for it and no token changes."""
     whole = engine_model(random_model(kind))
     one = whole.cost.of(700)
@@ -287,11 +287,11 @@ def test_preempted_sequences_are_computed_again_and_say_the_same(kind: str) -> N
         preempted += rounds.scheduler.planner.preemptions
         for ticket, (prompt, limit, request, most) in wanted.items():
             expected = alone(whole, prompt, limit, grammar=_thinking(most), **request)
-            assert rounds.heard[ticket].error is None
-            assert rounds.heard[ticket].tokens == expected.tokens
+            assert rounds.received[ticket].error is None
+            assert rounds.received[ticket].tokens == expected.tokens
             if most is not None and most < limit:
                 assert END in expected.tokens[: most + 1]
-            ours, theirs = rounds.heard[ticket].finished, expected.finished
+            ours, theirs = rounds.received[ticket].finished, expected.finished
             assert ours is not None
             assert theirs is not None
             assert ours.usage.completion_tokens == theirs.usage.completion_tokens
@@ -326,7 +326,7 @@ def test_a_failed_allocation_sheds_the_prompt_cache_and_loses_no_answer() -> Non
         rounds.drain()
         for ticket in (1, 2, 3):
             expected = alone(whole, [*LONG[:50], ticket], 8, ignore_eos=True).tokens
-            assert rounds.heard[ticket].tokens == expected, f"call {call}"
+            assert rounds.received[ticket].tokens == expected, f"call {call}"
 
 
 def test_an_allocation_that_fails_again_ends_the_sequence_with_figures() -> None:
@@ -334,8 +334,8 @@ def test_an_allocation_that_fails_again_ends_the_sequence_with_figures() -> None
     rounds = Rounds(replace(engine_model(model), model=_Short(model, set(range(3, 1000)))))
     rounds.submit(1, LONG[:50], 8, ignore_eos=True)
     rounds.drain()
-    assert isinstance(rounds.heard[1].error, Overloaded)
-    assert "MiB" in str(rounds.heard[1].error)
+    assert isinstance(rounds.received[1].error, Overloaded)
+    assert "MiB" in str(rounds.received[1].error)
 
 
 def test_a_first_token_is_delivered_by_the_step_that_ends_the_prefill() -> None:
@@ -344,21 +344,21 @@ def test_a_first_token_is_delivered_by_the_step_that_ends_the_prefill() -> None:
     for ticket in (1, 2):
         rounds.submit(ticket, [ticket, 2, 3], 5, ignore_eos=True)
     rounds.step()
-    assert [len(rounds.heard[ticket].tokens) for ticket in (1, 2)] == [1, 1]
+    assert [len(rounds.received[ticket].tokens) for ticket in (1, 2)] == [1, 1]
     rounds.drain()
     for ticket in (1, 2):
         alone = Rounds(engine_model(random_model("full")))
         alone.submit(1, [ticket, 2, 3], 5, ignore_eos=True)
         alone.drain()
-        assert rounds.heard[ticket].tokens == alone.heard[1].tokens
+        assert rounds.received[ticket].tokens == alone.received[1].tokens
 
 
 def test_an_answer_of_one_token_ends_without_a_decode_step() -> None:
     rounds = Rounds(engine_model(random_model("full")))
     rounds.submit(1, [1, 2, 3], 1, ignore_eos=True)
     rounds.step()
-    heard = rounds.heard[1]
-    assert len(heard.tokens) == 1
-    assert heard.finished is not None
-    assert heard.finished.reason == "length"
+    received = rounds.received[1]
+    assert len(received.tokens) == 1
+    assert received.finished is not None
+    assert received.finished.reason == "length"
     rounds.drain()

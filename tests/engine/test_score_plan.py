@@ -38,7 +38,7 @@ def _plan(prompt: str, *candidates: str, stable: int = 0, context: int = 99) -> 
 
 
 @given(TEXT, st.lists(TEXT, min_size=1, max_size=5), st.data())
-def test_it_says_of_each_candidate_which_tokens_are_its_own(
+def test_it_returns_the_tokens_of_each_candidate(
     prompt: str, candidates: list[str], data: st.DataObject
 ) -> None:
     stable = data.draw(st.integers(0, len(prompt)))

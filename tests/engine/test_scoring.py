@@ -13,7 +13,7 @@ import pytest
 from backend.engine import kv, prompt_logprobs
 from backend.engine.score_plan import Continuation, ScorePlan
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
-from tests.engine.rounds import MIB, Heard, Rounds, alone, engine_model
+from tests.engine.rounds import MIB, Received, Rounds, alone, engine_model
 
 
 def _tokens(seed: int, count: int) -> list[int]:
@@ -32,10 +32,10 @@ PLAN = ScorePlan(
 )
 
 
-def _check(model: Any, plan: ScorePlan, heard: Heard) -> None:
-    assert heard.finished is not None, heard.error
-    assert len(heard.finished.scores) == len(plan.continuations)
-    for one, told in zip(plan.continuations, heard.finished.scores, strict=True):
+def _check(model: Any, plan: ScorePlan, received: Received) -> None:
+    assert received.finished is not None, received.error
+    assert len(received.finished.scores) == len(plan.continuations)
+    for one, told in zip(plan.continuations, received.finished.scores, strict=True):
         assert tuple(entry.token for entry in told) == one.tokens[one.scored_from :]
         if not told:
             continue
@@ -49,7 +49,7 @@ def _check(model: Any, plan: ScorePlan, heard: Heard) -> None:
 
 @pytest.mark.parametrize("batches", [True, False])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_scores_are_those_of_a_plain_pass_and_others_say_what_they_say_alone(
+def test_scores_are_those_of_a_plain_pass_and_other_rows_keep_their_tokens(
     kind: str, batches: bool
 ) -> None:
     model = random_model(kind)
@@ -61,9 +61,9 @@ def test_scores_are_those_of_a_plain_pass_and_others_say_what_they_say_alone(
     for ticket in (2, 3):
         rounds.score(ticket, PLAN)
     rounds.drain()
-    assert rounds.heard[1].text == expected
+    assert rounds.received[1].text == expected
     for ticket in (2, 3):
-        _check(model, PLAN, rounds.heard[ticket])
+        _check(model, PLAN, rounds.received[ticket])
     assert not rounds.faults
 
 
@@ -80,22 +80,22 @@ def test_the_prefix_is_read_once_and_a_stable_part_never_again(kind: str) -> Non
     rounds.drain()
     assert rounds.gauges.prompt_tokens_processed == 2 * (len(PREFIX) + fed) - 70
     for ticket, scored in ((1, plan), (2, other)):
-        _check(random_model(kind), scored, rounds.heard[ticket])
+        _check(random_model(kind), scored, rounds.received[ticket])
 
 
 def test_running_rows_get_a_token_in_every_round_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_logprobs, "_MOST_LOGITS", 16 * VOCABULARY)
     rounds = Rounds(engine_model(random_model("full")))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
-    while len(rounds.heard[1].tokens) < 2:
+    while len(rounds.received[1].tokens) < 2:
         rounds.step()
     rounds.score(2, PLAN)
-    while rounds.heard[2].finished is None:
-        before = len(rounds.heard[1].tokens)
+    while rounds.received[2].finished is None:
+        before = len(rounds.received[1].tokens)
         rounds.step()
-        assert len(rounds.heard[1].tokens) == before + 1
-    assert len(rounds.heard[1].tokens) > 5
-    _check(random_model("full"), PLAN, rounds.heard[2])
+        assert len(rounds.received[1].tokens) == before + 1
+    assert len(rounds.received[1].tokens) > 5
+    _check(random_model("full"), PLAN, rounds.received[2])
 
 
 def test_it_can_be_cancelled_at_any_step_of_it() -> None:
@@ -107,7 +107,7 @@ def test_it_can_be_cancelled_at_any_step_of_it() -> None:
         rounds.scheduler.cancel(1)
         rounds.score(2, PLAN)
         rounds.drain()
-        _check(random_model("full"), PLAN, rounds.heard[2])
+        _check(random_model("full"), PLAN, rounds.received[2])
 
 
 def test_little_memory_makes_it_narrower_and_none_refuses_it() -> None:
@@ -118,11 +118,11 @@ def test_little_memory_makes_it_narrower_and_none_refuses_it() -> None:
     rounds.step()
     assert [one.width for one in rounds.scheduler.planner.admitted] == [1 + 2]
     rounds.drain()
-    _check(model, PLAN, rounds.heard[1])
+    _check(model, PLAN, rounds.received[1])
     rounds = Rounds(engine_model(model, memory_limit=longest))
     rounds.score(1, PLAN)
     rounds.drain()
-    assert "limit" in str(rounds.heard[1].error)
+    assert "limit" in str(rounds.received[1].error)
     assert 4 * longest < MIB
 
 
@@ -130,7 +130,7 @@ def test_who_has_to_give_memory_back_starts_again() -> None:
     model = random_model("full")
     rounds = Rounds(engine_model(model))
     rounds.submit(2, [1, 2, 3], 200, ignore_eos=True)
-    while not rounds.heard[2].text:
+    while not rounds.received[2].text:
         rounds.step()
     rounds.score(1, PLAN)
     rounds.step()
@@ -143,4 +143,4 @@ def test_who_has_to_give_memory_back_starts_again() -> None:
     rounds.scheduler.planner.limits = limits
     rounds.drain()
     assert rounds.scheduler.planner.preemptions == 1
-    _check(model, PLAN, rounds.heard[1])
+    _check(model, PLAN, rounds.received[1])

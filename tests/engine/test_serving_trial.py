@@ -105,7 +105,7 @@ class _Repeats(_Around):
         return self._model(tokens, cache=cache)
 
 
-def test_a_row_that_alone_is_wrong_is_told() -> None:
+def test_a_row_that_is_wrong_alone_is_reported() -> None:
     served, right = tried(_Repeats(kv_model("attention")), slots=1)
     assert not right
     assert served.slots == 1
@@ -123,7 +123,7 @@ class _ForgetsAlone(_Around):
         return logits
 
 
-def test_a_row_that_forgets_what_it_says_is_told() -> None:
+def test_a_row_that_loses_its_own_tokens_is_reported() -> None:
     _, right = tried(_ForgetsAlone(kv_model("attention")))
     assert not right
 

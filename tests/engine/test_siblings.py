@@ -23,10 +23,10 @@ def test_eight_equal_prompts_are_read_once(kind: str, slots: int) -> None:
     assert rounds.gauges.prompt_tokens_processed == len(PROMPT) + 7
     reused = []
     for ticket, sampling in enumerate(DRAWN):
-        heard = rounds.heard[ticket]
-        assert heard.text == alone(engine, PROMPT, 12, sampling=sampling, ignore_eos=True).text
-        assert heard.finished is not None
-        reused.append(heard.finished.usage.cached_tokens)
+        received = rounds.received[ticket]
+        assert received.text == alone(engine, PROMPT, 12, sampling=sampling, ignore_eos=True).text
+        assert received.finished is not None
+        reused.append(received.finished.usage.cached_tokens)
     assert reused == [0] + 7 * [len(PROMPT) - 1]
 
 
@@ -40,7 +40,7 @@ def test_what_prompts_begin_with_is_read_once(kind: str) -> None:
     rounds.drain()
     assert rounds.gauges.prompt_tokens_processed == 200 + 6 * 41
     for ticket, prompt in enumerate(prompts):
-        assert rounds.heard[ticket].text == alone(engine, prompt, 5, ignore_eos=True).text
+        assert rounds.received[ticket].text == alone(engine, prompt, 5, ignore_eos=True).text
 
 
 def test_one_who_comes_while_the_other_is_read_starts_from_what_is_read() -> None:
@@ -53,13 +53,13 @@ def test_one_who_comes_while_the_other_is_read_starts_from_what_is_read() -> Non
         rounds.step()
     rounds.submit(3, [*PROMPT[:90], 7, 7, 7], 5, ignore_eos=True)
     rounds.step()
-    assert rounds.heard[2].text == ""
+    assert rounds.received[2].text == ""
     rounds.drain()
     for ticket, prompt, reused in ((2, PROMPT, 0), (3, [*PROMPT[:90], 7, 7, 7], 90)):
-        heard = rounds.heard[ticket]
-        assert heard.text == alone(engine, prompt, 5, ignore_eos=True).text
-        assert heard.finished is not None
-        assert heard.finished.usage.cached_tokens == reused
+        received = rounds.received[ticket]
+        assert received.text == alone(engine, prompt, 5, ignore_eos=True).text
+        assert received.finished is not None
+        assert received.finished.usage.cached_tokens == reused
 
 
 def test_who_waits_for_another_goes_alone_when_that_one_leaves() -> None:
@@ -73,8 +73,8 @@ def test_who_waits_for_another_goes_alone_when_that_one_leaves() -> None:
     rounds.step()
     assert rounds.tickets("prefill") == [2]
     rounds.drain()
-    assert rounds.heard[2].finished
-    assert rounds.heard[3].finished
+    assert rounds.received[2].finished
+    assert rounds.received[3].finished
 
 
 def test_who_waits_for_another_keeps_its_slot_and_holds_nobody_up() -> None:
@@ -88,7 +88,7 @@ def test_who_waits_for_another_keeps_its_slot_and_holds_nobody_up() -> None:
     rounds.step()
     assert rounds.tickets("waiting") == [2, 4]
     assert sorted(rounds.admitted) == [1, 3]
-    while not rounds.heard[2].text:
+    while not rounds.received[2].text:
         rounds.step()
     assert rounds.tickets("waiting") == [4]
     assert sorted(rounds.admitted) == [1, 2, 3]

@@ -95,3 +95,22 @@ def test_a_filter_that_is_added_later_is_bounded_too() -> None:
     assert template.render(x=["ab"]) == "abab"
     with pytest.raises(CostlyTemplate):
         template.render(x=[["a" * (1 << 20)] * 100])
+
+
+@pytest.mark.parametrize(
+    ("opening", "middle", "closing", "levels"),
+    [
+        ("(", "1", ")", 5000),
+        ("{% if x %}", "", "{% endif %}", 3000),
+        ("{% for a in [1] %}", "", "{% endfor %}", 40),
+        ("{% set b %}", "", "{% endset %}", 2000),
+    ],
+)
+def test_a_template_that_is_nested_too_deeply_is_refused(
+    opening: str, middle: str, closing: str, levels: int
+) -> None:
+    text = opening * levels + middle + closing * levels
+    if opening == "(":
+        text = "{{ " + text + " }}"
+    with pytest.raises(CostlyTemplate, match="nested too deeply"):
+        BoundedEnvironment().from_string(text).render()

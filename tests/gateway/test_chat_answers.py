@@ -68,7 +68,7 @@ def test_a_prompt_that_was_read_before_is_told_as_cached(gateway: GatewayProcess
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_a_stream_says_what_the_whole_answer_says(gateway: GatewayProcess, seed: int) -> None:
+def test_a_stream_adds_up_to_the_unary_answer(gateway: GatewayProcess, seed: int) -> None:
     asked: dict[str, Any] = {"temperature": 1.5, "seed": seed, "max_tokens": 40}
     whole = chat(gateway, **asked)
     told = chat_chunks(gateway, **asked)

@@ -570,6 +570,6 @@ def test_objects_of_fields_mean_the_fields(fields: dict[str, Any], same: dict[st
     assert wanted(fields) == wanted({"seed": -1} | same if "seed" not in same else same)
 
 
-def test_excluded_reasoning_is_not_told() -> None:
+def test_excluded_reasoning_is_not_returned() -> None:
     body = {"messages": said("Hi"), "reasoning": {"exclude": True}}
     assert form_of(ChatCompletionRequest.model_validate(body)).reasoning is False

@@ -116,7 +116,7 @@ def test_echo_puts_the_prompt_first(gateway: GatewayProcess, prompt: Any) -> Non
     [{}, {"echo": True}, {"logprobs": 2}, {"echo": True, "logprobs": 0, "n": 2, "temperature": 1}],
     ids=str,
 )
-def test_a_stream_says_what_the_whole_answer_says(
+def test_a_stream_adds_up_to_the_unary_answer(
     gateway: GatewayProcess, fields: dict[str, Any]
 ) -> None:
     asked: dict[str, Any] = {"prompt": COUNT, "max_tokens": 6, "seed": 3, **fields}

@@ -45,7 +45,7 @@ def chat(gateway: GatewayProcess, *parts: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", SOUNDS)
-def test_the_sound_is_told(hearing: GatewayProcess, kind: str) -> None:
+def test_the_sound_is_named(hearing: GatewayProcess, kind: str) -> None:
     answer = chat(hearing, sound(kind), text("What is the sound like?"))
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == telling([kind])

@@ -76,7 +76,7 @@ def texts(message: Json) -> str:
         ("Count to 20.", {"stop_sequences": ["x", "9"]}, ["text"], "stop_sequence"),
     ],
 )
-def test_a_stream_says_what_the_whole_message_says(
+def test_a_stream_adds_up_to_the_whole_message(
     gateway: GatewayProcess, text: str, fields: Json, kinds: list[str], reason: str
 ) -> None:
     body = body_of(text, **fields)

@@ -105,7 +105,7 @@ def test_an_empty_request_loads_and_unloads(gateway: GatewayProcess) -> None:
     assert gateway.client.get("/api/ps").json() == {"models": []}
 
 
-def test_a_context_that_nobody_set_is_not_told() -> None:
+def test_an_unset_context_is_not_sent() -> None:
     """Clients read a number wherever a key says `context_length`."""
     model = NumbersBackend()
     gateway = GatewayProcess({"m": {"parameters": {"model": "m"}, "address": model.address}})

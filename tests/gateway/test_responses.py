@@ -81,7 +81,7 @@ def plain(items: list[Json]) -> list[Json]:
         ("Count to 20.", {"max_output_tokens": 5}, ["message"], "incomplete"),
     ],
 )
-def test_a_stream_says_what_the_whole_response_says(
+def test_a_stream_adds_up_to_the_whole_response(
     gateway: GatewayProcess, text: str, fields: Json, kinds: list[str], status: str
 ) -> None:
     told = whole(gateway, text, **fields)

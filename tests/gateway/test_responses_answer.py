@@ -107,7 +107,7 @@ def test_a_call_that_was_cut_off_is_incomplete_in_a_stream_and_left_out_of_the_w
     assert told.response == last | {"output": last["output"][:1]}
 
 
-def test_a_call_that_was_told_whole_is_completed_whatever_ends_the_answer() -> None:
+def test_a_completely_sent_call_is_completed_whatever_ends_the_answer() -> None:
     told = answer()
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", '{"a": 1}'),)))
     events = told.take(Done("length", Usage(3, 4)))

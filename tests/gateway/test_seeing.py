@@ -51,7 +51,7 @@ def text(words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-def test_the_colour_is_told(seeing: GatewayProcess, colour: str) -> None:
+def test_the_colour_is_named(seeing: GatewayProcess, colour: str) -> None:
     answer = chat(seeing, image(colour), text("What colour is the image?"))
     assert answer.status_code == 200, answer.text
     assert colour in answer.json()["choices"][0]["message"]["content"]

@@ -55,7 +55,7 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-def test_a_client_that_leaves_takes_its_call_along(backend: NumbersBackend, start: Start) -> None:
+def test_a_disconnected_client_cancels_its_call(backend: NumbersBackend, start: Start) -> None:
     gateway = start()
     place = urlsplit(gateway.url)
     body = b'{"model": "numbers", "input": ["hold", "more"]}'

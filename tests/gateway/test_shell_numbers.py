@@ -156,7 +156,6 @@ def test_a_name_is_needed_where_there_are_two(gateway: GatewayProcess) -> None:
         "completions": {"prompt": "a"},
         "embeddings": {"input": "a"},
         "rerank": {"query": "a", "documents": ["b"]},
-        "score": {"prompt": "a", "candidates": ["b"]},
     }
     for path, body in bodies.items():
         for given in (body, {**body, "model": None}):
@@ -182,7 +181,7 @@ def test_models_are_listed_by_every_name(gateway: GatewayProcess) -> None:
 
 
 def test_a_model_that_does_not_do_it_says_so(gateway: GatewayProcess) -> None:
-    error = ask(gateway, "score", 400, model="numbers", prompt="a", candidates=["b"])
+    error = ask(gateway, "rerank", 400, model="tiny", query="a", documents=["b"])
     assert error["code"] == "unsupported"
 
 
@@ -200,8 +199,6 @@ TOO_LONG = "context_length_exceeded"
         ("detokenize", {"tokens": [1, 99999]}, "tokens[1]", None),
         ("tokenize", {"content": "a" * 2_000_000}, "content", None),
         ("tokenize", {"prompt": "a" * 2_000_000}, "prompt", None),
-        ("score", {"prompt": LONG, "candidates": ["a"]}, "prompt", TOO_LONG),
-        ("score", {"prompt": "", "candidates": ["a"]}, "prompt", None),
     ],
 )
 def test_a_backends_refusal_is_in_the_clients_words(

@@ -132,7 +132,7 @@ def _says_something(chunk: Json) -> bool:
     return bool(choice.get("text") or choice.get("delta", {}).get("content"))
 
 
-def test_nobody_else_is_told(gateway: GatewayProcess) -> None:
+def test_other_clients_are_not_notified(gateway: GatewayProcess) -> None:
     told = chat_chunks(gateway, max_tokens=4)
     assert not any("prompt_progress" in chunk for chunk in told)
     assert joined(told)["finish"] == ["length"]

@@ -33,7 +33,7 @@ from tests.gateway.supervising import (
         ("exit 0", "exit code 0"),
     ],
 )
-async def test_an_early_end_is_told_by_the_last_line(
+async def test_an_early_end_is_explained_by_the_last_line(
     tmp_path: Path, text: str, sentence: str
 ) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, text))}

@@ -133,11 +133,11 @@ def test_no_name_of_a_request_leaves_the_models_folder(name: str) -> None:
         (3, "", "3"),
     ],
 )
-def test_an_end_is_told_by_the_last_line(code: int, line: str, sentence: str) -> None:
+def test_an_end_is_explained_by_the_last_line(code: int, line: str, sentence: str) -> None:
     assert end_of(code, line) == f"the backend ended with exit code {sentence}"
 
 
-def test_an_end_by_a_signal_is_told_by_its_name() -> None:
+def test_an_end_by_a_signal_is_named() -> None:
     assert end_of(-9, "level=info event=call") == "the backend was ended by SIGKILL"
     assert end_of(-250, "") == "the backend was ended by signal 250"
 

@@ -97,7 +97,7 @@ def test_sampling_options_are_without_effect(name: str) -> None:
         (
             ["max_kv_size:512"],
             "",
-            "option max_kv_size is not supported, because a rotating context",
+            "option max_kv_size is not supported, because a rotating KV cache",
         ),
         ([], '{"max_kv_size": 512}', "EngineArgs key max_kv_size is not supported"),
         (

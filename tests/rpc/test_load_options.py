@@ -114,7 +114,7 @@ def test_a_load_names_a_model() -> None:
 
 @pytest.mark.parametrize("name", ["Model", "ModelFile", "ModelPath", "DraftModel"])
 def test_no_reference_holds_a_nul(name: str) -> None:
-    assert refusal(**{name: "a\0b"}).startswith(f"{name} holds a NUL")
+    assert refusal(**{name: "a\0b"}).startswith(f"{name} contains a NUL")
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ def test_adapters_are_named_one_or_many_and_a_scale_of_0_is_1() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"LoraAdapters": ["a"], "LoraScales": [1, 1]}, "LoraScales has 2 entries, and"),
-        ({"LoraScales": [1]}, "LoraScales has 1 entries, and"),
+        ({"LoraAdapters": ["a"], "LoraScales": [1, 1]}, "LoraScales has 2 entries, but"),
+        ({"LoraScales": [1]}, "LoraScales has 1 entries, but"),
         ({"LoraScale": 0.5}, "LoraScale is 0.5, but LoraAdapter is empty"),
         ({"LoraAdapter": "a", "LoraScale": -1}, "LoraAdapter has an adapter with the scale -1"),
         ({"LoraAdapters": ["a"], "LoraScales": [math.nan]}, "the scale nan"),
         ({"LoraAdapters": ["a"], "LoraScales": [math.inf]}, "the scale inf"),
         ({"LoraAdapters": ["a", " "]}, "LoraAdapters names an empty adapter"),
-        ({"LoraAdapter": "a\0b"}, "LoraAdapter holds a NUL"),
+        ({"LoraAdapter": "a\0b"}, "LoraAdapter contains a NUL"),
     ],
 )
 def test_adapters_that_cannot_be_meant_are_refused(fields: dict[str, Any], why: str) -> None:

@@ -313,6 +313,8 @@ def _reason(error: BaseException, path: Path) -> str:
     """
     if isinstance(error, SystemExit):
         return "its model type needs a Python package that is not installed"
+    if isinstance(error, RecursionError):
+        return "one of its JSON files is nested too deeply"
     text = str(error).strip().partition("\n")[0].replace(str(path), "its folder")
     text = re.sub(r"(?<![\w.])/[\w.+@/-]*/[\w.+@-]+", "a file", text)
     text = re.sub("unimplemented", "not implemented", text, flags=re.IGNORECASE)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.25
+_REFUSED_SECONDS = 2.0  # rank 0 logs each refusal
 _REPORT_SECONDS = 5.0
 STOPPED, FAILED = 0, 1
 
@@ -79,11 +80,12 @@ def _connected(place: Place, token: str) -> Link:
         try:
             return connect(place.control, token, place.rank, place.size, place.timeout)
         except (OSError, LinkLost) as fault:
-            why = "cannot be reached" if isinstance(fault, OSError) else str(fault)
+            refused = isinstance(fault, LinkLost)
+            why = str(fault) if refused else "cannot be reached"
             if time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
                 _log.warning("rank 0 at %s:%d %s; trying again", host, port, why)
-        time.sleep(_RETRY_SECONDS)
+        time.sleep(_REFUSED_SECONDS if refused else _RETRY_SECONDS)
 
 
 class _Follower:

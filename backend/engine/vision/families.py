@@ -23,8 +23,8 @@ _LOSES_A_TOKEN = (
     "mlx-vlm drops the last token of a prompt with an image; serve dots.ocr or PaddleOCR-VL instead"
 )
 _FORGETS = (
-    "which tokens of an answer are attended to depends on where its prompt ended, and stored KV"
-    " does not record that; serve dots.ocr or PaddleOCR-VL instead"
+    "which of its own tokens an answer attends to depends on where its prompt ended, which stored"
+    " KV does not record; serve dots.ocr or PaddleOCR-VL instead"
 )
 _IN_FRONT = (
     "mlx-vlm puts one image before the whole prompt, wherever it is in the conversation; serve a"
@@ -87,8 +87,7 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 
 def why_not_read(model_type: str) -> str:
-    """The end of a sentence about why mlx-vlm's language part of a family is not served alone; ''
-    where it may be."""
+    """Why the language part of a family is not served alone, as a sentence; '' if it is."""
     why = _NOT_READ.get(_module(model_type.lower()))
     return f"models of type {shown(model_type)} are not served: {why}" if why else ""
 

@@ -32,7 +32,7 @@ from tests.engine.disk_cache.rows import (
     saved,
     words,
 )
-from tests.engine.rounds import Heard, Rounds, alone, engine_model
+from tests.engine.rounds import Received, Rounds, alone, engine_model
 
 
 @pytest.fixture(autouse=True)
@@ -202,39 +202,39 @@ class Process:
         self.without_disk = engine_model(model_of(kind))
         self.tickets = 0
 
-    def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Heard:
+    def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Received:
         """Ask as the engine does: the disk first, then a place among the rows."""
         self.tickets += 1
         in_memory = self.rounds.scheduler.planner.index.find(PrefixKey(prompt)).length
         stored = self.disk.find(prompt, path=use.path, in_memory=in_memory)
-        self.rounds.heard[self.tickets] = Heard()
+        self.rounds.received[self.tickets] = Received()
         wanted = GenerationRequest(str(self.tickets), RawPrompt(""), disk=use)
         self.rounds.scheduler.submit(
             Submit(1, self.tickets, wanted, list(prompt), limit, stored=stored)
         )
         self.rounds.drain()
         assert self.disk.drain(PATIENCE)
-        heard = self.rounds.heard[self.tickets]
-        assert heard.finished is not None
-        assert heard.tokens == alone(self.without_disk, prompt, limit).tokens
-        return heard
+        received = self.rounds.received[self.tickets]
+        assert received.finished is not None
+        assert received.tokens == alone(self.without_disk, prompt, limit).tokens
+        return received
 
 
-def cached(heard: Heard) -> int:
-    assert heard.finished is not None
-    return heard.finished.usage.cached_tokens
+def cached(received: Received) -> int:
+    assert received.finished is not None
+    return received.finished.usage.cached_tokens
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 26])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_conversation_goes_on_after_a_restart(kind: str, memory: int, tmp_path: Path) -> None:
     prompt = words(120)
-    heard = Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt)
-    more = [*prompt, *heard.tokens, 7, 8, 9]
+    received = Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt)
+    more = [*prompt, *received.tokens, 7, 8, 9]
     restarted = Process(kind, tmp_path, prompt_cache_bytes=memory)
     first = cached(restarted.ask(more))
     # What cannot be cut back and was fed its end of sequence goes on from the prompt.
-    whole = len(prompt) + len(heard.tokens)
+    whole = len(prompt) + len(received.tokens)
     assert first >= (whole - 1 if kind in ("full", "quantised", "bfloat16") else len(prompt) - 1)
     again = cached(Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt))
     assert again == len(prompt) - 1, "the same prompt runs its last token only"
@@ -243,9 +243,9 @@ def test_a_conversation_goes_on_after_a_restart(kind: str, memory: int, tmp_path
 def test_the_prompt_alone_is_kept_where_that_is_asked(tmp_path: Path) -> None:
     prompt = words(100)
     own = tmp_path / "own"
-    heard = Process("full", None).ask(prompt, DiskUse(own))
+    received = Process("full", None).ask(prompt, DiskUse(own))
     other = Process("full", None)
-    assert cached(other.ask([*prompt, *heard.tokens, 5], DiskUse(own, read_only=True))) == 99
+    assert cached(other.ask([*prompt, *received.tokens, 5], DiskUse(own, read_only=True))) == 99
     assert not entries_in(tmp_path)
 
 

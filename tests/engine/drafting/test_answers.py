@@ -63,4 +63,4 @@ def answers(temperature: float, rows: int, drafting: Drafting | None) -> list[li
         rounds.submit(at, prompt, LENGTH, sampling=sampling, ignore_eos=True)
     rounds.drain()
     assert not rounds.faults
-    return [rounds.heard[at].tokens for at in range(COUNT)]
+    return [rounds.received[at].tokens for at in range(COUNT)]

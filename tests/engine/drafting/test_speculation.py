@@ -71,12 +71,12 @@ def test_rows_come_and_go_while_they_are_drafted_for(
         rounds.drain()
         assert not rounds.faults
         for ticket, (prompt, limit, request) in wanted.items():
-            expected, heard = alone(plain, prompt, limit, **request), rounds.heard[ticket]
-            assert heard.text == expected.text
-            assert heard.finished is not None
+            expected, received = alone(plain, prompt, limit, **request), rounds.received[ticket]
+            assert received.text == expected.text
+            assert received.finished is not None
             assert expected.finished is not None
-            assert heard.finished.reason == expected.finished.reason
-            usage = heard.finished.usage
+            assert received.finished.reason == expected.finished.reason
+            usage = received.finished.usage
             assert usage.completion_tokens == expected.finished.usage.completion_tokens
     assert sum(right) > SCHEDULES, "hardly a guess was right"
 
@@ -89,12 +89,12 @@ def test_what_is_stored_after_guesses_serves_the_next_turn(
     rounds = Rounds(drafting)
     rounds.submit(1, prompt, 30)
     rounds.drain()
-    answer = rounds.heard[1].tokens
+    answer = rounds.received[1].tokens
     again = [*prompt, *answer, 7, 8]
     rounds.submit(2, again, 20)
     rounds.drain()
-    assert rounds.heard[2].tokens == alone(plain, again, 20).tokens
-    finished = rounds.heard[2].finished
+    assert rounds.received[2].tokens == alone(plain, again, 20).tokens
+    finished = rounds.received[2].finished
     assert finished is not None
     assert finished.usage.cached_tokens >= len(prompt) + len(answer) - 1
 
@@ -108,4 +108,4 @@ def test_a_cancelled_row_leaves_no_guesses_behind(models: tuple[EngineModel, Eng
     rounds.scheduler.cancel(1)
     rounds.submit(2, [9, 2, 9, 2, 9, 2], 30)
     rounds.drain()
-    assert rounds.heard[2].tokens == alone(plain, [9, 2, 9, 2, 9, 2], 30).tokens
+    assert rounds.received[2].tokens == alone(plain, [9, 2, 9, 2, 9, 2], 30).tokens

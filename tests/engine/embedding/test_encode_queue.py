@@ -119,7 +119,7 @@ def test_a_row_that_memory_cannot_hold_is_refused_at_once() -> None:
     assert room.sums(2) == [10]
 
 
-def test_all_are_told_when_the_model_goes() -> None:
+def test_all_requests_end_when_the_model_is_unloaded() -> None:
     room = Room()
     room.ask(1, [1], [1] * 60)
     room.ask(2, [1])

@@ -200,7 +200,9 @@ def _huge() -> Iterator[Bad]:
     bmp[18:26] = struct.pack("<ii", 2_000_000_000, 2_000_000_000)
     yield Bad("BMP that claims two milliards", bytes(bmp), claims)
     yield Bad("TIFF that claims 60000", tiff(60_000, 60_000), claims)
-    yield Bad("too wide", save(plain("1", 0, (16_385, 100)), "PNG"), "a side may have 16384")
+    yield Bad(
+        "too wide", save(plain("1", 0, (16_385, 100)), "PNG"), "a side may have at most 16384"
+    )
     yield Bad("a thread", save(plain("1", 0, (16_000, 10)), "PNG"), "200 times the other")
     yield Bad("no width", png(0, 9, b""), "cannot be decoded|has no content")
 

@@ -140,7 +140,7 @@ def test_a_digest_is_of_frames_and_times() -> None:
         (saved(FRAMES, "clip.webm", "VP80")[:-300], r"is truncated: it has \d+ of 20 frames"),
         (H264[:8] + b"\0" * 4000, "cannot be decoded"),
         (b"\x1aE\xdf\xa3" + b"\xff" * 4000, "cannot be decoded"),
-        (saved(plain([RED], (16400, 64)), "clip.avi", "MJPG"), "a side may have 16384"),
+        (saved(plain([RED], (16400, 64)), "clip.avi", "MJPG"), "a side may have at most 16384"),
         (saved(plain([RED], (8000, 32)), "clip.avi", "MJPG"), "200 times the other"),
         (saved(plain([RED], (7000, 5000)), "clip.avi", "MJPG"), "a frame may have 33554432 in all"),
         (lasting(CLIP, 36_000), "lasts longer than 3600 seconds"),
@@ -148,7 +148,7 @@ def test_a_digest_is_of_frames_and_times() -> None:
         (b"\x89PNG\r\n\x1a\n", "is in the format PNG, which is not decoded here"),
     ],
 )
-def test_what_is_no_clip_is_told(content: bytes, says: str) -> None:
+def test_an_invalid_clip_is_refused_with_its_reason(content: bytes, says: str) -> None:
     with pytest.raises(BadItem, match=says) as caught:
         read(content)
     assert re.fullmatch(r"(is|has|lasts|cannot) .+", str(caught.value))

@@ -18,7 +18,7 @@ from backend.engine.request import Sampling
 from backend.engine.score_plan import Continuation, ScorePlan
 from tests.engine.ranks.divided_models import write_divided
 from tests.engine.ranks.local_group import LocalGroup
-from tests.engine.rounds import Heard, Rounds
+from tests.engine.rounds import Received, Rounds
 from tests.engine.test_parity import check_schedule
 
 
@@ -54,16 +54,16 @@ def _special(model: EngineModel) -> list[tuple[list[int], str, list[float]]]:
     plan = ScorePlan(prompt, (Continuation((5, 6, 7)), Continuation((9,)), Continuation((5, 8))))
     rounds.score(4, plan)
     rounds.drain()
-    return [_facts(heard) for heard in rounds.heard.values()]
+    return [_facts(received) for received in rounds.received.values()]
 
 
-def _facts(heard: Heard) -> tuple[list[int], str, list[float]]:
-    end = heard.finished
-    assert end is not None, heard.error
+def _facts(received: Received) -> tuple[list[int], str, list[float]]:
+    end = received.finished
+    assert end is not None, received.error
     told = [one for score in end.scores for one in score]
     if end.prompt_logprobs is not None:
         told += end.prompt_logprobs.rest
-    return heard.tokens, end.reason, [round(one.logprob, 2) + 0.0 for one in told]
+    return received.tokens, end.reason, [round(one.logprob, 2) + 0.0 for one in told]
 
 
 if __name__ == "__main__":

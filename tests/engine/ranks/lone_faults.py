@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
         rounds = Rounds(group.load(model))
         rounds.submit(1, [1, 2, 3], 5, ignore_eos=True)
         rounds.drain()
-        found["second load"] = str(len(rounds.heard[1].tokens))
+        found["second load"] = str(len(rounds.received[1].tokens))
         rounds.submit(2, [1, 2, POISON], 5)
         try:
             rounds.drain()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(40_000 if SCHEDULES else 600)
 
 
 @pytest.mark.parametrize("size", [2, 3] if SCHEDULES else [2])
-def test_every_row_says_what_one_process_says(size: int, tmp_path: Path) -> None:
+def test_every_row_gets_the_same_tokens_as_in_one_process(size: int, tmp_path: Path) -> None:
     asked = EVERY if SCHEDULES else FEW
     program = [sys.executable, "-m", "tests.engine.ranks.equality"]
     played = subprocess.run(

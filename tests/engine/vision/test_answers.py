@@ -101,7 +101,7 @@ async def _alone(engine: Engine) -> list[Said]:
     return [await said(engine, request) for request in _mixture()]
 
 
-async def test_company_caches_and_chunks_change_no_token(engine: Engine) -> None:
+async def test_batches_caches_and_chunks_change_no_token(engine: Engine) -> None:
     async with seeing(**NEW_EACH_TIME) as bare:
         expected = [answer.tokens for answer in await _alone(bare)]
         together = await asyncio.gather(*(said(bare, request) for request in _mixture()))
@@ -156,7 +156,7 @@ async def test_what_a_user_writes_is_no_picture(engine: Engine) -> None:
     ("attachments", "sentence"),
     [
         (Attachments(audios=("aGk=",)), "Audios has 1 items, but this model takes no audio"),
-        (Attachments(("aGk=",)), r"Images\[0\] is no image"),
+        (Attachments(("aGk=",)), r"Images\[0\] is not in a known image format"),
         (shown("red", image_messages=(1,)), "names message 1, which is not a user message"),
         (shown("red", image_messages=()), "has 0 entries, but Images has 1"),
     ],

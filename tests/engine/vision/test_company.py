@@ -91,7 +91,7 @@ async def test_guessing_ahead_changes_nothing() -> None:
         assert [(await said(guessing, request)).text for request in requests] == expected
 
 
-async def test_a_seed_gives_the_same_tokens_alone_and_in_company() -> None:
+async def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
     drawn = Sampling(temperature=1.5, seed=7)
     request = asking(ONE, shown("green"), sampling=drawn)
     async with seeing() as engine:

@@ -148,7 +148,7 @@ async def test_a_row_goes_on_right_when_the_others_have_left(tmp_path: Path) -> 
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
 
 
-async def test_what_a_row_alone_leaves_on_disk_is_gone_on_from(tmp_path: Path) -> None:
+async def test_a_later_prompt_starts_from_what_one_row_stored_on_disk(tmp_path: Path) -> None:
     path = write_family(tmp_path / "qwen3_5", "qwen3_5")
     kept = {"prompt_cache_dir": str(tmp_path / "kept")}
     async with seeing(path, **kept) as engine:
@@ -162,7 +162,7 @@ async def test_what_a_row_alone_leaves_on_disk_is_gone_on_from(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
-async def test_the_text_part_alone_says_the_same(tmp_path: Path, family: str) -> None:
+async def test_the_text_part_alone_gives_the_same_answer(tmp_path: Path, family: str) -> None:
     path = write_family(tmp_path / family, family)
     async with seeing(path, type="text") as engine:
         assert not engine.require_model().media

@@ -112,7 +112,7 @@ async def test_another_is_shown_the_frames_as_images(tmp_path: Path, family: str
     await _compare(path, PlainPasses(path), [{"type": "image"}] * FRAMES, images)
 
 
-async def test_the_model_says_what_it_is_shown() -> None:
+async def test_the_model_names_what_is_in_the_image() -> None:
     red, blue = in_base64(saved(plain([RED] * 8))), in_base64(saved(plain([BLUE] * 8)))
     async with seeing() as engine:
         for clip, colour in ((red, "red"), (blue, "blue"), (red, "red")):
