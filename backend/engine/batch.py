@@ -461,31 +461,10 @@ class DecodeBatch:
                     faults[id(one)] = fault
                     allowed[0] = 0xFFFFFFFF
                 else:
-                    possible = self._look_ahead(one, token, own, allowed[1:], faults)
+                    possible = rule.look_ahead(own, allowed[1:]) if own else 0
             left.append(own[:possible])
             masks.append(allowed[: 1 + possible])
         return np.concatenate(masks) if masks else None, left
-
-    def _look_ahead(
-        self,
-        one: ExecutorSequence,
-        token: int,
-        guesses: Sequence[int],
-        allowed: np.ndarray,
-        faults: dict[int, Exception],
-    ) -> int:
-        """How many guesses the grammar allows. What fails on a guess would not fail without it."""
-        assert one.constraint is not None
-        assert self._speculation is not None
-        try:
-            return one.constraint.look_ahead(guesses, allowed) if guesses else 0
-        except Exception:
-            self._speculation.leave_alone(one)
-        try:
-            one.constraint.restart([*one.history[len(one.prompt) :], token])
-        except Exception as fault:
-            faults[id(one)] = fault
-        return 0
 
     def _settle(self, checked: _Checked) -> list[Sampled]:
         """Read what the guesses led to. What follows the last right one is delivered at once."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from backend.engine.errors import EngineFailed, InvalidRequest
+from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+_log = logging.getLogger(__name__)
 
 _BITS = 32
 BURST_SECONDS = 0.5
@@ -26,7 +29,6 @@ _AMBIGUOUS = (
     " alternatives and optional parts"
 )
 _LEXER = "its regular expressions are too complex: simplify them, or use fewer"
-_UNKNOWN = -1  # a token that no answer has: the state has to be computed again
 _DEAD_END = "no text can follow there: look for a rule or pattern that matches nothing"
 _CAUSES = {
     "items": _AMBIGUOUS,
@@ -75,8 +77,7 @@ class AnswerRule(Protocol):
         """Write the mask after each guess: uint32, shape [guesses, words(vocabulary)].
 
         Returns for how many guesses: it stops behind one that ends the text, and before one that
-        is not allowed. The state stays as it is, except after an exception: then only `restart`
-        restores it.
+        is not allowed or takes too much time. The state stays as it is.
         """
 
 
@@ -154,31 +155,26 @@ class Constraint:
         self._accepted.append(token)
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
-        """As in `AnswerRule`. Each guess adds to the allowance what a token does."""
-        before = len(self._accepted)
+        """As in `AnswerRule`. Guesses have an allowance of their own, one token's for each."""
+        ahead = replace(self, matcher=self.matcher.deep_copy(), allowance=TOKEN_SECONDS)
+        taken = 0
         try:
-            taken = self._follow(guesses, allowed)
-            if not self.matcher.rollback(taken):
-                self._check()
-        except Exception:
-            self._accepted.append(_UNKNOWN)
-            raise
-        del self._accepted[before:]
+            known = list(takewhile(self._knows, guesses))
+            for guess, mask in zip(known[: ahead._possible(known)], allowed, strict=False):
+                ahead.accept(guess)
+                if not ahead.ended:
+                    ahead.fill(mask)
+                taken += 1
+                if ahead.ended:
+                    break
+        except EngineError as fault:
+            _log.debug("a grammar stops looking ahead: %s", fault)
         return taken
 
-    def _follow(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
-        """Accept the guesses that are allowed; returns how many. allowed: as for `look_ahead`."""
-        known = list(takewhile(self._knows, guesses))
+    def _possible(self, tokens: list[int]) -> int:
         with self._timed():
-            possible: int = self.matcher.validate_tokens(known)
-        taken = 0
-        for guess, mask in zip(guesses[:possible], allowed, strict=False):
-            self.accept(guess)
-            taken += 1
-            if self.matcher.is_stopped():
-                break
-            self.fill(mask)
-        return taken
+            possible: int = self.matcher.validate_tokens(tokens)
+        return possible
 
     def _knows(self, token: int) -> bool:
         word, bit = divmod(token, _BITS)

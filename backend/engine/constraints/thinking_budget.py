@@ -108,7 +108,7 @@ class ThinkingBudget:
         self._follow(token)
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
-        """No guess: the parser that counts reasoning cannot go back."""
+        """No guess: the parser that counts reasoning cannot be copied."""
         return 0
 
     def _begin(self) -> None:

@@ -31,7 +31,6 @@ class Speculation:
         self._end_tokens = end_tokens
         self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
         self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence follows
-        self._left_alone: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -77,10 +76,6 @@ class Speculation:
         if proposed:
             self._asked[one.number].record(proposed, accepted)
 
-    def leave_alone(self, one: ExecutorSequence) -> None:
-        """Guess no more for a sequence."""
-        self._left_alone.add(one.number)
-
     def leave(self, sequences: Sequence[ExecutorSequence]) -> None:
         """Sequences have left the batch."""
         gone = [one.number for one in sequences]
@@ -90,14 +85,13 @@ class Speculation:
                 each.lengths.pop(number, None)
         for number in gone:
             self._asked.pop(number, None)
-        self._left_alone.difference_update(gone)
 
     def _ends(self, one: ExecutorSequence) -> Collection[int]:
         return () if one.request.ignore_eos else self._end_tokens
 
     def _most_for(self, one: ExecutorSequence) -> int:
         """Guesses that fit: the token at hand and the choice after the last guess count as well."""
-        if one.media is not None or one.number in self._left_alone:
+        if one.media is not None:
             return 0
         wanted = one.request.n_draft or self._most
         return min(wanted, one.limit - one.delivered - 2)

@@ -188,15 +188,20 @@ def test_looking_ahead_leaves_the_state_as_it_is() -> None:
     assert allowed_ids(constraint, BYTES.size) == [ord("d")]
 
 
-def test_an_answer_can_begin_again_after_looking_ahead_has_failed() -> None:
-    constraint = COMPILER.compile(ConstraintSpec("regex", "abcd"))
-    constraint.accept(ord("a"))
-    constraint.allowance = -1e9
-    with pytest.raises(InvalidRequest, match="more than 10 ms per token"):
-        constraint.look_ahead([ord("b")], np.zeros((1, words(BYTES.size)), np.uint32))
-    constraint.allowance = 1e9
-    constraint.restart([ord("a")])
-    assert allowed_ids(constraint, BYTES.size) == [ord("b")]
+def test_guesses_that_take_too_long_cost_the_answer_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = COMPILER.compile(ConstraintSpec("regex", "[a-c]{1,9}"))
+    masks = np.zeros((3, words(BYTES.size)), np.uint32)
+    rule.accept(97)
+    left = rule.allowance
+    with monkeypatch.context() as patch:
+        patch.setattr("backend.engine.constraints.constraint.TOKEN_SECONDS", -1.0)
+        assert rule.look_ahead([97, 98, 99], masks) == 0
+    assert rule.look_ahead([97, 98, 99], masks) == 3
+    assert rule.allowance == left
+    rule.accept(98)
+    assert allowed_ids(rule, BYTES.size) == [97, 98, 99, BYTES.end]
 
 
 def test_a_token_that_is_not_allowed_fails_its_row_alone() -> None:
