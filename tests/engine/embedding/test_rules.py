@@ -149,7 +149,7 @@ def test_pooling_is_what_the_checkpoint_states(tmp_path: Path) -> None:
     assert state(tmp_path, *two, "Normalize", pooling_mode="lasttoken") == PoolingRule("last", True)
     with pytest.raises(ModelRejected, match=r"concatenates several poolings \(cls, mean\)"):
         state(tmp_path, *two, pooling_mode_cls_token=True, pooling_mode_mean_tokens=True)
-    with pytest.raises(ModelRejected, match="its pooling 'attention' is not computed"):
+    with pytest.raises(ModelRejected, match="its pooling 'attention' is not supported"):
         state(tmp_path, *two, pooling_mode="attention")
     with pytest.raises(ModelRejected, match="its step 'Dense' of modules"):
         state(tmp_path, *two, "Dense", pooling_mode="mean")
