@@ -162,7 +162,7 @@ ACTIONS = [
     Action(DecodeBatch, "launch", BATCH),
     Action(DecodeBatch, "launch", BATCH, late=True),
     Action(BatchSampler, "__call__", BATCH),
-    Action(BatchLogprobs, "__call__", BATCH, caller="__call__"),
+    Action(BatchLogprobs, "__call__", BATCH, caller="choose"),
     Action(decode_batch, "ids", BATCH, caller="read"),
     Action(decode_batch, "ids", BATCH, caller="__call__"),
     Action(DecodeBatch, "read", BATCH, late=True),
