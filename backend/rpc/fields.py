@@ -140,7 +140,9 @@ PREDICT_OPTIONS = Fields(
         " ignored: it is the host's own call format, and calls are enforced in the model's format"
         " instead",
         "PromptCachePath": "absolute path of a file that keeps a conversation's KV across restarts;"
-        " if empty, the folder `prompt_cache_dir` is used, if set",
+        " if empty, the folder `prompt_cache_dir` is used, if set. No files are used for prompts"
+        " with media, for models whose KV cannot be stored (the log of the load says so) and for"
+        " models that are divided among ranks",
         "PromptCacheAll": "saves the answer's KV on disk as well, not only the prompt's",
         "PromptCacheRO": "reads from disk but writes nothing",
         "NDraft": "maximum number of tokens drafted at a time, if the model was loaded with"
