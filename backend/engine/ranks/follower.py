@@ -1,4 +1,4 @@
-"""A rank other than 0: it loads its part of a model and carries out the plans that it is sent.
+"""A rank other than 0: it loads its part of a model and carries out the plans that it receives.
 
 It decides nothing and knows no requests. The main thread is the engine thread; another reads the
 connection, because MLX may keep the main thread in a collective for ever. Whatever ends the
@@ -29,11 +29,11 @@ from backend.engine.ranks.wire import (
     Failed,
     Form,
     Formed,
+    LoadReport,
     LoadShard,
     Message,
     Open,
     Plain,
-    Said,
     Step,
     Stop,
 )
@@ -125,7 +125,7 @@ class _Follower:
         self._link.timeout = order.timeout
 
         def agree(value: Value) -> Sequence[Value]:
-            self._link.send(Said(order.number, value))
+            self._link.send(LoadReport(order.number, value))
             while True:
                 match self._inbox.get():
                     case Agreed(number, values) if number == order.number:
@@ -141,7 +141,7 @@ class _Follower:
             self._drop()
         except EngineError as refusal:
             self._drop()
-            self._link.send(Said(order.number, refusal=str(refusal)))
+            self._link.send(LoadReport(order.number, refusal=str(refusal)))
 
     def _drop(self) -> None:
         if self._model is not None:

@@ -1,7 +1,7 @@
-"""Rank 0's connections with the other ranks: who is there, what they are told and what they say.
+"""Rank 0's connections with the other ranks: which of them are there, and all messages.
 
-Plain Python without MLX. Whoever is lost once the group is formed cannot be replaced, because MLX
-forms a group once per process: `failed` is called, and the process ends.
+Plain Python without MLX. A rank that is lost once the group is formed cannot be replaced, because
+MLX forms a group once per process: `failed` is called, and the process ends.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from backend.engine.ranks.wire import (
     Failed,
     Form,
     Formed,
+    LoadReport,
     LoadShard,
     Message,
-    Said,
     Step,
     Stop,
 )
@@ -49,16 +49,16 @@ from backend.engine.ranks.wire import (
 _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0  # between two lines on who is missing
-_GLANCE_SECONDS = 0.2  # between two looks whether a wait is still wanted
+_GLANCE_SECONDS = 0.2  # between two checks whether a wait was cancelled
 _NAME_SECONDS = 1.0  # that MLX may notice the loss of a rank before its connection does
 
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank. said: what it said of loads, in order."""
+    """Another rank. reports: those of its loads, in order."""
 
     link: Link
-    said: queue.SimpleQueue[Said] = field(default_factory=queue.SimpleQueue)
+    reports: queue.SimpleQueue[LoadReport] = field(default_factory=queue.SimpleQueue)
     formed: bool = False
 
 
@@ -100,7 +100,7 @@ class Leader:
         accepting(self._listener, self._take)
 
     def close(self) -> None:
-        """Tell the ranks to exit."""
+        """Let the ranks exit."""
         self._closing = True
         if self._listener is not None:
             self._listener.close()
@@ -157,7 +157,7 @@ class Leader:
 
         def agree(value: Value) -> Sequence[Value]:
             ranks = range(1, self.place.size)
-            values = [value, *(self._hear(rank, number, cancelled).value for rank in ranks)]
+            values = [value, *(self._next_report(rank, number, cancelled).value for rank in ranks)]
             self._send(Agreed(number, tuple(values)))
             return values
 
@@ -173,21 +173,21 @@ class Leader:
         with contextlib.suppress(EngineError):
             self._send(Abandon(number))
 
-    def _hear(self, rank: int, number: int, cancelled: threading.Event) -> Said:
-        """The next thing that a rank says of a load."""
+    def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
+        """The next report of a rank about a load."""
         while True:
             self._require_whole()
             if cancelled.is_set():
                 raise Cancelled("the load was cancelled")
             try:
-                said = self._followers[rank].said.get(timeout=_GLANCE_SECONDS)
+                report = self._followers[rank].reports.get(timeout=_GLANCE_SECONDS)
             except queue.Empty:
                 continue
-            if said.number != number:
+            if report.number != number:
                 continue  # of a load that was abandoned
-            if said.refusal:
-                raise ModelRejected(f"{self.place.name(rank)}: {said.refusal}")
-            return said
+            if report.refusal:
+                raise ModelRejected(f"{self.place.name(rank)}: {report.refusal}")
+            return report
 
     def _wait_for_all(self, cancelled: threading.Event) -> None:
         began = reported = time.monotonic()
@@ -212,7 +212,7 @@ class Leader:
 
     @contextlib.contextmanager
     def _impatient(self, step: str) -> Iterator[None]:
-        """A step that has to end within the time-out, though somebody waits for the load.
+        """A step that has to end within the time-out although a client waits for the load.
 
         MLX holds the interpreter's lock in it, so only the monitor can end the process.
         """
@@ -226,10 +226,10 @@ class Leader:
         finally:
             heartbeat.limit, heartbeat.patient = before
 
-    # Whatever executors do.
+    # Plans.
 
     def send(self, message: Message) -> None:
-        """Tell all ranks, in the order of the calls. Raises RankLost."""
+        """Send a message to all ranks. Raises RankLost."""
         began, counts = time.perf_counter(), isinstance(message, Step)
         size = self._send(message)
         if counts:
@@ -264,7 +264,7 @@ class Leader:
         try:
             rank, link = accept(connection, self._token, self.place.size, self.place.timeout)
         except LinkLost as refusal:
-            _log.warning("who called from %s %s", host, refusal)
+            _log.warning("refused a connection from %s, which %s", host, refusal)
             connection.close()
             return
         follower = _Follower(link)
@@ -274,7 +274,7 @@ class Leader:
                 self._followers[rank] = follower
             self._changed.notify_all()
         if taken is not None or self._forming:
-            _log.warning("another %s called from %s and is refused", self.place.name(rank), host)
+            _log.warning("refused a second %s, at %s", self.place.name(rank), host)
             link.close()
             return
         _log.info("%s has joined", self.place.name(rank))
@@ -284,15 +284,17 @@ class Leader:
         try:
             while True:
                 match follower.link.receive():
-                    case Said() as said:
-                        follower.said.put(said)
+                    case LoadReport() as report:
+                        follower.reports.put(report)
                     case Formed():
                         follower.formed = True
                     case Failed(why):
                         self._lose(rank, follower, f"failed: {why}")
                         return
                     case other:
-                        raise LinkLost(f"sent {type(other).__name__}, which is not for rank 0")
+                        raise LinkLost(
+                            f"sent {type(other).__name__}, which rank 0 does not receive"
+                        )
         except LinkLost as loss:
             self._lose(rank, follower, str(loss))
 

@@ -1,10 +1,10 @@
 """The connection between rank 0 and another rank: frames, the handshake, and heartbeats.
 
-Plans must not travel as collectives of MLX: a rank that waits in one cannot be told anything, and
-nothing in it ever times out. So they have a TCP connection of their own, on which both sides are
-heard from several times per time-out, whatever their MLX threads do.
+Plans are not sent as collectives of MLX: a rank that waits in one receives nothing else, and a
+collective never times out. They have a TCP connection of their own, on which both sides send
+several heartbeats per time-out, whatever their MLX threads do.
 
-Both sides prove that they know the same token before anything else is said (HMAC-SHA-256 over
+Both sides prove that they know the same token before any other message (HMAC-SHA-256 over
 nonces of both). What follows is not encrypted.
 """
 
@@ -32,7 +32,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class LinkLost(Exception):
-    """The other side is gone, silent, or not one of us; `str()` says which, as a clause."""
+    """The other side is gone, silent, or no rank. `str()` is a clause that says which."""
 
 
 class Link:
@@ -71,7 +71,7 @@ class Link:
                 self._connection.sendall(frame)
                 self.sent_bytes += len(frame)
         except TimeoutError:
-            raise LinkLost(f"has taken nothing for {self._timeout:g} s") from None
+            raise LinkLost(f"has received nothing for {self._timeout:g} s") from None
         except OSError:
             raise LinkLost("has closed the connection") from None
 
@@ -84,7 +84,7 @@ class Link:
             try:
                 message = decode(self._exactly(length))
             except WireError as fault:
-                raise LinkLost(f"sent nonsense: {fault}") from None
+                raise LinkLost(f"sent a message that cannot be read: {fault}") from None
             if not isinstance(message, Beat):
                 return message
 
@@ -111,7 +111,7 @@ class Link:
             try:
                 self.send_frame(beat)
             except LinkLost:
-                return  # whoever receives learns why
+                return  # `receive` raises the cause
 
 
 def frame_of(message: Message) -> bytes:
@@ -132,7 +132,7 @@ def accept(connection: socket.socket, token: str, size: int, timeout: float) -> 
         if version != VERSION:
             raise LinkLost(f"speaks version {version} of the protocol, and rank 0 {VERSION}")
         if not hmac.compare_digest(proof, _proof(token, b"follower", own, other, rank, ranks)):
-            raise LinkLost("has another token")
+            raise LinkLost("has a different token")
         if ranks != size or not 0 < rank < size:
             raise LinkLost(f"says that it is rank {rank} of {ranks}, but there are {size} ranks")
         connection.sendall(_proof(token, b"leader", own, other, rank, ranks))
@@ -158,7 +158,7 @@ def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout:
         except OSError:
             raise LinkLost("refused this rank; its log says why") from None
         if not hmac.compare_digest(answer, _proof(token, b"leader", other, own, rank, size)):
-            raise LinkLost("has another token")
+            raise LinkLost("has a different token")
     except BaseException:
         connection.close()
         raise

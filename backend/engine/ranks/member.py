@@ -13,7 +13,7 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """agree: says something (JSON) to all ranks, waits until all have, and returns what they said,
+    """agree: sends a value (JSON) to all ranks, waits for theirs, and returns the values of all,
     by rank. It raises an EngineError where the load has failed on another rank. All ranks call it
     at the same points of a load, and between them the same collectives of MLX.
     """

@@ -37,7 +37,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Join the group of mx.distributed now: every rank is there, and does so too."""
+    """Join the group of mx.distributed now, as every other rank does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LoadShard:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks said, by rank."""
+    """The values that all ranks reported, by rank."""
 
     number: int
     values: tuple[dict[str, Any], ...]
@@ -62,7 +62,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nobody waits for the load any more, or it has failed on another rank."""
+    """The load was cancelled, or has failed on another rank."""
 
     number: int
 
@@ -122,10 +122,10 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a rank says at a point of a load where all wait for each other.
+class LoadReport:
+    """A report at a point of a load where all ranks wait for each other.
 
-    refusal: why the load failed on this rank; "" where it did not.
+    refusal: why the load failed on this rank; "" if it did not.
     """
 
     number: int
@@ -135,14 +135,14 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The rank cannot go on; it exits."""
+    """The rank has failed, and exits."""
 
     why: str
 
 
 Message = (
     Beat | Form | LoadShard | Agreed | Abandon | Open | Add | Step | Plain | Clear | Drop | Stop
-    | Formed | Said | Failed
+    | Formed | LoadReport | Failed
 )  # fmt: skip
 _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Message)}
 

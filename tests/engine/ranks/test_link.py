@@ -136,15 +136,15 @@ def test_a_server_that_does_not_know_the_token_is_not_followed() -> None:
             connection.sendall(bytes(32))
 
         threading.Thread(target=imitate, daemon=True).start()
-        with pytest.raises(LinkLost, match="another token"):
+        with pytest.raises(LinkLost, match="a different token"):
             connect(server.getsockname(), "secret", 1, 2, LONG)
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n" * 8, b"", bytes(82)])
-def test_strangers_are_refused(said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n" * 8, b"", bytes(82)])
+def test_strangers_are_refused(sent: bytes) -> None:
     listening = Listening()
     with socket.create_connection(listening.address) as stranger:
-        stranger.sendall(said)
+        stranger.sendall(sent)
         stranger.shutdown(socket.SHUT_WR)
         assert isinstance(listening.done(), LinkLost)
 

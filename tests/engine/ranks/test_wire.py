@@ -19,11 +19,11 @@ from backend.engine.ranks.wire import (
     Failed,
     Form,
     Formed,
+    LoadReport,
     LoadShard,
     Message,
     Open,
     Plain,
-    Said,
     Step,
     Stop,
     WireError,
@@ -42,8 +42,8 @@ MESSAGES: list[Message] = [
     Add(2, (1, 2), 9, prompt_logprobs=True),
     Add(3, (4,), 9, scores=SCORES, side_by_side=True),
     Plain((1, 2)),
-    Said(2, {"cost": {"windowed": [[1, 2]]}}),
-    Said(2, refusal="its weights take too much"),
+    LoadReport(2, {"cost": {"windowed": [[1, 2]]}}),
+    LoadReport(2, refusal="its weights take too much"),
     Failed("decode: ValueError"),
 ]  # fmt: skip
 

@@ -125,7 +125,8 @@ async def test_a_family_whose_image_has_other_tokens_than_features_is_refused(
     tmp_path: Path,
 ) -> None:
     path = write_family(tmp_path / "llava_next", "llava_next")
-    with pytest.raises(ModelRejected, match=r"its image features include \d+ embeddings for \d+ tokens"):
+    reason = r"its image features include \d+ embeddings for \d+ tokens"
+    with pytest.raises(ModelRejected, match=reason):
         async with seeing(path):
             pass
 
