@@ -192,7 +192,7 @@ def on_device(numbers: tuple[int, ...]) -> mx.array:
     return mx.array(numbers)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def _positions(
     lengths: tuple[int, ...], ranges: tuple[tuple[Range, ...], ...], places: int, new: int
 ) -> mx.array:
@@ -208,6 +208,12 @@ def _positions(
             position += stop - start
         row[places:] = np.arange(length, length + new)
     return mx.array(found)
+
+
+def forget_arrays() -> None:
+    """Drop the arrays that are kept for the next layer and step, when a model is dropped."""
+    on_device.cache_clear()
+    _positions.cache_clear()
 
 
 def _visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:

@@ -320,6 +320,10 @@ def _release() -> None:
     """
     import mlx.core as mx
 
+    if "backend.engine.rectangle" in sys.modules:  # an embedding model never imports it
+        from backend.engine.rectangle import forget_arrays
+
+        forget_arrays()
     gc.collect()
     mx.random.seed(0)
     mx.clear_cache()

@@ -24,7 +24,7 @@ def test_a_program_reports_it(module: str, name: str) -> None:
 def test_the_project_takes_it_from_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert "version" in project["project"]["dynamic"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "common.version.VERSION"
+    assert project["tool"]["hatch"]["version"]["path"] == "common/version.py"
 
 
 def test_the_changelog_has_an_entry_for_it() -> None:

@@ -88,7 +88,7 @@ async def test_nothing_is_served_before_a_load_and_during_one(model: Path) -> No
         load = await begun(engine.load(LoadRequest("m", str(model))))
         assert (await engine.status()).state is EngineState.LOADING
         for ask in (lambda: engine.submit(ENDLESS), engine.require_model):
-            with pytest.raises(NotLoaded, match="under way"):
+            with pytest.raises(NotLoaded, match="in progress"):
                 ask()
         await load
         assert engine.require_model().name == "m"
