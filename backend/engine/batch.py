@@ -12,9 +12,11 @@ its token and the guesses behind it, and delivers all that turns out right, with
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +24,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine import kv
-from backend.engine.constraints.constraint import words
+from backend.engine.constraints.constraint import AnswerRule, words
 from backend.engine.drafting.speculation import Speculation, accepted_count
 from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
@@ -33,6 +35,8 @@ from backend.engine.sampling import BatchSampler
 
 if TYPE_CHECKING:
     from backend.engine.executor import ExecutorSequence
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +162,15 @@ class Chooser:
         for mask, at in zip(allowed, self._constrained, strict=True):
             one = self._sequences[at]
             assert one.constraint is not None
-            started = time.thread_time()
-            try:
-                if tokens is not None and not (one.first_delivered or one.constraint.ended):
-                    one.constraint.accept(tokens[at])
-                if not one.constraint.ended:
-                    one.constraint.fill(mask)
-            except Exception as fault:
-                faults[id(one)] = fault
-                mask[:] = 0xFFFFFFFF
-            one.mask_seconds += time.thread_time() - started
+            with _masking(one):
+                try:
+                    if tokens is not None and not (one.first_delivered or one.constraint.ended):
+                        one.constraint.accept(tokens[at])
+                    if not one.constraint.ended:
+                        one.constraint.fill(mask)
+                except Exception as fault:
+                    faults[id(one)] = fault
+                    mask[:] = 0xFFFFFFFF
         return allowed if (allowed != 0xFFFFFFFF).any() else None
 
 
@@ -450,18 +453,19 @@ class DecodeBatch:
             if rule is None:
                 left.append(own)
                 continue
-            if not one.first_delivered:
-                accept(one, token, faults)
             allowed = np.full((1 + len(own), size), 0xFFFFFFFF, dtype=np.uint32)
             possible = 0
-            if id(one) not in faults and not rule.ended:
-                try:
-                    rule.fill(allowed[0])
-                except Exception as fault:
-                    faults[id(one)] = fault
-                    allowed[0] = 0xFFFFFFFF
-                else:
-                    possible = rule.look_ahead(own, allowed[1:]) if own else 0
+            with _masking(one):
+                if not one.first_delivered:
+                    accept(one, token, faults)
+                if id(one) not in faults and not rule.ended:
+                    try:
+                        rule.fill(allowed[0])
+                    except Exception as fault:
+                        faults[id(one)] = fault
+                        allowed[0] = 0xFFFFFFFF
+                    else:
+                        possible = _looked_ahead(rule, own, allowed[1:])
             left.append(own[:possible])
             masks.append(allowed[: 1 + possible])
         return np.concatenate(masks) if masks else None, left
@@ -500,6 +504,23 @@ class DecodeBatch:
     def _last_for_all(self) -> bool:
         """Whether every sequence ends with the token at hand: no forward pass is needed."""
         return all(one.delivered + 1 >= one.limit for one in self.sequences)
+
+
+@contextmanager
+def _masking(one: ExecutorSequence) -> Iterator[None]:
+    """Count the processor time inside as that of the sequence's grammar."""
+    started = time.thread_time()
+    yield
+    one.mask_seconds += time.thread_time() - started
+
+
+def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
+    """What `look_ahead` gives; 0 if it fails, because what fails on a guess may never happen."""
+    try:
+        return rule.look_ahead(guesses, allowed) if guesses else 0
+    except Exception:
+        _log.warning("a grammar failed to look ahead; its guesses are dropped", exc_info=True)
+        return 0
 
 
 def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:

@@ -8,7 +8,8 @@ The others say what they say alone, nothing is left behind, and the next request
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from backend.engine import batch as decode_batch
@@ -29,6 +31,7 @@ from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.logits_head import LogitsHead
 from backend.engine.logprobs import BatchLogprobs
 from backend.engine.model import EngineModel
+from backend.engine.plan import Masked
 from backend.engine.request import Sampling
 from backend.engine.sampling import BatchSampler
 from backend.engine.score_plan import Continuation, ScorePlan
@@ -444,6 +447,48 @@ def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.M
         rounds.submit(2, prompt, 60, ignore_eos=True)
         rounds.drain(2000)
         same(rounds.received[2], plain.received[1])
+
+
+@pytest.mark.usefixtures("guesses_always")
+@pytest.mark.parametrize("fails", [False, True])
+def test_looking_ahead_counts_as_masking_and_may_fail(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without guesses the sequence gets the same tokens."""
+    prompt = [3, 4, 5] * 6
+    plain = Rounds(model_of("full"))
+    plain.submit(1, prompt, 40, ignore_eos=True, grammar=Strides(0, 40))
+    plain.drain()
+    looked: list[int] = []
+
+    def look_ahead(self: Strides, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        looked.append(len(guesses))
+        if fails:
+            raise RuntimeError(DEFECT)
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:
+            pass
+        return original(self, guesses, allowed)
+
+    original = Strides.look_ahead
+    monkeypatch.setattr(Strides, "look_ahead", look_ahead)
+    drafting = Drafting(6, lambda: [LookupGuesser()])
+    rounds = Rounds(replace(model_of("full"), drafting=drafting))
+    rounds.submit(1, prompt, 40, ignore_eos=True, grammar=Strides(0, 40))
+    masked: list[float] = []
+    settle = rounds.scheduler.executor.settle
+
+    def settled(*, idle: bool) -> list[Any]:
+        events = settle(idle=idle)
+        masked.extend(event.seconds for event in events if isinstance(event, Masked))
+        return events
+
+    monkeypatch.setattr(rounds.scheduler.executor, "settle", settled)
+    rounds.drain(2000)
+    assert looked
+    assert not rounds.faults
+    same(rounds.received[1], plain.received[1])
+    assert fails or sum(masked) >= 0.01 * len(looked)
 
 
 # What ends while it is under way.
