@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backend.engine.guess_width import GuessWidth
+from backend.engine.mask_share import MaskShare
 from backend.engine.plan import (
     Arrived,
     DecodeTimed,
@@ -51,8 +52,6 @@ _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
 _FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
 _SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
-_MASK_SHARE = 0.25  # most of the decode steps' time that grammars take while other rows run
-_COSTLY_MASK = 0.002  # seconds; a row whose mask takes less would gain nobody much by resting
 _MIN_RATE = 50.0  # tokens per second that ageing assumes until a prefill pass was timed
 
 
@@ -133,7 +132,8 @@ class SequenceState:
 class Planner:
     """The decisions for one loaded model.
 
-    index: which stored entries serve a prompt. widths: how many guesses pay. unstored: sequences
+    index: which stored entries serve a prompt. widths: how many guesses pay. masks: whose grammars
+    are too costly. unstored: sequences
     whose KV was larger than the whole prompt cache. preemptions: how many sequences lost their
     place to memory.
     """
@@ -143,6 +143,7 @@ class Planner:
         self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
         self.index = PrefixIndex(limits.prompt_cache, limits.max_entries)
         self.widths = GuessWidth(limits.guesses)
+        self.masks = MaskShare(limits.stall_ms / 1e3)
         self.sequences: dict[int, SequenceState] = {}
         self._admitted: dict[int, SequenceState] = {}  # in the order of admission
         self.unstored = 0
@@ -159,7 +160,6 @@ class Planner:
         self._features = 0
         self._owed_to_decode = 0.0  # seconds
         self._step_seconds = 0.0  # of the latest decode step
-        self._owed_by_masks = 0.0  # seconds that grammars took beyond their share
         self._scored = False  # in the latest step that had time for prefill
         self._shortest_next = False  # where a step is too small for two prompts
 
@@ -259,10 +259,10 @@ class Planner:
                 self._owed_to_decode += seconds * (1 - _PREFILL_SHARE) / _PREFILL_SHARE
             case DecodeTimed(seconds):
                 self._step_seconds = seconds
-                self._owed_by_masks = max(self._owed_by_masks - seconds * _MASK_SHARE, 0.0)
+                self.masks.decoded(seconds)
                 self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
             case Masked(number, seconds):
-                self._owed_by_masks += seconds
+                self.masks.masked(seconds)
                 if one := self.sequences.get(number):
                     one.mask_seconds = seconds
             case Guessed(rows, longest, width, proposed, right, seconds):
@@ -440,25 +440,15 @@ class Planner:
         return preempted, refused
 
     def _rest_masks(self) -> list[Leave]:
-        """Preempt the sequences with the costliest grammars if the others can then afford theirs.
+        """Preempt the sequences whose grammars are too costly for the others.
 
-        All rows of a step wait for all masks, and grammars may take a pause's length beyond their
-        share of the time before any rests. A sequence that rests keeps its KV as an entry, and
-        starts again once the others have made up for that time.
+        A sequence that rests keeps its KV as an entry, and starts again once the others have made
+        up for the time that its grammar took.
         """
-        rows = self.of("decode")
-        total = sum(one.mask_seconds for one in rows)
-        if self._owed_by_masks <= self.limits.stall_ms / 1e3 or not self.limits.prompt_cache:
+        if not self.limits.prompt_cache:
             return []
-        most = max(self._step_seconds - total, 0.0) * _MASK_SHARE / (1 - _MASK_SHARE)
-        resting: list[SequenceState] = []
-        for one in sorted(rows, key=lambda one: (-one.mask_seconds, one.number)):
-            if total <= most or one.mask_seconds < _COSTLY_MASK:
-                break
-            total -= one.mask_seconds
-            resting.append(one)
-        if len(resting) == len(rows):
-            return []  # there is nobody who would gain
+        seconds = {one.number: one.mask_seconds for one in self.of("decode")}
+        resting = [self.sequences[number] for number in self.masks.too_costly(seconds)]
         leaving: list[Leave] = []
         for one in resting:
             filled = self._storable(one)
@@ -468,7 +458,7 @@ class Planner:
         return leaving
 
     def _rests(self, one: SequenceState) -> bool:
-        return one.resting and self._owed_by_masks > 0 and bool(self._admitted)
+        return one.resting and self.masks.owed > 0 and bool(self._admitted)
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
         del self.sequences[one.number]
@@ -561,7 +551,7 @@ class Planner:
             starts.append(self._start(one, source, self._room - needed))
             if one.resting:
                 one.resting = False
-                self._owed_by_masks += one.mask_seconds
+                self.masks.masked(one.mask_seconds)
             used = self._used() + storing
         return starts, refused
 
