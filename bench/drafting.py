@@ -6,13 +6,13 @@ each warms up, stores the prompts, and lets the backend learn how many tokens to
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.constraints import SCHEMA
 from bench.process import backend
 from bench.report import Figure, at_least, fact
 from wire import backend_pb2 as pb
@@ -33,18 +33,6 @@ CODE = """class Queue:
             raise OverflowError("the queue is full")
         self.items.append(item)
 """
-SCHEMA = json.dumps(
-    {
-        "type": "array",
-        "minItems": 100,
-        "items": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-            "required": ["name", "age"],
-            "additionalProperties": False,
-        },
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ the engine thread.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,6 +210,23 @@ def apply(plan: MemoryPlan) -> None:
         mx.set_wired_limit(plan.wired)
     if plan.buffer_cache is not None:
         mx.set_cache_limit(plan.buffer_cache)
+
+
+def release_memory() -> None:
+    """Return the memory of dropped arrays to the system; call it on the engine thread.
+
+    Building a model creates random weights that are never evaluated, because the checkpoint's
+    replace them. Each extends the lazy graph of MLX's random key, which only a new key releases.
+    """
+    import mlx.core as mx
+
+    if "backend.engine.rectangle" in sys.modules:  # an embedding model never imports it
+        from backend.engine.rectangle import forget_arrays
+
+        forget_arrays()
+    gc.collect()
+    mx.random.seed(0)
+    mx.clear_cache()
 
 
 def prefill_chunk(device: Device, settings: Settings) -> int:

@@ -9,7 +9,6 @@ Health earlier.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import queue
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Encode, Free, Load, Look, Stop, Submit
+from backend.engine.device import release_memory
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.gauges import Gauges
 from backend.engine.outbox import Outbox, Publication
@@ -227,7 +227,7 @@ class Worker:
             # The frames of the traceback refer to weights that were already read.
             command.done.set_exception(fault.with_traceback(None))
             del fault
-            _release()
+            release_memory()
             return
         else:
             command.done.set_result(place)
@@ -291,7 +291,7 @@ class Worker:
         if self._scheduler is not None or self._encoder is not None:
             self._scheduler = self._encoder = None
             self.gauges.guessing = None
-            _release()
+            release_memory()
 
     def _report(self, where: str, fault: BaseException) -> None:
         _log.error("%s failed", where, exc_info=fault)
@@ -310,20 +310,3 @@ class Worker:
             import mlx.core as mx
 
             mx.clear_streams()
-
-
-def _release() -> None:
-    """Return the memory of dropped arrays to the system.
-
-    Building a model creates random weights that are never evaluated, because the checkpoint's
-    replace them. Each extends the lazy graph of MLX's random key, which only a new key releases.
-    """
-    import mlx.core as mx
-
-    if "backend.engine.rectangle" in sys.modules:  # an embedding model never imports it
-        from backend.engine.rectangle import forget_arrays
-
-        forget_arrays()
-    gc.collect()
-    mx.random.seed(0)
-    mx.clear_cache()

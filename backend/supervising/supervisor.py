@@ -89,7 +89,7 @@ class Supervisor:
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
         count = self._plan.count
-        ports = _free_ports(count + 1)
+        ports = free_ports(count + 1)
         hostfile = Path(self._folder.name) / "hosts.json"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[:count]]))
         environ = {TOKEN: secrets.token_hex(16)} | self._environ
@@ -170,7 +170,7 @@ def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
         return process.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports of the loopback interface that nobody uses now."""
     with ExitStack() as stack:
         found = []

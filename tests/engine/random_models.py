@@ -83,6 +83,13 @@ def random_model(kind: str) -> Any:
     config = CONFIGS[kind]
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
+    model.update(drawn_weights(model))
+    mx.eval(model.parameters())
+    return model
+
+
+def drawn_weights(model: Any) -> Any:
+    """Random weights for every parameter of a model, as a tree, the same at every call."""
     key = mx.random.key(7)
 
     def fill(weight: mx.array) -> mx.array:
@@ -92,6 +99,4 @@ def random_model(kind: str) -> Any:
             return 1 + 0.1 * mx.random.normal(weight.shape, key=own)
         return 0.3 * mx.random.normal(weight.shape, key=own)
 
-    model.update(tree_map(fill, model.parameters()))
-    mx.eval(model.parameters())
-    return model
+    return tree_map(fill, model.parameters())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 
 import mlx.core as mx
@@ -22,7 +21,6 @@ from backend.engine.model import EngineModel
 from backend.engine.ranks.group import spread
 from backend.engine.ranks.member import Member
 from backend.engine.ranks.wire import Add, Clear, Open, Plain, Step
-from backend.engine.rectangle import forget_arrays
 from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.scoring import Scoring
 from backend.engine.token_text import ByteStream
@@ -114,11 +112,3 @@ def load_followed(request: LoadRequest, number: int, member: Member) -> Followed
             spread=spread,
         )
     )
-
-
-def release() -> None:
-    """Return the memory of a dropped model to the system."""
-    forget_arrays()
-    gc.collect()
-    mx.random.seed(0)
-    mx.clear_cache()

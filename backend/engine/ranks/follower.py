@@ -146,6 +146,6 @@ class _Follower:
     def _drop(self) -> None:
         if self._model is not None:
             self._model = None
-            from backend.engine.ranks.followed_model import release
+            from backend.engine.device import release_memory
 
-            release()
+            release_memory()

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 
 from tests.engine.loading_models import write_tokenizer, write_weights
+from tests.engine.random_models import drawn_weights
 
 VOCABULARY = 288  # whole words of a mask, and more than the tokenizer has
 _SHARED: dict[str, Any] = {
@@ -86,16 +86,7 @@ def write_divided(directory: Path, name: str, shards: int = 1, **config: Any) ->
     whole = CONFIGS[name] | config
     module = importlib.import_module(f"mlx_lm.models.{whole['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(whole))
-    key = mx.random.key(7)
-
-    def fill(weight: mx.array) -> mx.array:
-        nonlocal key
-        key, own = mx.random.split(key)
-        if weight.ndim < 2:
-            return 1 + 0.1 * mx.random.normal(weight.shape, key=own)
-        return 0.3 * mx.random.normal(weight.shape, key=own)
-
-    weights: Any = tree_flatten(tree_map(fill, model.parameters()))
+    weights: Any = tree_flatten(drawn_weights(model))
     write_weights(directory, dict(weights), shards)
     (directory / "config.json").write_text(json.dumps(whole))
     write_tokenizer(directory)

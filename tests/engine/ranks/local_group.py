@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from backend.engine.plan import PassCost
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.place import TOKEN, Place
 from backend.engine.token_text import ByteStream
+from backend.supervising.supervisor import free_ports
 
 ROOT = Path(__file__).parents[3]
 _TABLE = [f"<{token}>".encode() for token in range(4096)]
@@ -35,7 +35,7 @@ class LocalGroup:
     def __init__(self, size: int, module: str = "backend") -> None:
         self._stack = ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = _ports(size + 1)
+        ports = free_ports(size + 1)
         hostfile = folder / "hosts.json"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
         token = secrets.token_hex(8)
@@ -98,13 +98,3 @@ def _loaded(
         prefill_chunk=32,
         passes=PassCost(),  # schedules count memory in KV alone
     )
-
-
-def _ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        found = []
-        for _ in range(count):
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
-        return found
