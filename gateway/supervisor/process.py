@@ -115,12 +115,12 @@ class BackendProcess:
                 *lines, pending = (pending + chunk).replace(b"\r", b"\n").split(b"\n")
                 pending = pending[:_LONGEST_LINE]
                 for line in lines:
-                    self._heard(line)
-            self._heard(pending)
+                    self._take_line(line)
+            self._take_line(pending)
         finally:
             pipe.close()
 
-    def _heard(self, raw: bytes) -> None:
+    def _take_line(self, raw: bytes) -> None:
         line = raw[:_LONGEST_LINE].decode(errors="replace").strip()
         if not line:
             return
