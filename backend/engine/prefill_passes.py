@@ -100,13 +100,15 @@ class PrefillPasses:
 
         The latest stay in flight behind the next decode step, except when nothing decodes (`idle`)
         and none was in flight before. A CPU is waited for, or the first tokens would come after the
-        next decode step, which it computes within the call that launches.
+        next decode step, which it computes within the call that launches. So are log-probabilities
+        of a prompt, or its answer could end without them.
         """
         waiting = len(self._earlier) or (len(self._launched) if idle else 0)
-        if self._times.in_order:
-            waiting = len(self._earlier) + len(self._launched)
         self._earlier += self._launched
         self._launched = []
+        for at, launched in enumerate(self._earlier, 1):
+            if self._times.in_order or launched.logits is not None:
+                waiting = max(waiting, at)
         for _ in range(waiting):
             yield self._earlier.pop(0)
 
