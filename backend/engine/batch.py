@@ -336,9 +336,11 @@ class DecodeBatch:
         if isinstance(fed, _Checked):
             return self._settle(fed)
         tokens = ids(fed.chosen.tokens)
-        if fed.ran:
-            for one, token in zip(self.sequences, tokens, strict=True):
+        for one, token in zip(self.sequences, tokens, strict=True):
+            if fed.ran:
                 one.history.append(token)
+            elif not one.first_delivered:  # No pass follows, for which its grammar would see it.
+                accept(one, token, fed.chosen.faults)
         return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
     def give_up(self, one: ExecutorSequence) -> list[Sampled]:

@@ -19,6 +19,7 @@ from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
+from tests.engine.test_parity import Strides
 
 END = 7
 LONG = [token % 90 + 1 for token in range(400)]
@@ -362,3 +363,18 @@ def test_an_answer_of_one_token_ends_without_a_decode_step() -> None:
     assert received.finished is not None
     assert received.finished.reason == "length"
     rounds.drain()
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+def test_a_grammar_that_ends_with_the_last_token_is_a_stop_in_any_company(limit: int) -> None:
+    model = engine_model(random_model("full"))
+    lone = alone(model, [1, 2, 3], limit, grammar=Strides(1, limit))
+    rounds = Rounds(model)
+    rounds.submit(1, [4, 5, 6], 40, ignore_eos=True)
+    rounds.step()
+    rounds.submit(2, [1, 2, 3], limit, grammar=Strides(1, limit))
+    rounds.drain()
+    for received in (lone, rounds.received[2]):
+        assert received.finished is not None
+        assert len(received.tokens) == limit
+        assert received.finished.reason == "stop"
