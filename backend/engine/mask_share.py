@@ -16,7 +16,7 @@ _COSTLY = 0.002  # seconds; a sequence whose mask takes less would gain the othe
 class MaskShare:
     """What grammars took, for one loaded model. pause: seconds.
 
-    owed: seconds that grammars took beyond their share, which later steps make up for.
+    owed: seconds that costly grammars took beyond the share, which later steps make up for.
     """
 
     def __init__(self, pause: float) -> None:
@@ -30,8 +30,10 @@ class MaskShare:
         self.owed = max(self.owed - seconds * _SHARE, 0.0)
 
     def masked(self, seconds: float) -> None:
-        """A sequence's grammar took so long."""
-        self.owed += seconds
+        """A sequence's grammar took so long. What a quick one takes is not made up for: many of
+        them may take more than the share for ever, and no rest of another would change that."""
+        if seconds >= _COSTLY:
+            self.owed += seconds
 
     def too_costly(self, seconds: Mapping[int, float]) -> list[int]:
         """The sequences that are to rest, so that the others can afford their masks.

@@ -251,7 +251,8 @@ class Planner:
         return leaving
 
     def _rests(self, one: SequenceState) -> bool:
-        return one.resting and self.masks.owed > 0 and bool(self.sequences.admitted)
+        """Whether it waits for the others to make up for its grammar: only decode steps do."""
+        return one.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
         self.sequences.remove(one.number)

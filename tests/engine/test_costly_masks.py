@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.mask_share import MaskShare
+from backend.engine.plan import Masked
 from common.chat_format import ChatFormat
 from tests.common.grammar_walks import byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, compiler_for
 from tests.engine.random_models import random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
+from tests.engine.test_planner import World, limits_of, run_until
 
 SECONDS = 0.02
 
@@ -77,6 +80,32 @@ def test_costly_rows_among_themselves_do_not_rest(cache: int) -> None:
         rounds.step()
         assert not any(one.generated for one in rounds.scheduler.planner.sequences.of("waiting"))
     assert all(received.finished is not None for received in rounds.received.values())
+
+
+def test_many_quick_grammars_keep_nobody_waiting() -> None:
+    """They take more than the share of grammars, which no rest of a costly one would change."""
+    masks = MaskShare(pause=0.05)
+    masks.masked(0.5)
+    for _ in range(100):
+        masks.decoded(0.3)
+        for _ in range(100):
+            masks.masked(0.0019)
+    assert masks.owed == 0
+
+
+def test_a_costly_sequence_rests_for_nobody_who_is_still_prefilled() -> None:
+    world = World(limits_of(slots=3, prefill_chunk=32))
+    plain, costly = world.arrive([1] * 20, 1500), world.arrive([2] * 20, 1500)
+    run_until(world, lambda: len(world.planner.sequences.of("decode")) == 2)
+    world.events.append(Masked(costly, 5.0))
+    long = world.arrive([3] * 1500, 5)
+    world.step()
+    run_until(world, lambda: world.planner.sequences.by_number[long].filled > 100)
+    assert costly not in world.planner.sequences.admitted
+    world.cancel(plain)
+    world.step()
+    assert world.planner.sequences.by_number[long].state == "prefill"
+    assert costly in world.planner.sequences.admitted
 
 
 def test_a_grammar_that_starts_again_where_it_is_reads_nothing_twice() -> None:
