@@ -109,7 +109,7 @@ class PrefixIndex:
     usable. Others (recurrent state, a full sliding window) are usable only up to one of their
     places, where a snapshot was taken, or up to their end. The least recently used entry is evicted
     first; `add` and `touch` count as use, `find` does not. `pinned` entries are never evicted, even
-    if the limits are exceeded.
+    if the limits are exceeded. Any thread may call `find`; all else is for one thread.
     """
 
     def __init__(self, max_bytes: int, max_entries: int = 0) -> None:
@@ -272,39 +272,43 @@ _key = attrgetter("key")
 
 
 class _Order:
-    """Marks sorted by their tokens, equal ones by age."""
+    """Marks sorted by their tokens, equal ones by age.
+
+    A change makes a new list, because other threads may be searching the one that was there.
+    """
 
     def __init__(self) -> None:
-        self._entries: list[_Mark] = []
+        self._marks: list[_Mark] = []
 
     def closest(self, key: PrefixKey) -> tuple[_Mark | None, int]:
         """The mark that shares the longest prefix with the key, and the length of that prefix."""
-        place = bisect_right(self._entries, key, key=_key)
-        beside = self._entries[max(place - 1, 0) : place + 1]
+        marks = self._marks
+        place = bisect_right(marks, key, key=_key)
+        beside = marks[max(place - 1, 0) : place + 1]
         lengths = [(mark, mark.key.shared(key)) for mark in beside]
         return max(lengths, key=lambda pair: pair[1], default=(None, 0))
 
     def insert(self, mark: _Mark) -> None:
-        key, entries = mark.key, self._entries
+        key, marks = mark.key, self._marks
         mark.parent = next(_prefixes(*self.closest(key)), None)
-        place = bisect_right(entries, key, key=_key)
+        place = bisect_right(marks, key, key=_key)
         # The continuations of the new mark's key come right after it.
-        end = bisect_left(
-            entries, True, lo=place, key=lambda later: later.key.shared(key) < len(key)
-        )
-        for later in entries[place:end]:
+        end = bisect_left(marks, True, lo=place, key=lambda later: later.key.shared(key) < len(key))
+        for later in marks[place:end]:
             if later.parent is mark.parent:
                 later.parent = mark
-        entries.insert(place, mark)
+        self._marks = [*marks[:place], mark, *marks[place:]]
 
     def remove(self, entry: int, key: PrefixKey) -> None:
-        place = bisect_left(self._entries, key, key=_key)
-        while self._entries[place].id != entry:
+        marks = self._marks
+        place = bisect_left(marks, key, key=_key)
+        while marks[place].id != entry:
             place += 1
-        mark = self._entries.pop(place)
-        for later in self._entries[place:]:
+        mark = marks[place]
+        for later in marks[place + 1 :]:
             if later.parent is mark:
                 later.parent = mark.parent
+        self._marks = [*marks[:place], *marks[place + 1 :]]
 
 
 def _covers(key: PrefixKey, places: Collection[int] | None, shared: int, at: int) -> bool:

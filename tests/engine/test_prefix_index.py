@@ -436,3 +436,21 @@ def test_a_prompt_is_compared_with_a_logarithm_of_the_entries(
         match = index.find(prefix.extended([2] * (number // 2) + [4, 4]))
         assert match.length == 2 * BLOCK + number // 2
         assert 0 < calls <= 2 * (entries.bit_length() + 2)  # whole entries, and where they serve
+
+
+def test_a_look_from_another_thread_survives_whatever_happens_meanwhile() -> None:
+    """Prompt threads look while the engine thread stores and evicts."""
+    index = PrefixIndex(1 << 20)
+    for entry in range(64):
+        index.add(entry, PrefixKey([entry, *range(40)]), 1)
+
+    class Meddling(PrefixKey):
+        def __lt__(self, other: PrefixKey) -> bool:
+            index.clear()
+            return super().__lt__(other)
+
+        def prefix(self, length: int) -> PrefixKey:
+            return Meddling(self.tokens[:length])
+
+    assert index.find(Meddling([63, *range(40), 1])).length in (0, 41)
+    assert len(index) == 0
