@@ -326,6 +326,7 @@ class Executor:
             return
         try:
             launched.wait()
+            self._early += launched.read_first()
         except Exception as fault:
             # Sequences that joined a batch meanwhile have brought what failed into all of it.
             for batch in {id(one.batch): one.batch for one in launched.sequences}.values():
@@ -338,7 +339,6 @@ class Executor:
         for one in launched.sequences if launched.logits is not None else ():
             if any(math.isnan(each.logprob) for each in one.prompt_logprobs):
                 self.failures.append(Failure((one.number,), "prefill", NotFinite()))
-        self._early += launched.read_first()
         seconds = self._times.finished(launched.at, launched.done)
         events.append(PrefillTimed(launched.tokens, seconds, launched.behind))
         self.prompt_tokens += launched.read

@@ -175,6 +175,8 @@ ACTIONS = [
     Action(DecodeBatch, "leave", BATCH, late=True),
     Action(kv.BatchCache, "leave", BATCH, caller="leave"),
     Action(mx, "eval", BATCH, caller="wait"),
+    Action(prefill_passes, "ids", BATCH),
+    Action(prefill_passes, "sampled_of", BATCH),
     Action(prompt_logprobs, "read", BATCH),
     Action(Scoring, "step", ONE),
     Action(Scoring, "step", ONE, late=True),
