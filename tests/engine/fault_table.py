@@ -61,12 +61,12 @@ EDGES: dict[str, list[Edge]] = {
             "a pipe, a device or a terabyte in place of a model file; 100,000 layers; a chat"
             " template that loops or grows",
             "INVALID_ARGUMENT for LoadModel; the old model stays in service",
-            f"{_ACCEPTANCE}endless_loads.py::test_a_load_that_cannot_end_is_refused",
+            f"{_ACCEPTANCE}endless_loads.py::test_a_load_that_would_never_end_is_refused",
         ),
         Edge(
             "a chat template that loops for one conversation",
             "INVALID_ARGUMENT for that request after 5 seconds of processor time",
-            f"{_ACCEPTANCE}endless_loads.py::test_a_template_that_loops_for_one_request_fails_it_alone",
+            f"{_ACCEPTANCE}endless_loads.py::test_a_template_that_loops_for_one_request_fails_only_that_request",
         ),
         Edge(
             "reading a model file blocks for ever, and the caller disconnects",
@@ -93,7 +93,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "slow grammars",
             "quick ones pass them",
-            f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_passes_slow_ones",
+            f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_overtakes_slow_ones",
         ),
         Edge(
             "a mask that takes a second",
@@ -118,7 +118,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a client that disconnects, at any time",
             "its slot is free at once",
-            f"{_ACCEPTANCE}leaving.py::test_a_client_that_leaves_in_prefill",
+            f"{_ACCEPTANCE}leaving.py::test_a_client_that_disconnects_during_prefill_frees_its_slot",
         ),
         Edge(
             "2,000 calls at once",
@@ -162,7 +162,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "the same with `--rank-loss exit`",
             "UNAVAILABLE for all; every rank exits",
-            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_exit_if_they_are_told_to",
+            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_exit_if_told_to_by_an_option",
         ),
         Edge(
             "it fails alone, in a load or in a step",
@@ -184,37 +184,37 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a native call that hangs while holding the interpreter's lock",
             "a second process reports it and kills the first",
-            f"{_ACCEPTANCE}hanging.py::test_a_step_that_hangs_with_the_interpreters_lock_ends_the_process",
+            f"{_ACCEPTANCE}hanging.py::test_a_step_that_hangs_holding_the_interpreters_lock_ends_the_process",
         ),
         Edge(
             "an engine that cannot continue",
             "UNAVAILABLE for all; the process exits, with the cause as its last line",
-            "rpc/test_process.py::test_an_engine_that_cannot_go_on_ends_the_process_with_its_cause",
+            "rpc/test_process.py::test_a_fatal_engine_error_ends_the_process_with_its_cause",
         ),
         Edge(
             "nobody reads the log",
             "log lines are dropped and counted; calls continue",
-            f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_stops_nothing_and_what_is_missing_is_counted",
+            f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_pipe_blocks_nothing_and_dropped_lines_are_counted",
         ),
         Edge(
             "closed standard streams",
             "no effect",
-            f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_stop_nothing",
+            f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_do_not_block",
         ),
         Edge(
             "a control group's memory limit",
             "RESOURCE_EXHAUSTED for requests that do not fit",
-            f"{_ACCEPTANCE}machine_limits.py::test_a_full_control_group_is_an_answer_not_the_end",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_full_control_group_refuses_a_request_and_does_not_end_the_process",
         ),
         Edge(
             "a limit on the address space",
             "the same",
-            f"{_ACCEPTANCE}machine_limits.py::test_few_addresses_are_an_answer_not_the_end",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_limited_address_space_refuses_a_load_and_does_not_end_the_process",
         ),
         Edge(
             "a low limit on open files",
             "no effect, and the limit is unchanged",
-            f"{_ACCEPTANCE}machine_limits.py::test_a_load_leaves_the_limit_of_open_files",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_load_does_not_change_the_limit_of_open_files",
         ),
         Edge(
             "the gateway's warden process is killed",
