@@ -98,12 +98,12 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a mask that takes a second",
             "INVALID_ARGUMENT for its row, within a tenth of it",
-            "engine/constraints/test_trial.py::test_no_single_mask_takes_what_a_row_may",
+            "engine/constraints/test_trial.py::test_a_single_mask_may_not_take_a_rows_whole_allowance",
         ),
         Edge(
             "a video that crashes its decoder, or needs too much time or memory",
             "INVALID_ARGUMENT; only the process that decodes it ends",
-            "engine/media/test_videos.py::test_a_clip_that_takes_too_much_ends_its_process_alone",
+            "engine/media/test_videos.py::test_a_clip_that_needs_too_much_memory_ends_only_its_decoder_process",
         ),
         Edge(
             "millions of empty entries, or fields of 40 MB",
@@ -140,17 +140,17 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a full disk",
             "a cache miss, and one line in the log",
-            "engine/disk_cache/test_writer.py::test_a_full_disk_is_a_miss_and_one_line",
+            "engine/disk_cache/test_writer.py::test_a_full_disk_is_a_miss_and_one_log_line",
         ),
         Edge(
             "a folder that is deleted",
             "a cache miss",
-            "engine/disk_cache/test_writer.py::test_a_folder_that_vanishes_is_a_miss",
+            "engine/disk_cache/test_writer.py::test_a_deleted_folder_is_a_miss",
         ),
         Edge(
             "a process that is killed while it writes",
             "the old file remains",
-            "engine/disk_cache/test_writer.py::test_a_process_that_dies_while_it_writes_leaves_the_old_file",
+            "engine/disk_cache/test_writer.py::test_a_process_that_dies_while_writing_leaves_the_old_file",
         ),
     ],
     "A rank": [

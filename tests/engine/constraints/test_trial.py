@@ -1,4 +1,4 @@
-"""Grammars of any shape and size: each is compiled, or refused in a sentence."""
+"""Grammars of any shape and size: each is compiled, or refused with a message."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _children() -> list[psutil.Process]:
     return psutil.Process().children()
 
 
-def test_a_trial_that_was_ended_is_begun_again() -> None:
+def test_an_interrupted_trial_is_repeated() -> None:
     before = set(_children())
     compiler = compiler_for(BYTES, ChatFormat.named("plain"))
     compiler.compile(ConstraintSpec("regex", "a"))
@@ -140,7 +140,7 @@ def test_a_grammar_that_was_compiled_is_not_tried_again() -> None:
     assert allowed_ids(constraint, BYTES.size) == [ord("a")]
 
 
-def test_a_row_pays_for_its_masks() -> None:
+def test_a_row_is_charged_for_its_masks() -> None:
     constraint = COMPILER.compile(ConstraintSpec("regex", "[a-z]*"))
     mask = np.zeros(words(BYTES.size), np.uint32)
     constraint.fill(mask)
@@ -149,7 +149,7 @@ def test_a_row_pays_for_its_masks() -> None:
         constraint.fill(mask)
 
 
-def test_a_grammar_that_leads_nowhere_is_the_users_to_mend() -> None:
+def test_a_grammar_that_can_never_match_is_the_users_error() -> None:
     grammar = 'start: "x" /[0-9]{2}/ B\nB: "b"i & /b+/ & ~/bb/ & ~/b/'
     with pytest.raises(InvalidRequest, match="matches nothing"):  # noqa: PT012
         constraint = COMPILER.compile(ConstraintSpec("lark", grammar))
@@ -158,7 +158,7 @@ def test_a_grammar_that_leads_nowhere_is_the_users_to_mend() -> None:
             constraint.fill(np.zeros(words(BYTES.size), np.uint32))
 
 
-def test_no_single_mask_takes_what_a_row_may() -> None:
+def test_a_single_mask_may_not_take_a_rows_whole_allowance() -> None:
     text = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     size = text.get_vocab_size()
     alternatives = " | ".join("e " * length for length in range(2, 30))
@@ -195,7 +195,7 @@ NORMALISING = {name: _normalising(name) for name in NORMALIZERS}
 @pytest.mark.parametrize("name", NORMALIZERS)
 @given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8))
 @settings(max_examples=15, deadline=None)
-def test_letters_are_written_as_the_grammar_has_them(name: str, text: str) -> None:
+def test_letters_keep_their_case(name: str, text: str) -> None:
     compiler, size = NORMALISING[name]
     for wanted in ("e\u0301A" + text, text):
         quoted = wanted.replace("\\", "\\\\").replace('"', '\\"')
