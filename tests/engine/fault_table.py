@@ -71,17 +71,17 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "reading a model file blocks for ever, and the caller disconnects",
             "the load is abandoned; the old model stays in service",
-            "engine/test_loading_beside.py::test_a_load_whose_files_never_answer_is_left_behind",
+            "engine/test_loading_beside.py::test_a_load_with_files_that_never_answer_is_abandoned",
         ),
         Edge(
             "a load that fails at any stage",
             "the status of that failure; running streams continue",
-            "engine/test_loading_beside.py::test_a_load_that_fails_at_any_stage_leaves_streams_and_limits",
+            "engine/test_loading_beside.py::test_a_load_that_fails_at_any_stage_affects_neither_streams_nor_limits",
         ),
         Edge(
             "the hub fails or does not answer",
             "NOT_FOUND with advice what to do",
-            "engine/test_loading_download.py::test_a_hub_that_nobody_answers_for",
+            "engine/test_loading_download.py::test_a_hub_that_does_not_answer_is_reported",
         ),
     ],
     "The request": [
@@ -113,7 +113,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "prompts that are slow to prepare",
             "short prompts overtake them",
-            "engine/test_preparing.py::test_a_short_prompt_passes_slow_ones",
+            "engine/test_preparing.py::test_a_short_prompt_overtakes_slow_ones",
         ),
         Edge(
             "a client that disconnects, at any time",

@@ -203,7 +203,7 @@ class Process:
         self.tickets = 0
 
     def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Received:
-        """Ask as the engine does: first the disk, then a start in the rounds."""
+        """Send a request as the engine does, with what the disk has for it."""
         self.tickets += 1
         in_memory = self.rounds.scheduler.planner.index.find(PrefixKey(prompt)).length
         stored = self.disk.find(prompt, path=use.path, in_memory=in_memory)

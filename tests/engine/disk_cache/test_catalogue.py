@@ -42,9 +42,7 @@ def entries(stored: list[tuple[list[int], bool, int]]) -> list[Entry]:
 
 
 def spared(stored: list[int], trimmable: bool, prompt: list[int]) -> int:
-    """Tokens saved: the longest prefix of the prompt, without its last token, that the stored text
-    can give.
-    """
+    """Length of the longest prefix of the prompt, without its last token, that the entry can give."""
     lengths = range(len(stored) + 1) if trimmable else [len(stored)]
     return max([n for n in lengths if n < len(prompt) and stored[:n] == prompt[:n]], default=0)
 

@@ -1,4 +1,4 @@
-"""A rank like any other, but for two faults: its first load is refused, and it raises at POISON."""
+"""A normal rank with two faults: its first load is refused, and it raises at the token POISON."""
 
 from __future__ import annotations
 

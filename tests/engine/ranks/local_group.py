@@ -1,4 +1,4 @@
-"""Rank 0 in this process, and the others as real processes beside it."""
+"""Rank 0 in this process, and the other ranks as real processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _TABLE = [f"<{token}>".encode() for token in range(4096)]
 
 
 class LocalGroup:
-    """A process can hold one for all its life: MLX forms a group once. module: of the others."""
+    """A process can form only one MLX group in its life.
+
+    module: the program of the other ranks.
+    """
 
     def __init__(self, size: int, module: str = "backend") -> None:
         self._stack = ExitStack()
@@ -70,7 +73,7 @@ class LocalGroup:
         return _loaded(model, self._number(), settings, self.leader)
 
     def whole(self, model: Path, **settings: object) -> EngineModel:
-        """The same in this process alone."""
+        """The same model in this process alone."""
         return _loaded(model, self._number(), settings, None)
 
     def _number(self) -> int:
@@ -96,5 +99,5 @@ def _loaded(
         end_tokens=frozenset({0}),
         disk=None,
         prefill_chunk=32,
-        passes=PassCost(),  # schedules count memory in KV alone
+        passes=PassCost(),  # the memory limit in these schedules is a number of tokens of KV
     )
