@@ -224,22 +224,22 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a backend is killed in the middle of a stream",
             "the stream ends with the API's error event; the next request is served",
-            "gateway/test_crowd.py::test_a_killed_backend_is_an_error_and_then_a_fresh_backend",
+            "gateway/test_crowd.py::test_a_killed_backend_is_an_error_and_then_a_new_backend_serves",
         ),
         Edge(
             "clients that do not read their streams",
             "nothing for the others",
-            "gateway/test_slow_readers.py::test_streams_that_nobody_reads_hold_up_nobody",
+            "gateway/test_slow_readers.py::test_streams_that_nobody_reads_block_nobody",
         ),
         Edge(
             "2,000 idle connections, and few open files",
             "nothing for the others",
-            "gateway/test_safety_heads.py::test_a_crowd_that_says_nothing_keeps_nobody_out",
+            "gateway/test_safety_heads.py::test_many_silent_connections_keep_nobody_out",
         ),
         Edge(
             "a body that is all brackets",
             "400 before it is parsed",
-            "gateway/test_errors_bodies.py::test_a_body_of_brackets_alone_is_refused_before_it_is_read",
+            "gateway/test_errors_bodies.py::test_a_body_of_brackets_is_refused_before_it_is_parsed",
         ),
         Edge(
             "the gateway is killed",

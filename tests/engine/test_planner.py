@@ -405,9 +405,6 @@ def test_short_prompts_of_similar_length_share_a_pass() -> None:
 
 @pytest.mark.parametrize("room", [200, 12])
 def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(room: int) -> None:
-    """In seconds of the clock, it starts after twice its own duration, or after 10 s if memory is
-    short.
-    """
     unit = STEP * PER_TOKEN
     world = World(limits_of(slots=3, room=room * unit, prompt_cache=0))
     for salt in range(3):

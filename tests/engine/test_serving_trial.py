@@ -112,9 +112,7 @@ def test_a_row_that_is_wrong_alone_is_reported() -> None:
 
 
 class _ForgetsAlone(_Around):
-    """Loses each generated token of a lone row, as if entries were replaced in a copy of the cache
-    list.
-    """
+    """Loses each generated token of a lone row, as a model does that replaces its caches."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
         logits = self._model(tokens, cache=cache)

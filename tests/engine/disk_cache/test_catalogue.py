@@ -42,7 +42,7 @@ def entries(stored: list[tuple[list[int], bool, int]]) -> list[Entry]:
 
 
 def spared(stored: list[int], trimmable: bool, prompt: list[int]) -> int:
-    """Length of the longest prefix of the prompt, without its last token, that the entry can give."""
+    """How many tokens of the prompt the entry can give, at most all but the last."""
     lengths = range(len(stored) + 1) if trimmable else [len(stored)]
     return max([n for n in lengths if n < len(prompt) and stored[:n] == prompt[:n]], default=0)
 

@@ -45,9 +45,7 @@ def main(size: int, schedules: int, folder: Path, asked: list[str]) -> None:
 
 
 def _special(model: EngineModel) -> list[tuple[list[int], str, list[float]]]:
-    """Request fields that random schedules do not use: stop strings, prompt log-probabilities,
-    scores.
-    """
+    """Fields that random schedules do not use: stop strings, prompt log-probabilities, scores."""
     rounds = Rounds(model)
     prompt = list(range(1, 50))
     rounds.submit(1, prompt, 20, stop=("<7", "3>"))
