@@ -16,15 +16,15 @@ from gateway.supervisor.status import ModelStatus, State
 from gateway.supervisor.supervisor import Supervisor
 from wire import backend_pb2 as pb
 
-_LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not hold the scrape up
+_LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
 
 
-# One model and, where its backend answers, what that counts since its start.
+# A model and, if its backend answers, its counters since the start.
 ModelNow = tuple[ModelStatus, pb.MetricsResponse | None]
 
 
 async def look(supervisor: Supervisor) -> list[ModelNow]:
-    """Every model now. It loads none, and keeps none loaded."""
+    """The state of every model. Loads none, and keeps none loaded."""
     statuses = supervisor.status()
     counts = await asyncio.gather(*(_counts(supervisor.peek(each.name)) for each in statuses))
     return list(zip(statuses, counts, strict=True))
@@ -50,14 +50,16 @@ class _Models(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        state = GaugeMetricFamily("gateway_model_state", "1 in the state that it is in.", None, _BY)
+        state = GaugeMetricFamily(
+            "gateway_model_state", "1 for the model's current state.", None, _BY
+        )
         memory = _gauge("memory_bytes", "Memory that its backend reported last.")
-        leases = _gauge("leases", "Requests that hold it now, or wait for it.")
+        leases = _gauge("leases", "Requests that use the model, or wait for it.")
         restarts = _counter("restarts", "Starts of its backend after a crash.")
         speed = _gauge(
-            "tokens_per_second", "Of its last stretch of decoding, all answers together."
+            "tokens_per_second", "In its latest period of decoding, all answers together."
         )
-        written = _counter("generated_tokens", "Tokens that its backend wrote since its start.")
+        written = _counter("generated_tokens", "Tokens that its backend generated since its start.")
         read = _counter("prompt_tokens", "Prompt tokens that its backend computed since its start.")
         for status, counts in self._models:
             name = [status.name]

@@ -118,7 +118,7 @@ def test_the_models_choice_in_a_request_is_added_to_that_of_the_file(tmp_path: P
         ("parameters: {model: m}\nbackend: llama-cpp", "backend is 'llama-cpp'"),
         ("parameters: {model: m}\naddress: nowhere", "address is 'nowhere'"),
         ("parameters: {model: m}\naddress: a:1\nbackend: /b", "backend and address"),
-        ("parameters: {model: m}\naliases: [m]", "aliases holds 'm'"),
+        ("parameters: {model: m}\naliases: [m]", "aliases has 'm'"),
         ("parameters: {model: m}\nparameters: {model: n}", "line 2, column 1: the key"),
         ("parameters: {model: m", "line 1, column"),
         ("? [a]\n: b", "line 1, column"),

@@ -61,7 +61,7 @@ def test_keys_come_from_three_places_and_are_merged(tmp_path: Path) -> None:
         (["--cors-origin", "localhost:3000"], "--cors-origin is 'localhost:3000'"),
         (["--cors-origin", "https://a.b/c"], "--cors-origin is 'https://a.b/c'"),
         (["--api-key", "short"], "an API key is shorter than 8 characters"),
-        (["--api-key", "with a space in it"], "an API key holds a space"),
+        (["--api-key", "with a space in it"], "an API key contains a space"),
         (["--api-key-file", "/nowhere/keys"], "--api-key-file /nowhere/keys cannot be read"),
         (["--models-dir", "/nowhere"], "--models-dir is '/nowhere': there is no such folder"),
         (["--models"], "unrecognized arguments: --models"),
@@ -88,7 +88,7 @@ def test_a_key_allows_addresses_beyond_loopback(tmp_path: Path) -> None:
 
 def test_an_empty_key_file_does_not_open_the_gateway(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# none yet\n")
-    with pytest.raises(BadArgument, match="holds no key"):
+    with pytest.raises(BadArgument, match="has no key"):
         read(tmp_path, "--api-key-file", str(tmp_path / "keys"))
 
 
