@@ -44,8 +44,8 @@ def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
     prompts = {number: [number, *range(20, 45)] for number in range(1, 6)}
     model = engine_model(random_model(kind), stall_ms=50)
     rounds = Rounds(model)
-    # measured in processor time, which a busy machine does not change
-    rounds.scheduler.executor._clock = time.thread_time
+    # Measured in processor time, which a busy machine does not change.
+    rounds.scheduler.executor._times.clock = time.thread_time
     rules = {number: Costly() for number in range(2, 6)}
     rounds.submit(1, prompts[1], 3000, ignore_eos=True)
     for number, rule in rules.items():
@@ -67,7 +67,7 @@ def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
 def test_rows_that_are_all_costly_do_not_pause(cache: int) -> None:
     """No row would gain; without a prompt cache, a paused row would be recomputed."""
     rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=cache, stall_ms=50))
-    rounds.scheduler.executor._clock = time.thread_time
+    rounds.scheduler.executor._times.clock = time.thread_time
     rules = {number: Costly() for number in range(1, 5)}
     for number, rule in rules.items():
         rounds.submit(number, [number, *range(20, 45)], 5, grammar=rule)
@@ -75,7 +75,7 @@ def test_rows_that_are_all_costly_do_not_pause(cache: int) -> None:
         rounds.submit(5, [5, *range(20, 45)], 9, ignore_eos=True)
     while rounds.scheduler.busy:
         rounds.step()
-        assert not any(one.generated for one in rounds.scheduler.planner.of("waiting"))
+        assert not any(one.generated for one in rounds.scheduler.planner.sequences.of("waiting"))
     assert all(received.finished is not None for received in rounds.received.values())
 
 
