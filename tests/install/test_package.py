@@ -172,5 +172,5 @@ def test_a_folder_that_is_not_a_package_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
     result = shell(ROOT / "scripts/python", ROOT / "scripts/package.py", tmp_path)
     assert result.returncode == 1
-    assert "is no package" in result.stderr
+    assert "is not a package" in result.stderr
     assert (tmp_path / "precious.txt").read_text() == "mine"
