@@ -31,7 +31,7 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
     for entry in entries if isinstance(entries, list) else ():
         first = entry[0] if isinstance(entry, list) and entry else entry
         host, _, port = first.rpartition(":") if isinstance(first, str) else ("", "", "")
-        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        if not host or not _is_port(port):
             raise Misuse(f"the hostfile {path} has the entry {entry!r}, which is not HOST:PORT")
         hosts.append((host.strip("[]"), int(port)))
     if len(hosts) < 2:
@@ -50,18 +50,27 @@ def place_in(
     found = next((one for one in known if one == transport), None)
     if found is None:
         raise Misuse(f"--backend must be one of {', '.join(known)}, but it is {transport!r}")
-    address = hosts[0][0], (hosts[0][1] + _CONTROL_OFFSET) % (1 << 16)
+    address = hosts[0][0], hosts[0][1] + _CONTROL_OFFSET
     if control:
         host, _, port = control.rpartition(":")
-        if not host or not port.isdigit() or int(port) >= 1 << 16:
+        if not host or not _is_port(port):
             raise Misuse(f"--control {control!r} is not HOST:PORT")
         address = host.strip("[]"), int(port)
+    elif address[1] >= 1 << 16:
+        raise Misuse(
+            f"rank 0 of the hostfile has port {hosts[0][1]}, and {_CONTROL_OFFSET} more is no port:"
+            " give a lower one, or --control HOST:PORT"
+        )
     if not environ.get(TOKEN) and not _is_loopback(address[0]):
         raise Misuse(
             f"ranks on several machines need a shared secret: set {TOKEN} to the same text for"
             " every rank"
         )
     return Place(rank, len(hosts), address, tuple(host for host, _ in hosts), found)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
 
 
 def _is_loopback(host: str) -> bool:
