@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 
+from backend.engine.ranks.place import TOKEN
+from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, said
 from wire import backend_pb2 as pb
 
@@ -185,11 +189,28 @@ def test_ranks_end_with_their_host() -> None:
 
 
 def test_ranks_end_with_their_supervisor() -> None:
-    backend = Backend(arguments=["--ranks", "2"])
+    """Also where the host is not watched: that is said of the host alone."""
+    unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
+    backend = Backend(arguments=["--ranks", "2"], **unset)
     try:
         processes = ranks(backend)
+        assert all(process.environ()[TOKEN] for process in processes.values())
         backend.child.kill()
         _, alive = psutil.wait_procs([*processes.values()], WAIT)
         assert not alive
     finally:
         backend.close()
+
+
+def test_a_worker_ends_at_once_when_asked_to(tmp_path: Path) -> None:
+    """Rank 0 is told by the connection; there is no call to wait for."""
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([f"127.0.0.1:{port}" for port in free_ports(2)]))
+    arguments = ["--worker", "--rank", "1", "--hostfile", str(hostfile)]
+    with subprocess.Popen([ROOT / "run.sh", *arguments], stderr=subprocess.PIPE) as worker:
+        assert worker.stderr is not None
+        assert b"cannot be reached" in worker.stderr.readline()
+        (rank,) = psutil.Process(worker.pid).children()
+        worker.terminate()
+        assert worker.wait(WAIT) == 0
+        assert not rank.is_running()

@@ -95,3 +95,28 @@ def test_a_hostfile_that_is_none(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(Misuse, match="hostfile"):
         hosts_of(str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["--rank", "1"], {}, "--rank is for ranks of a hostfile"),
+        (["--backend", "jaccl"], {}, "--backend is for ranks of a hostfile"),
+        (["--ranks", "2", "--backend", "jaccl"], {}, "--backend is for ranks of a hostfile"),
+        (["--control", "127.0.0.1:7"], {}, "--control is for ranks of a hostfile"),
+        (["--rank-loss", "exit"], {}, "--rank-loss has no effect"),
+        ([], {"MLX_RANK": "1"}, "MLX_RANK is 1, but no hostfile"),
+    ],
+)
+def test_nothing_is_ignored(arguments: list[str], environ: dict[str, str], words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        plan_of(["--addr", "127.0.0.1:0", *arguments], environ)
+
+
+@pytest.mark.parametrize("port", ["64536", "\N{SUPERSCRIPT TWO}"])
+def test_a_port_that_is_none_is_refused(port: str, tmp_path: Path) -> None:
+    """64536 leaves no room for the control port, a thousand above it."""
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps([f"127.0.0.1:{port}", "127.0.0.1:5000"]))
+    with pytest.raises(Misuse, match=r"no port|not HOST:PORT"):
+        plan_of(["--hostfile", str(path)], {})

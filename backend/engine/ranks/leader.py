@@ -354,6 +354,7 @@ class Leader:
             if number != self._load or self._refusal:
                 return
             self._refusal = f"{self.place.name(rank)}: {why}"
+            self._changed.notify_all()
 
         def overdue() -> None:
             if self._load == number:

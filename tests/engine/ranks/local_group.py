@@ -41,6 +41,7 @@ class LocalGroup:
         token = secrets.token_hex(8)
         place = Place(0, size, ("127.0.0.1", ports[0]), ("here",) * size, timeout=60.0)
         self.causes: list[str] = []
+        self._failed = threading.Event()
         self._loads = 0
         self.others: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
@@ -52,7 +53,7 @@ class LocalGroup:
             )
         os.environ |= {"MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile)}
         self.leader = Leader(place, token)
-        self.leader.open(self.causes.append, Heartbeat.fresh())
+        self.leader.open(self._fail, Heartbeat.fresh())
 
     def __enter__(self) -> LocalGroup:
         return self
@@ -72,6 +73,15 @@ class LocalGroup:
     def whole(self, model: Path, **settings: object) -> EngineModel:
         """The same in this process alone."""
         return _loaded(model, self._number(), settings, None)
+
+    def cause(self, seconds: float) -> str:
+        """Why the group has ended; waits for that."""
+        self._failed.wait(seconds)
+        return "; ".join(self.causes)
+
+    def _fail(self, cause: str) -> None:
+        self.causes.append(cause)
+        self._failed.set()
 
     def _number(self) -> int:
         self._loads += 1
