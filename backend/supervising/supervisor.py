@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from backend.engine.ranks.hostfile import transport_environ
 from backend.engine.ranks.place import TOKEN, Place
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
@@ -104,8 +105,7 @@ class Supervisor:
     def _spawn(
         self, place: Place, hostfile: str, environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        own = {**environ, "MLX_RANK": str(place.rank)}
-        own["MLX_HOSTFILE"] = hostfile
+        own = {**environ, **transport_environ(place, hostfile, environ)}
         own.pop(parent_watch.SWITCH, None)  # it says whether the host is watched, as it is here
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)

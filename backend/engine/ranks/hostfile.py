@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from backend.engine.ranks.place import TOKEN, Place, Transport
 
+_DEVICES = ("MLX_IBV_DEVICES", "JACCL_IBV_DEVICES")
 _CONTROL_OFFSET = 1000  # from rank 0's port in the ring to its port for the other ranks
 
 
@@ -66,7 +67,32 @@ def place_in(
             f"ranks on several machines need a shared secret: set {TOKEN} to the same text for"
             " every rank"
         )
+    if found == "jaccl" and not any(environ.get(name) for name in _DEVICES):
+        raise Misuse(
+            f"--backend jaccl needs {_DEVICES[0]}, the file of RDMA devices that"
+            " mlx.distributed_config writes"
+        )
     return Place(rank, len(hosts), address, tuple(host for host, _ in hosts), found)
+
+
+def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which mx.distributed finds the other ranks; those that are set stay.
+
+    As in mlx 0.32.4, `mlx/_distributed_utils/launch.py`; mpirun sets those of `mpi`.
+    """
+    host, port = hosts_of(hostfile)[0]
+    defaults: dict[Transport, dict[str, str]] = {
+        "ring": {},
+        "jaccl": {"MLX_JACCL_COORDINATOR": f"{host}:{port}"},
+        "nccl": {
+            "NCCL_HOST_IP": host,
+            "NCCL_PORT": str(port),
+            "MLX_WORLD_SIZE": str(place.size),
+        },
+        "mpi": {},
+    }
+    found = {name: environ.get(name) or value for name, value in defaults[place.transport].items()}
+    return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(place.rank)}
 
 
 def _is_port(text: str) -> bool:

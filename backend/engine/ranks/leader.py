@@ -30,7 +30,7 @@ from backend.engine.errors import (
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks.hostfile import Misuse, place_in
+from backend.engine.ranks.hostfile import Misuse, place_in, transport_environ
 from backend.engine.ranks.link import (
     Link,
     LinkLost,
@@ -390,5 +390,5 @@ def leader_of(hostfile: str, transport: str) -> Leader:
         place = place_in(hostfile, 0, chosen, "", os.environ)
     except Misuse as misuse:
         raise InvalidRequest(f"option hostfile: {misuse}") from None
-    os.environ |= {"MLX_HOSTFILE": hostfile, "MLX_RANK": "0"}
+    os.environ |= transport_environ(place, hostfile, os.environ)
     return Leader(place, os.environ.get(TOKEN, ""))
