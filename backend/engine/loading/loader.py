@@ -56,6 +56,8 @@ def load(
         member = leader.begin(request, epoch, order.settings.rank_timeout, cancelled)
         stages = _build(replace(order, ranks=RankLoad(leader, member)))
         return (yield from leader.heeding(stages))
+    except Exception as fault:
+        raise leader.ended(epoch, fault) from None
     except BaseException:
         leader.abandon(epoch)
         raise

@@ -213,6 +213,18 @@ class Leader:
         with contextlib.suppress(EngineError):
             self._send(Abandon(number))
 
+    def ended(self, number: int, fault: Exception) -> Exception:
+        """What to raise for the fault of a load: the loss of a rank, if it comes to light.
+
+        MLX reports a lost rank too, in words that say nothing of ranks.
+        """
+        refused = self._refusal
+        self.abandon(number)
+        if not refused and isinstance(fault, ModelRejected | EngineFailed):
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
+        return RankLost(self.broken) if self.broken else fault
+
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
         """The next report of a rank about a load."""
         while True:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from backend.engine.errors import RankLost
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import at_once
@@ -133,3 +134,14 @@ def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
         next(load)
     assert ended == ["rank 1 (b): its disk is on fire"]
     other.close()
+
+
+def test_a_load_that_fails_with_a_lost_rank_says_so(ranks: Ranks) -> None:
+    """And not that the model is at fault, which MLX's error sounds like."""
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())
+    other.close()
+    raised = ranks.leader.ended(7, leader.ModelRejected("it failed on its first token"))
+    assert isinstance(raised, RankLost)
+    assert "rank 1 (b)" in str(raised)
