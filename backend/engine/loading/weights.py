@@ -148,9 +148,7 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            yield "files"
             said = member.agree({"memory": memory_limit(device, settings)})
-            yield "engine"
             memories = [one["memory"] for one in said]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
