@@ -15,7 +15,7 @@ from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
-    from backend.engine.executor import ExecutorSequence
+    from backend.engine.executor_sequence import ExecutorSequence
 
 _log = logging.getLogger(__name__)
 
