@@ -64,8 +64,8 @@ def load_drafting(
     wish = "DraftModel is set" if checkpoint else "option prompt_lookup is true"
     if not kv.takes_back(kv.new_row(main.model)):
         raise InvalidRequest(
-            f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its cache has"
-            " a recurrent state; load it without"
+            f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its layers"
+            " keep what they read in a form of their own; load it without"
         )
     if checkpoint is None:
         return Drafting(settings.n_draft, lambda: [LookupGuesser()])

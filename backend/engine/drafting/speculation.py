@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
     from backend.engine.executor import ExecutorSequence
 
+    # A sequence, and its tokens behind `history`.
+    Known = tuple[ExecutorSequence, Sequence[int]]
+
+MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,23 +42,27 @@ class Speculation:
         """Bytes that the guessers keep from step to step."""
         return sum(each.guesser.nbytes for each in self._guessers)
 
-    def ready(self, sequences: Sequence[ExecutorSequence]) -> bool:
-        """Whether it pays to ask for guesses, which waits for the latest tokens to be read."""
+    def ready(self, sequences: Sequence[Known]) -> bool:
+        """Whether it pays to ask for guesses, which waits for the latest tokens to be read.
+
+        sequences: without those tokens.
+        """
         return any(
-            self._most_for(one) > 0 and each.lengths[one.number].ready(len(one.history) + 1)
-            for one in sequences
+            self._most_for(one, behind)
+            and each.lengths[one.number].ready(len(one.history) + len(behind) + 1)
+            for one, behind in sequences
             for each in self._guessers
         )
 
-    def propose(
-        self, sequences: Sequence[ExecutorSequence], tokens: Sequence[int], width: int
-    ) -> list[list[int]]:
-        """Up to `width` guesses for each sequence, behind its token at hand."""
-        guesses: list[list[int]] = [[] for _ in sequences]
+    def propose(self, known: Sequence[Known], width: int) -> list[list[int]]:
+        """Up to `width` guesses for each sequence, behind its token at hand, the last known."""
+        sequences = [one for one, _ in known]
+        guesses: list[list[int]] = [[] for _ in known]
         wanting = {
-            at: Asked(one.number, [*one.history, token], most)
-            for at, (one, token) in enumerate(zip(sequences, tokens, strict=True))
-            if (most := min(width, self._most_for(one))) > 0 and token not in self._ends(one)
+            at: Asked(one.number, [*one.history, *behind], most)
+            for at, (one, behind) in enumerate(known)
+            if (most := min(width, self._most_for(one, behind[:-1])))
+            and behind[-1] not in self._ends(one)
         }
         for each in list(self._guessers):
             try:
@@ -89,12 +98,16 @@ class Speculation:
     def _ends(self, one: ExecutorSequence) -> Collection[int]:
         return () if one.request.ignore_eos else self._end_tokens
 
-    def _most_for(self, one: ExecutorSequence) -> int:
-        """Guesses that fit: the token at hand and the choice after the last guess count as well."""
-        if one.media is not None:
+    def _most_for(self, one: ExecutorSequence, again: Sequence[int]) -> int:
+        """Guesses that fit: the token at hand and the choice after the last guess count as well.
+
+        again: tokens that have to be fed once more. Guesses behind them that are wrong again make
+        them more, so there is an end to it.
+        """
+        if one.media is not None or len(again) > MOST_AGAIN:
             return 0
         wanted = one.request.n_draft or self._most
-        return min(wanted, one.limit - one.delivered - 2)
+        return max(min(wanted, one.limit - one.delivered - 2), 0)
 
 
 class _Learning:
