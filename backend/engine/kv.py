@@ -67,11 +67,14 @@ def takes_back(cache: RowCache) -> bool:
 def _shorten(layer: RotatingKVCache, tokens: int) -> None:
     """Cut off the end of a window that a pass has just put into the order of time.
 
-    mlx-lm refuses that for a full window. But what the pass's first token saw is still there.
+    mlx-lm refuses that for a full window. But what the pass's first token saw is still there. If
+    the whole pass is cut off, the window is one token short. It keeps a place for it, which the
+    next token takes: mlx-lm never lets a full window grow.
     """
     end = layer.keys.shape[2] - tokens
-    layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
     layer.offset -= tokens
+    places = max(end, min(layer.offset, layer.max_size))
+    layer.keys, layer.values = layer.keys[..., :places, :], layer.values[..., :places, :]
     layer._idx = end
 
 
@@ -178,7 +181,7 @@ class BatchCache:
         self._rows: list[int] = []  # of each sequence, its place in `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
         self._counts: Sequence[int] = ()  # of the pass that `begin` began
-        self._before: list[tuple[Any, list[Any]]] = []  # layers with state, and their state then
+        self._before: list[list[Any]] = []  # the recurrent states before it
         self.join([(row, 0) for row in rows])
 
     def __len__(self) -> int:
@@ -224,12 +227,12 @@ class BatchCache:
         `can_prefill_together`.
         """
         layers = self.layers_for(max(counts))
-        states = [leaf for leaf in leaves(layers) if keeps_state(leaf)]
+        states = list(filter(keeps_state, leaves(layers)))
         if min(counts) < max(counts):
             for leaf in states:
                 leaf.prepare(lengths=list(counts))
         self._counts = list(counts)
-        self._before = [(leaf, list(leaf.cache)) for leaf in states]
+        self._before = [list(leaf.cache) for leaf in states]
         return layers
 
     def end(self, wanted: Sequence[int]) -> list[int]:
@@ -245,10 +248,11 @@ class BatchCache:
         if before:
             whole = [want == count for want, count in zip(wanted, counts, strict=True)]
             kept = [want if stays else 0 for want, stays in zip(wanted, whole, strict=True)]
-            for leaf, states in before:
+            states = filter(keeps_state, leaves(self._layers))
+            for leaf, earlier in zip(states, before, strict=True):
                 leaf.finalize()
                 if not all(whole):
-                    leaf.cache = _mixed(whole, leaf.cache, states)
+                    leaf.cache = _mixed(whole, leaf.cache, earlier)
         self.drop([max(counts) - count for count in kept])
         return kept
 
