@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -281,6 +281,9 @@ class DecodeBatch:
         self._cache = kv.BatchCache()
         # Of each sequence, known tokens behind its `history`, which wait to be fed again.
         self._again: list[list[int]] = []
+        # By the sequences' numbers, the states that their latest tokens were chosen from.
+        self._states: dict[int, mx.array] = {}
+        self._passed: mx.array | None = None  # those of the latest pass
         self._chosen: Chosen | None = None
         self._chooser: Chooser | None = None
         self._fed: _Fed | _Checked | None = None
@@ -404,9 +407,29 @@ class DecodeBatch:
         if any(self._again):
             logits = self._run_again(chosen.tokens)
         else:
-            logits = self._model(chosen.tokens[:, None], cache=self._cache.layers_for(1))[:, -1, :]
+            logits = self._run(chosen.tokens[:, None], self._cache.layers_for(1))[:, -1, :]
+        self._remember([(len(own), len(own) + 1) for own in step.again])
         steps = [one.delivered + 1 for one in self.sequences]
         self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
+
+    def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
+        """Logits of [sequences, tokens, vocabulary]."""
+        if self._speculation is None or not self._speculation.reads_states:
+            logits: mx.array = self._model(tokens, cache=layers)
+            return logits
+        with self._engine_model.head.watched() as seen:
+            logits = self._model(tokens, cache=layers)
+        self._passed = seen[-1]
+        return logits
+
+    def _remember(self, places: Sequence[tuple[int, int]]) -> None:
+        """Keep of the latest pass the states from the first place to before the second."""
+        if self._passed is not None:
+            self._states = {
+                one.number: self._passed[row, start:stop]
+                for row, (one, (start, stop)) in enumerate(zip(self.sequences, places, strict=True))
+            }
+            self._passed = None
 
     def _known(self) -> list[tuple[ExecutorSequence, list[int]]]:
         """The sequences, each with its tokens behind `history` that were fed once already."""
@@ -419,7 +442,7 @@ class DecodeBatch:
         places = mx.array(counts)[:, None] - 1
         fed = mx.array(_padded(again, max(counts)))
         fed = mx.put_along_axis(fed, places, at_hand[:, None].astype(fed.dtype), axis=1)
-        logits = self._model(fed, cache=self._cache.begin(counts))
+        logits = self._run(fed, self._cache.begin(counts))
         self._cache.end(counts)
         return mx.take_along_axis(logits, places[:, :, None], axis=1)[:, 0]
 
@@ -441,7 +464,7 @@ class DecodeBatch:
         known = [
             (one, [*own, token]) for (one, own), token in zip(self._known(), at_hand, strict=True)
         ]
-        guesses = self._speculation.propose(known, width)
+        guesses = self._speculation.propose(known, width, self._states)
         if not any(guesses):
             return False
         self._chooser = None  # penalties would have to forget the guesses that are wrong
@@ -449,7 +472,7 @@ class DecodeBatch:
         fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
         counts = list(map(len, fed))
         width = max(counts)
-        logits = self._model(mx.array(_padded(fed, width)), cache=self._cache.begin(counts))
+        logits = self._run(mx.array(_padded(fed, width)), self._cache.begin(counts))
         mx.async_eval(logits)
         masks, allowed = self._masks(at_hand, guesses, chosen.faults)
         places = [
@@ -538,6 +561,12 @@ class DecodeBatch:
         self._chosen = Chosen(self.sequences, mx.array(latest, dtype=mx.uint32), [], {})
         pairs = zip(checked.fed, checked.proposed, right, strict=True)
         known = [fed[: len(fed) - proposed + count] for fed, proposed, count in pairs]
+        self._remember(
+            [
+                (len(tokens) - 1 - count, len(tokens))
+                for tokens, count in zip(known, right, strict=True)
+            ]
+        )
         kept = self._cache.end(list(map(len, known)))
         for one, tokens, count in zip(self.sequences, known, kept, strict=True):
             one.history += tokens[:count]

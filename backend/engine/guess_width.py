@@ -44,13 +44,14 @@ class GuessReport:
     """What drafting does now.
 
     width: guesses that a step may check for each sequence. proposed, accepted: guesses in all.
-    gain: tokens per second, as measured, over those of plain steps.
+    gain: tokens per second, as measured, over those of plain steps. guessers: what guesses.
     """
 
     width: int = 0
     proposed: int = 0
     accepted: int = 0
     gain: float = 1.0
+    guessers: str = ""
 
 
 class GuessWidth:

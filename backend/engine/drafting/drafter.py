@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 NGRAM_SIZES = (3, 2, 1)  # tokens, the longest match first
 CHUNK = 2048  # tokens indexed in one call; about 2 ms
@@ -26,12 +29,14 @@ class Asked:
     """A sequence that guesses are wanted for.
 
     tokens: the whole prompt and output; from call to call they only grow, by any number. most:
-    guesses, at least 1.
+    guesses, at least 1. states: [n, size], those from which the model chose the last n of the
+    tokens; None where they are not known.
     """
 
     sequence: int
     tokens: Sequence[int]
     most: int
+    states: mx.array | None = None
 
 
 class Guesser(Protocol):

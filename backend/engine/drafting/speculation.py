@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend.engine.drafting.drafter import Asked, DraftLength, Guesser
 from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from backend.engine.drafting.draft_loading import Drafting
     from backend.engine.executor import ExecutorSequence
 
@@ -28,11 +31,13 @@ _log = logging.getLogger(__name__)
 class Speculation:
     """The guessers of a batch: for each sequence the first that has a guess is followed.
 
-    end_tokens: those that end an answer.
+    end_tokens: those that end an answer. reads_states: whether a guesser wants the states that
+    tokens were chosen from.
     """
 
     def __init__(self, drafting: Drafting, end_tokens: Collection[int]) -> None:
         self._most = drafting.most
+        self.reads_states = drafting.reads_states
         self._end_tokens = end_tokens
         self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
         self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence follows
@@ -54,12 +59,17 @@ class Speculation:
             for each in self._guessers
         )
 
-    def propose(self, known: Sequence[Known], width: int) -> list[list[int]]:
-        """Up to `width` guesses for each sequence, behind its token at hand, the last known."""
+    def propose(
+        self, known: Sequence[Known], width: int, states: Mapping[int, mx.array]
+    ) -> list[list[int]]:
+        """Up to `width` guesses for each sequence, behind its token at hand, the last known.
+
+        states: as in `Asked`, by the sequences' numbers.
+        """
         sequences = [one for one, _ in known]
         guesses: list[list[int]] = [[] for _ in known]
         wanting = {
-            at: Asked(one.number, [*one.history, *behind], most)
+            at: Asked(one.number, [*one.history, *behind], most, states.get(one.number))
             for at, (one, behind) in enumerate(known)
             if (most := min(width, self._most_for(one, behind[:-1])))
             and behind[-1] not in self._ends(one)
@@ -120,7 +130,7 @@ class _Learning:
     def propose(self, wanting: dict[int, Asked]) -> dict[int, list[int]]:
         """The guesses that there are, by the same keys."""
         asked = {
-            at: Asked(one.sequence, one.tokens, most)
+            at: replace(one, most=most)
             for at, one in wanting.items()
             if (most := self.lengths[one.sequence].begin(len(one.tokens), one.most))
         }
