@@ -137,6 +137,8 @@ def check_schedule(
     planner, executor = rounds.scheduler.planner, rounds.scheduler.executor
     plenty = planner.limits
     one = model.cost.of(LONGEST)
+    if model.drafting is not None and model.drafting.cost is not None:
+        one += model.drafting.cost.of(LONGEST)
     with patch.object(executor, "launch", wraps=executor.launch) as launch:
         for _ in range(ROUNDS):
             if dice.random() < 0.2:
