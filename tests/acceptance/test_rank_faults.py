@@ -30,7 +30,7 @@ from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
-LONG = chat("word " * 2600, Tokens=1)
+LONG = [chat(f"{number} " + "word " * 2600, Tokens=1) for number in range(4)]
 SHORT = chat("What is the capital of France?", Tokens=8)
 TIMEOUT = 10  # seconds; the default
 OPTIONS = ["load_trial:false", f"rank_timeout:{TIMEOUT}"]
@@ -95,9 +95,9 @@ def bring(backend: Backend, state: str) -> Any:
     backend.stub.LoadModel(model, timeout=WAIT)
     match state:
         case "prefill":
-            call = backend.stub.Predict.future(LONG, timeout=WAIT)
+            calls = [backend.stub.Predict.future(each, timeout=WAIT) for each in LONG]
             backend.until(lambda: not backend.idle())
-            return call
+            return calls[-1]
         case "decode":
             stream = backend.stub.PredictStream(ENDLESS, timeout=WAIT)
             next(stream)
@@ -226,7 +226,7 @@ def test_ranks_end_with_their_host() -> None:
 def test_ranks_end_with_their_supervisor() -> None:
     """Also where the host is not watched: that is said of the host alone."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
-    backend = Backend(arguments=["--ranks", "2"], **unset)
+    backend = Backend(None, ["--ranks", "2"], **unset)
     try:
         processes = ranks(backend.process())
         assert all(process.environ()[TOKEN] for process in processes.values())
