@@ -12,7 +12,7 @@ from backend.engine.errors import ModelRejected, RankLost
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages, at_once
-from backend.engine.ranks import group, leader, link
+from backend.engine.ranks import group, link
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
