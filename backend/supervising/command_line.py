@@ -1,12 +1,12 @@
-"""Which part a process plays, by its command line and its environment.
+"""What a process is for, according to its command line and its environment.
 
-    run.sh --addr HOST:PORT                               one process, which holds its models alone
+    run.sh --addr HOST:PORT                               one process, without other ranks
     run.sh --addr HOST:PORT --ranks N                     N ranks on this machine
     run.sh --addr HOST:PORT --hostfile FILE               rank 0; the file has an address per rank
     run.sh --worker --rank R --hostfile FILE              another rank
 
 `--backend`, `--rank` and the variables MLX_HOSTFILE, MLX_DISTRIBUTED_HOSTFILE, MLX_RANK and
-MLX_DISTRIBUTED_BACKEND mean what they mean for `mlx.launch` and for LocalAI.
+MLX_DISTRIBUTED_BACKEND have the same meaning as for `mlx.launch` and LocalAI.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OPTIONS = ("--ranks", "--hostfile", "--rank", "--backend", "--control", "--rank
 class Plan:
     """What to start: `count` ranks on this machine, or the one rank of `place`.
 
-    hostfile: an address of the ring per rank, where the user gives them. rest: the arguments that
-    are rank 0's own. restarts: whether the ranks are started again after one is lost.
+    hostfile: the ring address of each rank, if the user gives them. rest: the arguments for rank 0
+    itself. restarts: whether the ranks are started again after one is lost.
     """
 
     rest: tuple[str, ...]
@@ -38,7 +38,7 @@ class Plan:
 
 
 def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None:
-    """The plan; None for a process that holds its models alone. Raises Misuse."""
+    """The plan; None for a single process without other ranks. Raises Misuse."""
     given, rest = _split(arguments)
     policy = given.get("--rank-loss", "restart")
     if policy not in _POLICIES:

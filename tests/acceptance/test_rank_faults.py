@@ -1,5 +1,5 @@
-"""A rank that is killed, stopped or cut off, in every state: whoever waits gets an answer, no
-process is left, and the next start serves.
+"""A rank that is killed, stopped or cut off, in every state: each caller gets an answer, no
+process is left, and the next start serves requests.
 
 The suite tries a few; EVERY_RANK_FAULT=1 tries all of them. The output has a table.
 """
@@ -74,7 +74,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
 
 
 def ranks(*supervisors: psutil.Process) -> dict[int, psutil.Process]:
-    """The processes that are ranks, as far as they have come."""
+    """The processes of the ranks that have started so far."""
     found = {}
     for process in itertools.chain(*(one.children() for one in supervisors)):
         with contextlib.suppress(psutil.Error):
@@ -84,7 +84,7 @@ def ranks(*supervisors: psutil.Process) -> dict[int, psutil.Process]:
 
 
 def bring(backend: Backend, state: str) -> Any:
-    """Bring the backend into the state; returns the call that runs then, if there is one."""
+    """Bring the backend into the state; returns the call that is running then, if any."""
     model = pb.ModelOptions(Model="tiny", ModelFile=str(TINY_TEXT), Options=OPTIONS)
     if state == "starting":
         return None
@@ -183,7 +183,7 @@ def serves(backend: Backend) -> None:
 
 
 def serves_again(backend: Backend) -> None:
-    """The model is loaded again without being asked for."""
+    """The model is loaded again without a request to load it."""
     until = time.monotonic() + 5 * WAIT
     while not any("event=loaded_again" in line for line in backend.log):
         assert time.monotonic() < until, backend.log
@@ -192,7 +192,7 @@ def serves_again(backend: Backend) -> None:
     assert said(backend, SHORT)
 
 
-def test_the_ranks_exit_if_they_are_told_to() -> None:
+def test_the_ranks_exit_if_told_to_by_an_option() -> None:
     backend = Backend(arguments=["--ranks", "2", "--rank-loss", "exit"])
     try:
         stream = bring(backend, "decode")

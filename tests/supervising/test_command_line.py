@@ -1,4 +1,4 @@
-"""Which ranks a command line and an environment ask for."""
+"""The ranks that a command line and an environment ask for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hostfile(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_an_ordinary_command_line_asks_for_none() -> None:
+def test_an_ordinary_command_line_starts_no_ranks() -> None:
     assert plan_of(["--addr", "127.0.0.1:0"], {}) is None
     assert plan_of(["--addr", "127.0.0.1:0", "--ranks", "1"], {}) is None
 
@@ -32,7 +32,7 @@ def test_local_ranks() -> None:
     assert (plan.count, plan.rest, plan.restarts) == (3, ("--addr", "127.0.0.1:0"), False)
 
 
-def test_rank_0_of_a_hostfile_listens_where_its_ring_does(hostfile: str) -> None:
+def test_rank_0_of_a_hostfile_listens_at_its_address(hostfile: str) -> None:
     plan = plan_of(["--addr", "127.0.0.1:0", "--hostfile", hostfile], SECRET)
     assert plan is not None
     assert plan.place == Place(0, 2, ("10.0.0.1", 6000), ("10.0.0.1", "10.0.0.2"))
@@ -53,7 +53,7 @@ def test_the_environment_of_mlx_launch(hostfile: str) -> None:
     assert plan.place.rank == 1
 
 
-def test_a_place_survives_the_environment() -> None:
+def test_a_rank_survives_the_environment_of_its_process() -> None:
     environ: dict[str, str] = {}
     place = Place(1, 2, ("h", 1), ("a", "b"), timeout=3)
     place.write(environ)
@@ -77,7 +77,7 @@ def test_a_place_survives_the_environment() -> None:
         (["--coordinator", "h:1"], "MLX_JACCL_COORDINATOR"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], words: str, hostfile: str) -> None:
+def test_mistakes_are_reported(arguments: list[str], words: str, hostfile: str) -> None:
     with pytest.raises(Misuse, match=words):
         plan_of([hostfile if one == "FILE" else one for one in arguments], SECRET)
 
@@ -90,7 +90,7 @@ def test_ranks_of_several_machines_need_a_secret(hostfile: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '["10.0.0.1:1"]', '["a:1", "b"]', '[["a:1"], []]']
 )
-def test_a_hostfile_that_is_none(text: str, tmp_path: Path) -> None:
+def test_invalid_hostfiles_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "hosts.json"
     path.write_text(text)
     with pytest.raises(Misuse, match="hostfile"):

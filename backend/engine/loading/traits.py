@@ -1,7 +1,7 @@
-"""What only a model's first tokens show: the figures that scheduling depends on.
+"""Measures, on a model's first tokens, the figures on which scheduling depends.
 
-Ranks that divide a model among them take the same steps together, because each of their forward
-passes needs all of them; and they agree on one set of figures, because rank 0 plans for all.
+Ranks that divide a model take the same steps together, because each of their forward passes needs
+all of them; and they agree on one set of figures, because rank 0 plans for all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The fields of `EngineModel` of these names.
+    """The fields of `EngineModel` with these names.
 
-    room: bytes beside the weights on the rank that has the least. shards: the fields of each
-    rank's `Shard`, and `bytes` of weights.
+    room: bytes beside the weights on the rank that has the least. shards: the fields of each rank's
+    `Shard`, and `bytes` of weights.
     """
 
     vocabulary: int
@@ -143,7 +143,7 @@ def _cost_of(value: Value) -> CacheCost:
 
 
 def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
-    """No less than a row costs on any rank."""
+    """At least what a row costs on any rank."""
     windowed = max((one.windowed for one in costs), key=lambda all_: sum(s * m for s, m in all_))
     return CacheCost(max(one.per_token for one in costs), max(one.fixed for one in costs), windowed)
 

@@ -26,11 +26,11 @@ from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.scoring import Scoring
 from backend.engine.token_text import ByteStream
 
-_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
+_TIDY_EVERY = 512  # steps between two times at which freed buffers are returned to the system
 
 
 class FollowedModel:
-    """Does what rank 0 does, in the same order. Raises EngineFailed where that fails."""
+    """Repeats what rank 0 does, in the same order. Raises EngineFailed if that fails."""
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
@@ -86,7 +86,7 @@ def load_followed(
 ) -> Stages[FollowedModel]:
     """Load this rank's part; all stages on one thread. cancelled: ends a download.
 
-    Raises what a load raises, where it fails on any rank.
+    Raises the load's error, also if the load failed on another rank.
     """
     order = find(request, number, cancelled)
     import_mlx_lm()

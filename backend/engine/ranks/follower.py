@@ -1,8 +1,8 @@
 """A rank other than 0: it loads its part of a model and carries out the plans that it receives.
 
-It decides nothing and knows no requests. The main thread is the engine thread; another reads the
-connection, because MLX may keep the main thread in a collective for ever. Whatever ends the
-connection ends the process: MLX forms a group once per process.
+It decides nothing and knows no requests. The main thread is the engine thread; another thread reads
+the connection, because a collective of MLX may block the main thread for ever. If the connection
+ends, the process ends, because MLX can form only one group per process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STOPPED, FAILED = 0, 1
 
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """Serve rank 0 until it ends. end: ends the process at once, whatever its threads do."""
+    """Serve rank 0 until it ends. end: ends the process at once, whatever its threads are doing."""
     import backend.engine.ranks.group  # noqa: F401  # imports MLX, for which `Form` has no time
 
     link = _connected(place, token)
@@ -137,7 +137,7 @@ class _Follower:
                 if number == self._number:
                     self._drop()
             case Agreed():
-                pass  # of a load that has ended here
+                pass  # of a load that has already ended here
             case Open() | Add() | Step() | Clear() | Plain():
                 assert self._model is not None, "rank 0 uses only what is loaded"
                 self._model.obey(message)

@@ -1,4 +1,4 @@
-"""From a hostfile, which has an address of the ring for each rank, to the place of one of them."""
+"""Reads a hostfile, which has a ring address for each rank, and finds one rank's place in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args
 from backend.engine.ranks.place import TOKEN, Place, Transport
 
 _DEVICES = ("MLX_IBV_DEVICES", "JACCL_IBV_DEVICES")
-_CONTROL_OFFSET = 1000  # from rank 0's port in the ring to its port for the other ranks
+_CONTROL_OFFSET = 1000  # distance from rank 0's port in the ring to its port for the other ranks
 
 
 class Misuse(Exception):

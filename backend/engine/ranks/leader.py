@@ -1,7 +1,7 @@
-"""Rank 0's connections with the other ranks: which of them are there, and all messages.
+"""Rank 0's connections with the other ranks: which of them are connected, and all messages.
 
-Plain Python without MLX. A rank that is lost once the group is formed cannot be replaced, because
-MLX forms a group once per process: `failed` is called, and the process ends.
+Plain Python without MLX. A rank that is lost after the group was formed cannot be replaced, because
+MLX can form only one group per process: `failed` is called, and the process ends.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ Loaded = TypeVar("Loaded")
 
 _log = logging.getLogger(__name__)
 
-_REPORT_SECONDS = 5.0  # between two lines on who is missing
-_GLANCE_SECONDS = 0.2  # between two checks whether a wait was cancelled
-_NAME_SECONDS = 1.0  # that MLX may notice the loss of a rank before its connection does
+_REPORT_SECONDS = 5.0  # seconds between two log lines about missing ranks
+_GLANCE_SECONDS = 0.2  # seconds between two checks whether a wait was cancelled
+_NAME_SECONDS = 1.0  # seconds: MLX may notice the loss of a rank before its connection does
 
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank. reports: those of its loads that are no refusals, in order."""
+    """Another rank. reports: its reports about loads, refusals excepted, in order."""
 
     link: Link
     reports: queue.SimpleQueue[LoadReport] = field(default_factory=queue.SimpleQueue)
 
 
 class Leader:
-    """broken: the sentence on the rank that was lost once the group was formed; "" before.
+    """broken: describes the rank that was lost after the group was formed; "" if none was.
 
-    shards: what each rank has of the loaded model. steps, step_seconds, step_bytes: plans that
-    were sent, what sending them took, and their bytes.
+    shards: what each rank has of the loaded model. steps, step_seconds, step_bytes: the number of
+    plans sent, the time that sending took, and their bytes.
     """
 
     def __init__(self, place: Place, token: str) -> None:
@@ -113,7 +113,7 @@ class Leader:
         accepting(self._listener, self._take)
 
     def close(self) -> None:
-        """Let the ranks exit."""
+        """Tell the ranks to exit."""
         self._closing = True
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ class Leader:
             follower.link.close()
 
     def report(self) -> tuple[str, ...]:
-        """A line per rank, for people: what it has of the loaded model, and what was lost."""
+        """A line per rank for the log: its part of the loaded model, or that it was lost."""
         lines = [
             f"{self.place.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
             for rank, shard in enumerate(self.shards)
@@ -138,9 +138,9 @@ class Leader:
     # Loads.
 
     def form(self, cancelled: threading.Event) -> Stages[None]:
-        """See that the group of ranks is formed; ends on `engine`.
+        """Form the group of ranks; ends on `engine`.
 
-        Raises ShuttingDown where a rank does not join in time.
+        Raises ShuttingDown if a rank does not join in time.
         """
         yield "files"
         while not self._forming:
@@ -168,7 +168,7 @@ class Leader:
     def begin(
         self, request: LoadRequest, number: int, timeout: float, cancelled: threading.Event
     ) -> Member:
-        """Let all ranks load their parts of a model."""
+        """Tell all ranks to load their parts of a model."""
         fields = {
             one.name: getattr(request, one.name)
             for one in dataclasses.fields(request)
@@ -202,12 +202,12 @@ class Leader:
                 return whole
 
     def drop(self) -> None:
-        """Let the ranks drop the model. Raises RankLost."""
+        """Tell the ranks to drop the model. Raises RankLost."""
         self.shards = ()
         self._send(Drop())
 
     def abandon(self, number: int) -> None:
-        """The load is over without a model."""
+        """End a load that failed or was cancelled."""
         with self._changed:
             self._load, self._refusal = 0, ""
         with contextlib.suppress(EngineError):
@@ -263,9 +263,9 @@ class Leader:
 
     @contextlib.contextmanager
     def _impatient(self, step: str) -> Iterator[None]:
-        """A step that has to end within the time-out although a client waits for the load.
+        """A step that must end within the time-out, although a client is waiting for the load.
 
-        MLX holds the interpreter's lock in it, so only the monitor can end the process.
+        MLX holds the interpreter's lock during the step, so only the monitor could end the process.
         """
         assert self._heartbeat is not None
         heartbeat = self._heartbeat
@@ -289,7 +289,7 @@ class Leader:
             self.step_bytes += size
 
     def fault(self, fault: Exception) -> RankLost:
-        """What to raise for a fault of MLX: the loss of a rank, if it comes to light."""
+        """The exception to raise for an MLX error: RankLost, if a lost rank caused it."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
         return RankLost(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")

@@ -1,11 +1,11 @@
 """The connection between rank 0 and another rank: frames, the handshake, and heartbeats.
 
-Plans are not sent as collectives of MLX: a rank that waits in one receives nothing else, and a
-collective never times out. They have a TCP connection of their own, on which both sides send
-several heartbeats per time-out, whatever their MLX threads do.
+Plans are not sent by MLX's collectives: a rank that waits in one receives nothing else, and a
+collective never times out. Instead there is a TCP connection, on which both sides send several
+heartbeats per time-out, whatever their MLX threads are doing.
 
-Both sides prove that they know the same token before any other message (HMAC-SHA-256 over
-nonces of both). What follows is not encrypted.
+Both sides prove that they know the same token before any other message (HMAC-SHA-256 over both
+nonces). The messages after it are not encrypted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _LENGTH = struct.Struct("!I")
 
 
 class LinkLost(Exception):
-    """The other side is gone, silent, or no rank. `str()` is a clause that says which."""
+    """The other side is gone, silent, or not a rank. `str()` is a clause that says which."""
 
 
 class Link:
-    """A connection on which the handshake is done. `send` may be called from any thread."""
+    """A connection after its handshake. `send` may be called from any thread."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -61,14 +61,14 @@ class Link:
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
         self._connection.settimeout(seconds)
-        self._beat_now.set()  # the next beat may be due sooner than it was
+        self._beat_now.set()  # with the new time-out, the next heartbeat may be due earlier
 
     def send(self, message: Message) -> None:
         """Raises LinkLost."""
         self.send_frame(frame_of(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send what `frame_of` made. Raises LinkLost."""
+        """Send a frame made by `frame_of`. Raises LinkLost."""
         try:
             with self._sending:
                 self._connection.sendall(frame)
@@ -83,7 +83,7 @@ class Link:
         while True:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
             if length > _MOST_BYTES:
-                raise LinkLost(f"sent a frame of {length} bytes, which is no message")
+                raise LinkLost(f"sent a frame of {length} bytes, which is not a message")
             try:
                 message = decode(self._exactly(length))
             except WireError as fault:
@@ -129,9 +129,9 @@ def accept(
     timeout: float,
     taken: Callable[[int], bool] = lambda _: False,
 ) -> tuple[int, Link]:
-    """Rank 0's side of the handshake: the rank that called, and the link. Raises LinkLost.
+    """Rank 0's side of the handshake: the number of the rank, and the link. Raises LinkLost.
 
-    taken: whether a rank has joined already.
+    taken: whether the rank with this number has already joined.
     """
     until = time.monotonic() + _HANDSHAKE_SECONDS
     connection.settimeout(_HANDSHAKE_SECONDS)
@@ -141,7 +141,7 @@ def accept(
         claim = _exactly(connection, _CLAIM.size, until)
         magic, version, rank, ranks, other, proof = _CLAIM.unpack(claim)
         if magic != _MAGIC:
-            raise LinkLost("is no rank of this backend")
+            raise LinkLost("is not a rank of this backend")
         if version != VERSION:
             raise LinkLost(f"speaks version {version} of the protocol, and rank 0 {VERSION}")
         if not hmac.compare_digest(proof, _proof(token, b"follower", own, other, rank, ranks)):
@@ -157,13 +157,13 @@ def accept(
 
 
 def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout: float) -> Link:
-    """Another rank's side of the handshake. Raises LinkLost, and OSError where nobody listens."""
+    """Another rank's side of the handshake. Raises LinkLost, and OSError if nobody listens."""
     connection = socket.create_connection(address, _HANDSHAKE_SECONDS)
     until = time.monotonic() + _HANDSHAKE_SECONDS
     try:
         magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size, until))
         if magic != _MAGIC:
-            raise LinkLost("is no rank 0 of this backend")
+            raise LinkLost("is not rank 0 of this backend")
         own = secrets.token_bytes(_NONCE)
         proof = _proof(token, b"follower", other, own, rank, size)
         connection.sendall(_CLAIM.pack(_MAGIC, VERSION, rank, size, own, proof))
@@ -182,7 +182,7 @@ def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A listening socket on just this address. Raises OSError."""
+    """A socket that listens on this address only. Raises OSError."""
     family, _, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -196,10 +196,11 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:
-    """Accept on a thread until the listener is closed.
+    """Accept connections on a thread until the listener is closed.
 
-    take: gets each connection and its host on a thread of its own, and returns once it is a rank's
-    or refused. A connection above the limit of handshakes is closed at once; ranks call again.
+    take: called with each connection and the host that it comes from, on a thread of its own;
+    returns when the handshake has ended. A connection above the limit of handshakes is closed at
+    once, and ranks connect again.
     """
     free = threading.BoundedSemaphore(_MOST_HANDSHAKES)
 

@@ -1,4 +1,4 @@
-"""A rank like any other, but for two faults: its first load is refused, and it raises at POISON.
+"""A normal rank with two faults: its first load is refused, and it raises at the token POISON.
 
 With REFUSES in its environment it refuses its first load between two collectives of MLX instead.
 """

@@ -1,4 +1,4 @@
-"""Rank 0 in this process, and the others as real processes beside it."""
+"""Rank 0 in this process, and the other ranks as real processes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def start_here(command: list[str], environ: dict[str, str]) -> subprocess.Popen[
 
 
 class LocalGroup:
-    """A process can hold one for all its life: MLX forms a group once.
+    """A process can form only one MLX group in its life.
 
-    module: of the others. hosts: of each rank; by default all are on the loopback interface.
+    module: the program of the other ranks. hosts: of each rank; by default all are on the loopback
+    interface.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class LocalGroup:
         return _loaded(model, self._number(), settings, self.leader)
 
     def whole(self, model: Path, **settings: object) -> EngineModel:
-        """The same in this process alone."""
+        """The same model in this process alone."""
         return _loaded(model, self._number(), settings, None)
 
     def cause(self, seconds: float) -> str:
@@ -120,5 +121,5 @@ def _loaded(
         end_tokens=frozenset({0}),
         disk=None,
         prefill_chunk=32,
-        passes=PassCost(),  # schedules count memory in KV alone
+        passes=PassCost(),  # the memory limit in these schedules is a number of tokens of KV
     )

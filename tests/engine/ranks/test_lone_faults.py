@@ -1,4 +1,4 @@
-"""A rank that fails alone is named, and takes nobody with it who could go on."""
+"""A rank that fails alone is named, and requests that did not need it continue."""
 
 from __future__ import annotations
 
