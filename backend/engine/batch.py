@@ -36,7 +36,7 @@ from backend.engine.penalties import Past
 from backend.engine.sampling import BatchSampler
 
 if TYPE_CHECKING:
-    from backend.engine.executor import ExecutorSequence
+    from backend.engine.executor_sequence import ExecutorSequence
 
 _log = logging.getLogger(__name__)
 

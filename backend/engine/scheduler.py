@@ -18,7 +18,9 @@ from backend.engine.batch import Sampled
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.events import Event
-from backend.engine.executor import Executor, ExecutorSequence, Failure
+from backend.engine.executor import Executor
+from backend.engine.executor_sequence import ExecutorSequence
+from backend.engine.failure import Failure
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.output import Output
@@ -125,7 +127,7 @@ class Scheduler:
         if speed is None:
             return 0.0
         key = command.key or PrefixKey(command.prompt)
-        return (len(command.prompt) - self.planner.index.find(key).length) / speed
+        return (len(command.prompt) - self.planner.entries.index.find(key).length) / speed
 
     def submit(self, command: Submit) -> None:
         """Take a sequence in; the next step may start it."""
@@ -364,19 +366,19 @@ class Scheduler:
     def _settle(self) -> None:
         """Update the gauges; with nothing left to run, give freed buffers back to the system."""
         gauges = self._gauges
-        gauges.running = len(self.planner.admitted)
+        gauges.running = len(self.planner.sequences.admitted)
         gauges.prompt_tokens_processed += self.executor.prompt_tokens
         self.executor.prompt_tokens = 0
         gauges.preemptions = self.planner.preemptions
         self._show_guessing()
-        if self.planner.unstored > gauges.unstored:
+        if self.planner.entries.unstored > gauges.unstored:
             _log.warning(
                 "the KV of %d answers was larger than the whole prompt cache (%d MiB) and is not"
                 " stored: their next turns are computed from the beginning; raise prompt_cache_mib",
-                self.planner.unstored,
+                self.planner.entries.unstored,
                 self._model.prompt_cache_bytes // MIB,
             )
-        gauges.unstored = self.planner.unstored
+        gauges.unstored = self.planner.entries.unstored
         if not self.busy:
             gauges.tokens_per_second = 0.0
             self.executor.rest()

@@ -92,7 +92,7 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
     prompt = _text(200, 8)
     _submit(rounds, 1, prompt, _FEW)
     rounds.step()
-    while rounds.scheduler.planner.sequences[1].filled < len(prompt) // 2:
+    while rounds.scheduler.planner.sequences.by_number[1].filled < len(prompt) // 2:
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.drain()

@@ -19,6 +19,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.engine.loading.architectures import aliases, model_types
+from backend.engine.loading.early_layers import start_layers_early
 from backend.engine.loading.row_masks import fit_row_masks
 
 VOCABULARY = 128
@@ -408,6 +409,7 @@ def tiny_model(model_type: str) -> Any:
     model.eval()
     fit_row_masks(model)
     mx.eval(model.parameters())
+    start_layers_early(model)
     return model
 
 

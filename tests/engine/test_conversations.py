@@ -108,7 +108,7 @@ def test_a_long_conversation_keeps_as_many_snapshots_as_a_short_one(kind: str) -
     talk = _Conversation(rounds, [_words(dice, 40)])
     for _ in range(20):
         talk.ask(_words(dice, 30))
-    index = rounds.scheduler.planner.index
+    index = rounds.scheduler.planner.entries.index
     entry = index.find(PrefixKey(talk.prompt()[0])).entry
     assert entry is not None
     # The end of an entry serves without a snapshot.
@@ -145,7 +145,7 @@ def test_an_edited_retry_of_a_cancelled_prefill_loses_less_than_an_interval(kind
     prompt = _words(dice, 600)
     rounds = Rounds(engine_model(random_model(kind)))
     rounds.submit(1, prompt, ANSWER, ignore_eos=True)
-    while not any(one.filled >= 450 for one in rounds.scheduler.planner.of("prefill")):
+    while not any(one.filled >= 450 for one in rounds.scheduler.planner.sequences.of("prefill")):
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.step()

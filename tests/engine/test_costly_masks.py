@@ -44,7 +44,8 @@ def test_a_plain_row_goes_on_while_costly_ones_rest(kind: str) -> None:
     prompts = {number: [number, *range(20, 45)] for number in range(1, 6)}
     model = engine_model(random_model(kind), stall_ms=50)
     rounds = Rounds(model)
-    rounds.scheduler.executor._clock = time.thread_time  # steps look no longer on a busy machine
+    # Steps look no longer on a busy machine.
+    rounds.scheduler.executor._times.clock = time.thread_time
     rules = {number: Costly() for number in range(2, 6)}
     rounds.submit(1, prompts[1], 3000, ignore_eos=True)
     for number, rule in rules.items():
@@ -66,7 +67,7 @@ def test_a_plain_row_goes_on_while_costly_ones_rest(kind: str) -> None:
 def test_costly_rows_among_themselves_do_not_rest(cache: int) -> None:
     """Nobody would gain; without a prompt cache, a row that rests would be computed again."""
     rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=cache, stall_ms=50))
-    rounds.scheduler.executor._clock = time.thread_time
+    rounds.scheduler.executor._times.clock = time.thread_time
     rules = {number: Costly() for number in range(1, 5)}
     for number, rule in rules.items():
         rounds.submit(number, [number, *range(20, 45)], 5, grammar=rule)
@@ -74,7 +75,7 @@ def test_costly_rows_among_themselves_do_not_rest(cache: int) -> None:
         rounds.submit(5, [5, *range(20, 45)], 9, ignore_eos=True)
     while rounds.scheduler.busy:
         rounds.step()
-        assert not any(one.generated for one in rounds.scheduler.planner.of("waiting"))
+        assert not any(one.generated for one in rounds.scheduler.planner.sequences.of("waiting"))
     assert all(received.finished is not None for received in rounds.received.values())
 
 

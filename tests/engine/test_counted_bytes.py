@@ -53,7 +53,7 @@ def _held_and_counted(kind: str, cache_bytes: int) -> tuple[int, int]:
             rounds.step()
     rounds.drain()
     counted = rounds.scheduler.executor.entry_bytes
-    assert counted == rounds.scheduler.planner.index.nbytes > MIB // 4
+    assert counted == rounds.scheduler.planner.entries.index.nbytes > MIB // 4
     gc.collect()
     return mx.get_active_memory() - before, counted
 

@@ -19,6 +19,7 @@ from backend.engine.device import (
     memory_limit,
     memory_plan,
     prefill_chunk,
+    starts_layers_early,
     step_timeout,
     weight_type,
 )
@@ -121,6 +122,10 @@ def test_the_prompt_cache_obeys_its_setting() -> None:
 def test_step_timeout_by_device_unless_set() -> None:
     assert [step_timeout(device, Settings()) for device in (CPU, METAL, CUDA)] == [3600, 600, 600]
     assert step_timeout(CPU, Settings(step_timeout=0)) == 0
+
+
+def test_layers_start_early_on_a_cpu_only() -> None:
+    assert [starts_layers_early(device) for device in (CPU, METAL, CUDA)] == [True, False, False]
 
 
 def test_prefill_chunk_by_device_unless_set() -> None:

@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from backend.engine import batch as decode_batch
-from backend.engine import executor as plan_executor
-from backend.engine import kv, prompt_logprobs
+from backend.engine import kv, prefill_passes, prompt_logprobs
 from backend.engine.batch import Chooser, DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting.draft_loading import Drafting
@@ -150,15 +149,15 @@ ACTIONS = [
     Action(PrefillGroup, "extract", NOBODY, caller="_keep"),
     Action(PrefillGroup, "gathered", BATCH),
     Action(PrefillGroup, "settle", BATCH),
-    Action(kv, "evaluate", NOBODY, caller="_finish_entries"),
+    Action(kv, "evaluate", NOBODY, caller="settle"),
     Action(kv, "evaluated", NOBODY, kind="hybrid"),
     Action(kv.BatchCache, "snapshot", BATCH, kind="hybrid"),
     Action(kv.BatchCache, "marker", BATCH),
     Action(kv.BatchCache, "join", BATCH),
     Action(LogitsHead, "last", BATCH),
     Action(LogitsHead, "last", BATCH, late=True),
-    Action(plan_executor, "first_tokens", BATCH),
-    Action(plan_executor, "first_tokens", BATCH, late=True),
+    Action(prefill_passes, "first_tokens", BATCH),
+    Action(prefill_passes, "first_tokens", BATCH, late=True),
     Action(DecodeBatch, "__init__", BATCH),
     Action(DecodeBatch, "join", BATCH),
     Action(mx, "concatenate", BATCH, caller="join"),
@@ -175,7 +174,7 @@ ACTIONS = [
     Action(DecodeBatch, "leave", BATCH),
     Action(DecodeBatch, "leave", BATCH, late=True),
     Action(kv.BatchCache, "leave", BATCH, caller="leave"),
-    Action(mx, "eval", BATCH, caller="_finish_pass"),
+    Action(mx, "eval", BATCH, caller="wait"),
     Action(prompt_logprobs, "read", BATCH),
     Action(Scoring, "step", ONE),
     Action(Scoring, "step", ONE, late=True),
@@ -271,10 +270,10 @@ def assert_nothing_is_left(rounds: Rounds) -> None:
     assert not executor.failures
     assert executor.row_bytes == 0
     assert executor._batches == {}
-    assert executor.entry_bytes == planner.index.nbytes
-    assert len(executor._entries) == len(planner.index)
-    for entry, stored in executor._entries.items():
-        assert planner.index.length(entry) == len(stored.tokens)
+    assert executor.entry_bytes == planner.entries.index.nbytes
+    assert len(executor._entries.by_number) == len(planner.entries.index)
+    for entry, stored in executor._entries.by_number.items():
+        assert planner.entries.index.length(entry) == len(stored.tokens)
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
@@ -390,7 +389,7 @@ def test_a_file_that_is_gone_is_computed_anew() -> None:
 WITH_FILES = [
     Action(FakeDisk, "restore", ONE),
     Action(FakeDisk, "save", NOBODY),
-    Action(kv, "evaluate", NOBODY, caller="_save"),
+    Action(kv, "evaluate", NOBODY, caller="save"),
     Action(FakeMedia, "begin", ONE),
 ]
 

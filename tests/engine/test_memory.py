@@ -65,7 +65,7 @@ def test_the_parts_of_status_are_what_mlx_holds(kind: str) -> None:
         looks += 1
     assert looks > 50
     assert parts["kv_cache"] == 0
-    assert parts["prompt_cache"] == rounds.scheduler.planner.index.nbytes > 0
+    assert parts["prompt_cache"] == rounds.scheduler.planner.entries.index.nbytes > 0
     assert not rounds.faults
 
 

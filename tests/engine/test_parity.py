@@ -126,7 +126,7 @@ def check_schedule(
     each prompt with its answer beforehand. Half of the schedules run in the order of a GPU.
     """
     waits = dice.random() < 0.5
-    with patch("backend.engine.executor.may_wait_within_a_step", return_value=waits):
+    with patch("backend.engine.step_times.may_wait_within_a_step", return_value=waits):
         rounds = Rounds(model)
     requests: dict[int, Request] = {}
     answers: dict[int, Received] = {}

@@ -94,19 +94,20 @@ class World:
     def check(self, plan: StepPlan) -> None:
         alive = self.executor.sequences.keys() - self.executor.ended.keys()
         refused = {refusal.sequence for refusal in plan.refuse}
-        assert self.planner.sequences.keys() == alive - refused
+        assert self.planner.sequences.by_number.keys() == alive - refused
         states = [
-            {one.number for one in self.planner.of(s)} for s in ("waiting", "prefill", "decode")
+            {one.number for one in self.planner.sequences.of(s)}
+            for s in ("waiting", "prefill", "decode")
         ]
-        assert set.union(*states) == self.planner.sequences.keys()
-        assert sum(map(len, states)) == len(self.planner.sequences)
+        assert set.union(*states) == self.planner.sequences.by_number.keys()
+        assert sum(map(len, states)) == len(self.planner.sequences.by_number)
         preempted = {leave.sequence for leave in plan.preempt}
         assert preempted <= states[0]
         running = {one.number for one in self.executor.running} - self.executor.ended.keys()
         assert running - preempted - refused | {start.sequence for start in plan.start} == (
             states[1] | states[2]
         )
-        assert self.planner.index.nbytes <= self.limits.prompt_cache
+        assert self.planner.entries.index.nbytes <= self.limits.prompt_cache
         waits = plan == StepPlan(plan.number) and not self.executor.other
         self.empty = self.empty + 1 if waits and self.planner.busy else 0
         assert self.empty < 3, "nothing is done, and somebody waits"
@@ -123,9 +124,9 @@ class World:
             raise AssertionError(f"still busy after {most} steps")
         assert not self.executor.sequences
         assert len(self.executor.ended) == self.numbers
-        assert len(self.planner.index) == len(self.executor.entries)
+        assert len(self.planner.entries.index) == len(self.executor.entries)
         for entry, stored in self.executor.entries.items():
-            assert self.planner.index.length(entry) == len(stored.kv)
+            assert self.planner.entries.index.length(entry) == len(stored.kv)
 
     def replayed(self) -> list[StepPlan]:
         planner = Planner(self.limits)
@@ -297,10 +298,10 @@ def test_the_padding_of_a_batch_costs_nobody_its_place() -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(room=8 * unit, prompt_cache=0))
     world.arrive(numbered(600, 1), 600)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.arrive(numbered(20, 2), 100)
-    run_until(world, lambda: len(world.planner.of("decode")) > 1)
-    assert len({one.batch for one in world.planner.of("decode")}) == 2
+    run_until(world, lambda: len(world.planner.sequences.of("decode")) > 1)
+    assert len({one.batch for one in world.planner.sequences.of("decode")}) == 2
     world.drain()
     assert world.planner.preemptions == 0
 
@@ -313,9 +314,9 @@ def test_the_end_of_an_entry_is_no_snapshot() -> None:
     (entry,) = world.executor.entries.values()
     conversation = list(entry.kv)
     going_on = world.arrive([*conversation, 5, 6, 7], 400)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     assert [source and source.length for source in sources(world, going_on)] == [len(conversation)]
-    world.planner.forget_entries()
+    world.planner.entries.clear()
     other = world.arrive([*conversation, 8, 8, 8], 3)
     run_until_over(world, other)
     known = world.executor.sequences[going_on].snapshots
@@ -338,9 +339,11 @@ def test_an_image_that_is_being_prefilled_is_not_cut() -> None:
     key = [*tokens[:20], *([-7] * 30), *tokens[50:]]
     image: dict[str, Any] = {"key": key, "spans": ((20, 50),), "alone": True}
     first = world.arrive(tokens, 4000, **image)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.arrive(tokens, **image, fresh=True)
-    run_until(world, lambda: any(20 < one.filled < 50 for one in world.planner.of("prefill")))
+    run_until(
+        world, lambda: any(20 < one.filled < 50 for one in world.planner.sequences.of("prefill"))
+    )
     world.executor.sequences[first].reset()
     world.events.append(Lost(first))
     world.step()
@@ -355,7 +358,7 @@ def test_who_does_not_keep_its_kv_takes_no_entry_away() -> None:
     number = world.arrive([*entry.kv, 1, 2], 1, keep=False)
     world.drain()
     assert sources(world, number) == [Source("entry", 1, len(entry.kv))]
-    assert len(world.planner.index) == 1
+    assert len(world.planner.entries.index) == 1
 
 
 def test_an_entry_that_two_wait_for_is_moved_to_the_last_of_them() -> None:
@@ -374,15 +377,15 @@ def test_scoring_that_waits_for_memory_gets_its_whole_width_later() -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(room=20 * unit, prompt_cache=0))
     running = world.arrive(numbered(10, 1), 4000)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.events += world.executor.weigh(16 * unit)
     scoring = world.arrive(numbered(100, 2), 100, joins=False, scores=True, width=9)
     world.step()
-    assert [one.number for one in world.planner.of("waiting")] == [scoring]
+    assert [one.number for one in world.planner.sequences.of("waiting")] == [scoring]
     world.cancel(running)
     world.events += world.executor.weigh(0)
     world.step()
-    assert [one.width for one in world.planner.of("prefill")] == [9]
+    assert [one.width for one in world.planner.sequences.of("prefill")] == [9]
     world.drain()
 
 
@@ -415,7 +418,7 @@ def test_a_steady_stream_of_short_prompts_starves_no_long_one(room: int) -> None
     arrived = world.now
     salt = 3
     while long not in world.executor.ended:
-        if len(world.planner.of("waiting")) < 5:
+        if len(world.planner.sequences.of("waiting")) < 5:
             world.arrive(numbered(20 + salt % 9, salt), 100 + 37 * (salt % 5))
             salt += 1
         world.step()

@@ -38,7 +38,7 @@ def arrived(number: int, tokens: list[int]) -> Arrived:
 def test_an_entry_that_a_sequence_starts_from_goes_in_a_later_step() -> None:
     stored = list(range(1, 1001))
     planner = Planner(limits(3328 + 500))
-    planner.index.add(7, PrefixKey(stored), 1024)
+    planner.entries.index.add(7, PrefixKey(stored), 1024)
     continued = arrived(1, [*stored[:600], *range(5000, 5100)])
     other = arrived(2, list(range(9000, 9700)))
     plan = planner.plan(0.0, [continued, other])
@@ -56,8 +56,8 @@ def test_snapshots_of_running_sequences_are_charged_for() -> None:
     """Beside 512 bytes of KV each, snapshots of 2000 bytes are what fills the memory."""
     planner = Planner(limits(20_000, cost=HYBRID, trims=False))
     plan = planner.plan(0.0, [arrived(number, [number] * 200) for number in range(1, 8)])
-    rows = sum(HYBRID.of(one.charged) for one in planner.admitted)
-    wanted = sum(len(one.places) for one in planner.admitted)
+    rows = sum(HYBRID.of(one.charged) for one in planner.sequences.admitted.values())
+    wanted = sum(len(one.places) for one in planner.sequences.admitted.values())
     assert plan.start
     assert rows + wanted * 2000 <= 20_000
 
@@ -66,7 +66,7 @@ def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
     planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
     tokens = list(range(5000))
     key = PrefixKey(tokens)
-    planner.index.add(7, key, 100_000, places=range(100, 5000, 100))
+    planner.entries.index.add(7, key, 100_000, places=range(100, 5000, 100))
     plan = planner.plan(0.0, [arrived(1, [*tokens, 1, 2, 3])])
     (start,) = plan.start
     assert start.source is not None
@@ -96,7 +96,7 @@ def test_passes_shrink_as_the_scores_grow() -> None:
     events: list[PlannerEvent] = [PrefillTimed(512, 0.01), arrived(1, [1] * 4000)]
     sizes: list[int] = []
     now = 0.0
-    while not planner.of("decode"):
+    while not planner.sequences.of("decode"):
         plan = planner.plan(now, events)
         events = [Started(start.sequence, 0) for start in plan.start]
         for part in (part for group in plan.prefill for part in group):

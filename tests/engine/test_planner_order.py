@@ -32,7 +32,7 @@ def test_a_newcomer_does_not_wait_for_the_whole_of_an_aged_prompt(speed: int) ->
     now = 0.0
     filled = {1: 0, 2: 0}
     while 2 in filled and now < LONG / speed:
-        if filled[1] > LONG * 9 / 10 and not filled[2] and len(planner.sequences) == 1:
+        if filled[1] > LONG * 9 / 10 and not filled[2] and len(planner.sequences.by_number) == 1:
             events.append(_arrived(2, SHORT))
             begun, before = now, filled[1]
         plan = planner.plan(now, events)
@@ -68,7 +68,7 @@ class _Crowd:
         self.idle = 0  # slots that were free in a step though somebody waited
 
     def step(self) -> None:
-        while len(self.planner.of("waiting")) + self._new() < self._waiting:
+        while len(self.planner.sequences.of("waiting")) + self._new() < self._waiting:
             limit = self._limits[self._numbers % len(self._limits)]
             self._numbers += 1
             self._events.append(_arrived(self._numbers, self._length, limit))
@@ -81,8 +81,8 @@ class _Crowd:
             self._events.append(PrefillTimed(32, 0.16))
             self._now += seconds
             self.passes += 1
-        running = self.planner.of("decode")
-        self.idle += self.planner.limits.slots - len(self.planner.admitted)
+        running = self.planner.sequences.of("decode")
+        self.idle += self.planner.limits.slots - len(self.planner.sequences.admitted)
         for one in running:
             self._events.append(Generated(one.number, (1,)))
             if len(one.generated) + 1 >= one.arrived.limit:

@@ -128,7 +128,7 @@ def test_cancel_all_ends_every_request_and_empties_the_store() -> None:
     rounds.scheduler.cancel_all(Cancelled("over"))
     assert all(isinstance(rounds.received[ticket].error, Cancelled) for ticket in (1, 2, 3))
     assert not rounds.scheduler.busy
-    assert len(rounds.scheduler.planner.index) == 0
+    assert len(rounds.scheduler.planner.entries.index) == 0
     assert rounds.scheduler.executor.entry_bytes == 0
 
 
@@ -149,7 +149,7 @@ def test_rows_wait_for_memory_and_stored_prefixes_yield_to_them() -> None:
     rounds.submit(2, LONG, 100)
     rounds.step()
     assert rounds.tickets("waiting") == [2]
-    assert rounds.scheduler.planner.index.nbytes <= 20_000
+    assert rounds.scheduler.planner.entries.index.nbytes <= 20_000
     rounds.drain()
     assert rounds.received[2].finished is not None
 
@@ -216,7 +216,7 @@ def test_a_short_shared_prefix_is_stored_at_its_own_size() -> None:
         rounds.submit(ticket, [7, ticket, 3, 4], 2)
         rounds.drain()
     assert rounds.scheduler.executor.entry_bytes < model.cost.of(len(long)) + 12 * model.cost.of(8)
-    assert rounds.scheduler.planner.index.find(PrefixKey([*long, 1])).length >= len(long)
+    assert rounds.scheduler.planner.entries.index.find(PrefixKey([*long, 1])).length >= len(long)
 
 
 class _Speechless:

@@ -116,7 +116,7 @@ def test_little_memory_makes_it_narrower_and_none_refuses_it() -> None:
     rounds = Rounds(engine_model(model, memory_limit=4 * longest))
     rounds.score(1, PLAN)
     rounds.step()
-    assert [one.width for one in rounds.scheduler.planner.admitted] == [1 + 2]
+    assert [one.width for one in rounds.scheduler.planner.sequences.of("prefill")] == [1 + 2]
     rounds.drain()
     _check(model, PLAN, rounds.received[1])
     rounds = Rounds(engine_model(model, memory_limit=longest))
@@ -134,7 +134,7 @@ def test_who_has_to_give_memory_back_starts_again() -> None:
         rounds.step()
     rounds.score(1, PLAN)
     rounds.step()
-    while rounds.scheduler.planner.admitted[1].filled < len(PREFIX) - 1:
+    while rounds.scheduler.planner.sequences.admitted[2].filled < len(PREFIX) - 1:
         rounds.step()
     rounds.step()
     limits = rounds.scheduler.planner.limits

@@ -49,7 +49,7 @@ def test_one_who_comes_while_the_other_is_read_starts_from_what_is_read() -> Non
     rounds.submit(1, [9], 400, ignore_eos=True)
     rounds.step()
     rounds.submit(2, PROMPT, 5, ignore_eos=True)
-    while not any(one.filled > 100 for one in rounds.scheduler.planner.of("prefill")):
+    while not any(one.filled > 100 for one in rounds.scheduler.planner.sequences.of("prefill")):
         rounds.step()
     rounds.submit(3, [*PROMPT[:90], 7, 7, 7], 5, ignore_eos=True)
     rounds.step()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from backend.engine.drafting.draft_loading import Drafting
-    from backend.engine.executor import ExecutorSequence
+    from backend.engine.executor_sequence import ExecutorSequence
 
     # A sequence, and its tokens behind `history`.
     Known = tuple[ExecutorSequence, Sequence[int]]

@@ -21,6 +21,7 @@ from backend.engine.device import (
     dense_room,
     dequantizes,
     memory_limit,
+    starts_layers_early,
     weight_type,
 )
 from backend.engine.errors import EngineError, ModelRejected
@@ -172,6 +173,10 @@ def _load(
             " memory_limit_mib or use a smaller or more quantised model",
         )
     yield from evaluate(model, size)
+    if starts_layers_early(device):
+        from backend.engine.loading.early_layers import start_layers_early
+
+        start_layers_early(model)
     return LoadedModel(
         name=checkpoint.name,
         model=model,

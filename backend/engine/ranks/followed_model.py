@@ -9,7 +9,8 @@ import mlx.core as mx
 from backend.engine import device, kv
 from backend.engine.blas_threads import blas_threads
 from backend.engine.errors import EngineError, EngineFailed
-from backend.engine.executor import Executor, ExecutorSequence
+from backend.engine.executor import Executor
+from backend.engine.executor_sequence import ExecutorSequence
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks

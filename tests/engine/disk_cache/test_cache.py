@@ -205,7 +205,7 @@ class Process:
     def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Received:
         """Ask as the engine does: the disk first, then a place among the rows."""
         self.tickets += 1
-        in_memory = self.rounds.scheduler.planner.index.find(PrefixKey(prompt)).length
+        in_memory = self.rounds.scheduler.planner.entries.index.find(PrefixKey(prompt)).length
         stored = self.disk.find(prompt, path=use.path, in_memory=in_memory)
         self.rounds.received[self.tickets] = Received()
         wanted = GenerationRequest(str(self.tickets), RawPrompt(""), disk=use)
