@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
+MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
 
 _GAIN = 1.03  # over plain steps, below which guesses are not worth their noise
 _TRIAL = 4  # steps of a width that is not known; the first is not timed
