@@ -1,4 +1,4 @@
-"""mlx-lm with nothing around it: `stream_generate` for one prompt, and a loop for several."""
+"""Plain mlx-lm: `stream_generate` for one prompt, and a loop for several."""
 
 from __future__ import annotations
 

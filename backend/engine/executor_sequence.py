@@ -1,4 +1,4 @@
-"""One sequence as the executor has it: its request, where its KV is, and what was read of it."""
+"""One sequence in the executor: its request, where its KV is, and what was read of it."""
 
 from __future__ import annotations
 

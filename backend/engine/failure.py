@@ -1,4 +1,4 @@
-"""An action of the executor's that failed, and whom it cost what."""
+"""A failed action of the executor, and the sequences that it affects."""
 
 from __future__ import annotations
 

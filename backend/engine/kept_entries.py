@@ -12,7 +12,7 @@ from backend.engine.plan import NotStored, PlannerEvent, Stored
 
 @dataclass(slots=True)
 class KeptEntry:
-    """Stored KV of `tokens`, and snapshots of the layers that cannot be cut back.
+    """Stored KV of `tokens`, and snapshots of the layers that cannot be truncated.
 
     prompt: how many of the tokens were the prompt's. nbytes: 0 until it was computed.
     """
@@ -47,11 +47,11 @@ class KeptEntries:
             self.by_number.pop(number, None)
 
     def lose(self, number: int | None) -> None:
-        """What was to be stored under this number is not there."""
+        """Forget an entry that could not be stored."""
         self._lost += [] if number is None else [number]
 
     def settle(self, events: list[PlannerEvent]) -> list[Failure]:
-        """Wait for the entries that are new, and report what became of them."""
+        """Wait for the new entries, and report their sizes or failures."""
         events += [NotStored(number) for number in self._lost]
         self._lost.clear()
         failures: list[Failure] = []

@@ -65,7 +65,8 @@ class LogitsHead:
     @contextmanager
     def watched(self) -> Iterator[list[mx.array]]:
         """Collects the states, [rows, tokens, size], that calls of the model inside project."""
-        self._seen = seen = []
+        seen: list[mx.array] = []
+        self._seen = seen
         try:
             yield seen
         finally:

@@ -1,4 +1,4 @@
-"""Prefill passes: how they are launched, and those that are in flight behind decode steps."""
+"""Launches prefill passes, and waits for those in flight behind decode steps."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from backend.engine.step_times import StepTimes
 
 @dataclass(slots=True)
 class PrefillPass:
-    """A prefill pass that was launched and not waited for.
+    """A prefill pass that was launched but not waited for.
 
-    tokens: that it computes, padding included; read: of prompts. behind: tokens before them, of
-    the longest prompt. at: when it was launched; done: when it was computed, if the launch did
-    that. marks: small arrays that are there when it is done. chosen: the first tokens of those
-    whose prompts it ends. saves: what goes to disk when it is done.
+    tokens: that it computes, padding included; read: of prompts. behind: tokens before them, in the
+    longest prompt. at: time of the launch; done: when it was computed, if the launch did that.
+    marks: small arrays that are available when it is done. chosen: the first tokens of the
+    sequences whose prompts it completes. saves: what goes to disk when it is done.
     """
 
     tokens: int
@@ -48,7 +48,7 @@ class PrefillPass:
     saves: list[tuple[ExecutorSequence, Sequence[int], kv.RowCache]] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Until it is computed. Raises what MLX raises."""
+        """Wait until it is computed. Raises what MLX raises."""
         mx.eval(self.marks)
         if self.logits is not None:
             (one,) = self.sequences
@@ -72,7 +72,7 @@ class PrefillPass:
 
 
 class PrefillPasses:
-    """Those of one loaded model that were launched and not waited for."""
+    """The passes of one loaded model that were launched but not waited for."""
 
     def __init__(self, model: EngineModel, files: PrefixFiles, times: StepTimes) -> None:
         self._model, self._files, self._times = model, files, times
@@ -81,7 +81,7 @@ class PrefillPasses:
 
     @property
     def logit_bytes(self) -> int:
-        """Bytes of logits that wait to be read."""
+        """Bytes of logits that have not been read yet."""
         logits = [one.logits for one in self._in_flight() if one.logits is not None]
         return sum(one.nbytes for one in logits)
 
@@ -98,20 +98,23 @@ class PrefillPasses:
     def due(self, *, idle: bool) -> Iterator[PrefillPass]:
         """The passes to wait for now, in the order in which they were launched.
 
-        The latest stay in flight behind the next decode step, except when nothing decodes (`idle`)
-        and none was in flight before. A CPU is waited for, or the first tokens would come after the
-        next decode step, which it computes within the call that launches.
+        The latest ones stay in flight behind the next decode step, except when nothing decodes
+        (`idle`) and none was in flight before. On a CPU none stay: otherwise the first tokens would
+        come after the next decode step, which it computes within the call that launches.
+        A pass with log-probabilities of its prompt is waited for as well: otherwise the answer
+        could end without them.
         """
         waiting = len(self._earlier) or (len(self._launched) if idle else 0)
-        if self._times.in_order:
-            waiting = len(self._earlier) + len(self._launched)
         self._earlier += self._launched
         self._launched = []
+        for at, launched in enumerate(self._earlier, 1):
+            if self._times.in_order or launched.logits is not None:
+                waiting = max(waiting, at)
         for _ in range(waiting):
             yield self._earlier.pop(0)
 
     def forget(self, one: ExecutorSequence) -> None:
-        """What is in flight for a sequence is nobody's any more."""
+        """Ignore the sequence in all passes in flight."""
         for launched in self._in_flight():
             launched.sequences = tuple(other for other in launched.sequences if other is not one)
 
@@ -126,7 +129,7 @@ class PrefillPasses:
         return [*self._earlier, *self._launched]
 
     def _alone(self, one: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
-        """A pass of a prompt that has images or sounds, or whose log-probabilities are wanted."""
+        """A pass of a prompt with images or sounds, or with requested log-probabilities."""
         assert one.group is not None
         row = one.group.alone(one)
         start, end = part.start, self._end(one, part)
@@ -195,7 +198,7 @@ class PrefillPasses:
         self._finish_launch(launched, group, ends, last, events)
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
-        """Where a stretch ends: before the last token if that cannot be cut off for the disk."""
+        """Where the next chunk ends: before the last token if the disk could not remove that."""
         last = len(one.prompt) - 1
         early = (
             part.start < last < part.end and not self._model.trims and self._files.want_prompt(one)
@@ -210,9 +213,9 @@ class PrefillPasses:
         last: mx.array | None,
         events: list[PlannerEvent],
     ) -> None:
-        """Choose the first tokens, take the snapshots, and let the device begin.
+        """Sample the first tokens, take the snapshots, and start the device.
 
-        last: logits of [sequences, vocabulary] of those whose last token this is.
+        last: logits of [sequences, vocabulary] for the prompts that this pass completes.
         """
         whole = [one for one, _, end in ends if end == len(one.tokens)]
         if last is not None and whole:

@@ -1,7 +1,7 @@
-"""Decides whose prompts a step prefills, how many tokens of each, and which share a pass.
+"""Decides which prompts a step prefills, how many tokens of each, and which share a pass.
 
-A step takes as long as running streams may wait, so prompts take turns. Plain Python without MLX,
-like the planner, which asks it.
+A step may take only as long as running streams may wait, so prompts take turns. Plain Python
+without MLX, like the planner, which uses it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from backend.engine.plan import Limits, Prefill, Score
 from backend.engine.prefill import PASS_TOKENS, SMALLEST_STEP, Pace
 from backend.engine.sequence_state import SequenceState
 
-UNEVEN = 1024  # tokens by which sequences side by side may differ, whatever the padding costs
-_SHARE = 0.75  # most of the device's time that prefill takes while sequences decode
-_REST = 1.5  # times the usual length of a step, where that leaves nothing to be prefilled
+UNEVEN = 1024  # tokens by which the lengths in a pass may differ, whatever the padding costs
+_SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
+_REST = 1.5  # factor of the usual length of a step, if that leaves nothing to prefill
 
 
 class PrefillTurns:
@@ -25,33 +25,34 @@ class PrefillTurns:
         self._together, self._longest = limits.together, limits.prefill_chunk
         self._charges, self._pace = charges, pace
         self._owed_to_decode = 0.0  # seconds
-        self._formed = 0  # groups of sequences that shared a pass
+        self._formed = 0  # number of groups of sequences that shared a pass
         self._scored = False  # in the latest step that had time for prefill
-        self._shortest_next = False  # where a step is too small for two prompts
+        self._shortest_next = False  # whether a step is too small for two prompts
 
     def prefilled(self, seconds: float) -> None:
-        """A pass took so long."""
+        """Record the seconds of a pass."""
         self._owed_to_decode += seconds * (1 - _SHARE) / _SHARE
 
     def decoded(self, seconds: float) -> None:
-        """A decode step took so long."""
+        """Record the seconds of a decode step."""
         self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
 
     def choose(
         self, filling: Sequence[SequenceState], now: float, room: int, *, running: bool
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
-        """The prefill passes of this step, within the pause that running streams may feel.
+        """The prefill passes of this step, within the pause allowed for running streams.
 
         filling: the sequences in prefill. room: bytes beside the admitted sequences. running:
-        whether others decode. Returns what the passes take of the bytes as well: they may be in
-        MLX's queue together, so it adds up.
+        whether others decode. Also returns the bytes that the passes take in all, because they may
+        be in MLX's queue together.
         """
         if not running:
             self._owed_to_decode = 0.0
         if self._owed_to_decode > 0:
             return [], [], 0
         order = self._order(filling, now)
-        pause = self._longer(order) if order and not running else 1.0  # of what a step may take
+        # share of the usual length of a step
+        pause = self._longer(order) if order and not running else 1.0
         self._scored = False
         halved = self._let_shortest_in(order, running=running)
         passes: list[tuple[Prefill, ...]] = []
@@ -87,9 +88,10 @@ class PrefillTurns:
         return passes, scores, room - left
 
     def _order(self, filling: Sequence[SequenceState], now: float) -> list[SequenceState]:
-        """Who gets on in this step, the most urgent first."""
+        """The sequences that this step may prefill, the most urgent first."""
         able = [one for one in filling if one.filled < one.target]
-        if not (able and self._scored):  # Nobody knows how long scoring takes: they take turns.
+        # How long scoring takes is unknown, so scoring and prompts take turns.
+        if not (able and self._scored):
             able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
 
         def urgency(one: SequenceState) -> tuple[float, int]:
@@ -98,8 +100,10 @@ class PrefillTurns:
         return sorted(able, key=urgency)
 
     def _longer(self, able: Sequence[SequenceState]) -> float:
-        """How much longer than usual a step without streams takes, if that ends the prefill: a
-        small rest would be prefilled beside the others' decode steps, much later."""
+        """The factor by which a step without streams may be longer, if that completes the prefill.
+
+        Otherwise a small rest would be prefilled beside the others' decode steps, much later.
+        """
         rests = [one.target - one.filled for one in able]
         whole = self._pace.tokens(running=False, behind=max(one.filled for one in able))
         most = min(_REST * whole, self._longest)
@@ -108,8 +112,11 @@ class PrefillTurns:
         return 1.0
 
     def _let_shortest_in(self, order: list[SequenceState], *, running: bool) -> bool:
-        """A long prompt that has waited for its turn leaves half to whoever needs least, or every
-        newcomer would wait until it is done. Returns whether the first is to take half."""
+        """Give half of the step to the shortest prompt, if a long one has waited for its turn.
+
+        Otherwise every new prompt would wait until the long one is done. Returns whether the first
+        in order gets half.
+        """
         shortest = min(order, key=lambda one: one.target - one.filled, default=None)
         if shortest is None or shortest is order[0]:
             return False
@@ -128,10 +135,10 @@ class PrefillTurns:
         budget: int,
         left: int,
     ) -> list[tuple[SequenceState, Prefill]]:
-        """A stretch, with those of other prompts that share its pass at little padding.
+        """The next chunk of a prompt, with those of others that share its pass with little padding.
 
-        All take as long as the longest, so none may be more than twice as long as another.
-        tokens: of the first. budget: tokens of all. left: bytes.
+        All take as long as the longest, so none may be more than twice as long as another. tokens:
+        of the first. budget: tokens of all. left: bytes.
         """
         group = [(first, stretch(first, tokens))]
         if not self._together or first.arrived.alone:
@@ -146,12 +153,12 @@ class PrefillTurns:
             parts = [part for _, part in more]
             sizes = list(map(_size, parts))
             ends = [part.end for part in parts]
-            # With little behind them, so many tokens take about as long as the first alone.
+            # After few tokens, this many take about as long as the first alone.
             free = PASS_TOKENS if max(ends) <= UNEVEN else 0
             if max(sizes) > 2 * min(sizes) or _padded(parts) > max(budget, free):
                 continue
             if max(ends) - min(ends) > UNEVEN:
-                continue  # Its KV would be copied into rows of the longest.
+                continue  # Its KV would be copied into rows of the longest prompt's length.
             if self._bytes(more) <= left:
                 group = more
         return group
@@ -163,7 +170,7 @@ class PrefillTurns:
 
 
 def stretch(one: SequenceState, budget: int) -> Prefill:
-    """The next stretch of a prompt. It ends where a snapshot is wanted."""
+    """The next chunk of a prompt. It ends where a snapshot should be taken."""
     end = min(one.filled + budget, one.target)
     end = min([end, *(place for place in one.places if place > one.filled)])
     return Prefill(one.number, one.filled, end, snapshot=end in one.places)

@@ -14,20 +14,19 @@ from backend.engine.stored_entries import StoredEntries
 
 
 class PrefixSource:
-    """Finds the longest prefix that is computed already, or will be soon."""
+    """Finds the longest prefix that has KV, or will have it soon."""
 
     def __init__(self, limits: Limits, sequences: SequenceTable, entries: StoredEntries) -> None:
         self._limits, self._sequences, self._entries = limits, sequences, entries
 
     def match(self, one: SequenceState) -> Match:
-        """The entry that serves the most of a prompt. It is looked for once, and anew when entries
-        come or go that matter to it."""
+        """The best entry for a prompt, found once, and again when relevant entries change."""
         if one.match is None:
             one.match = self._entries.index.find(one.arrived.key)
         return one.match
 
     def choose(self, one: SequenceState) -> Source | None:
-        """The longest prefix that is computed already, wherever it is."""
+        """The longest prefix that has KV, wherever it is."""
         if one.arrived.fresh or not (self._limits.prompt_cache or one.on_disk):
             return None
         index = self._entries.index
@@ -47,7 +46,7 @@ class PrefixSource:
         return best if best is not None and best.length > 0 else None
 
     def expects(self, one: SequenceState, source: Source | None) -> bool:
-        """Whether it is better off once what both begin with is computed, or stored."""
+        """Whether to wait until the prefix that it shares with another is computed or stored."""
         if one.arrived.fresh or one.generated or not self._limits.prompt_cache:
             return False
         for other in self._sequences.of("prefill"):
@@ -61,14 +60,14 @@ class PrefixSource:
                 other.places.add(length)
             return True
         known = source.length if source else 0
-        # What is being stored is there after one step, so few tokens are worth the wait.
+        # An entry is stored after one more step, so a few tokens are worth the wait.
         return any(
             self._cut_back(other, min(_shared(one, other), filled)) >= known + LEAST_STORED
             for other, filled in self._entries.storing.values()
         )
 
     def places_in(self, source: Source | None) -> Collection[int] | None:
-        """The lengths at which a source has snapshots; None: it can be cut back to any."""
+        """The lengths at which a source has snapshots; None: it can be truncated to any length."""
         if source is None or source.kind == "disk":
             return ()
         if source.kind == "sequence":
@@ -76,8 +75,10 @@ class PrefixSource:
         return self._entries.index.places(source.number)
 
     def _only_user(self, one: SequenceState, entry: int) -> bool:
-        """Whether the entry may be moved: what continues it is stored and serves as much, and
-        nobody else waits for it."""
+        """Whether the entry may be moved: no other sequence needs it.
+
+        Its continuation is stored and serves as much.
+        """
         if not one.arrived.keep or self._entries.index.places(entry) is not None:
             return False
         return not any(
@@ -86,7 +87,7 @@ class PrefixSource:
         )
 
     def _served_by(self, one: SequenceState, other: SequenceState) -> int:
-        """Tokens of a running sequence's KV that can be copied for another one."""
+        """How many tokens of a running sequence's KV can be copied for another one."""
         if other.width > 1:
             return 0
         filled = other.filled if other.state == "prefill" else other.prompt
@@ -94,15 +95,17 @@ class PrefixSource:
         return one.uncut(shared) if self._limits.trims else shared
 
     def _cut_back(self, other: SequenceState, shared: int) -> int:
-        """The length, of at most `shared` tokens, to which a sequence's KV can be cut back."""
+        """The length, of at most `shared` tokens, to which a sequence's KV can be truncated."""
         if self._limits.trims:
             return shared
         return max((place for place in other.snapshots if place <= shared), default=0)
 
 
 def _shared(one: SequenceState, other: SequenceState) -> int:
-    """Tokens with which both prompts begin, without half an image or the last token, whose pass
-    chooses what follows."""
+    """Length of the prefix that both prompts share.
+
+    It has no half images and not the last token, whose pass gives the logits for sampling.
+    """
     if other.number not in one.shared:
         length = min(one.arrived.key.shared(other.arrived.key), one.prompt - 1)
         one.shared[other.number] = one.uncut(length)

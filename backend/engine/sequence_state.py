@@ -1,4 +1,4 @@
-"""What the planner knows of one sequence, plain data without MLX."""
+"""The planner's data about one sequence, without MLX."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from backend.engine.prefill import SMALLEST_STEP
 from backend.engine.prefix_index import Match
 from backend.engine.snapshot_places import LEAST_STORED
 
-AHEAD = 512  # tokens of output that a sequence is charged for before it generates them
+AHEAD = 512  # tokens of output charged before they are generated
 
 
 @dataclass(eq=False, slots=True)
 class SequenceState:
-    """What the planner knows of one sequence.
+    """The planner's data about one sequence.
 
-    state: `waiting`, `prefill` or `decode`. filled: tokens in its KV while it is prefilled.
-    least: tokens of the smallest prefill pass that there has to be room for.
-    places: prompt lengths at which a snapshot is wanted; snapshots: those that the executor has.
-    on_disk: tokens that a file gives when the sequence first starts. batch: which one it decodes
-    in. group: of those that shared its latest prefill pass; 0: it had it to itself. known:
-    tokens that it had when it started, of which the prefill consists. mask_seconds: what its
-    grammar took for the latest token; resting: whether it was preempted because of that. prompt:
-    its tokens.
+    state: `waiting`, `prefill` or `decode`. filled: tokens in its KV during prefill. least: tokens
+    of the smallest prefill pass for which there must be room. places: prompt lengths at which a
+    snapshot should be taken; snapshots: those that were taken. on_disk: tokens that a file provides
+    when the sequence first starts. batch: the one in which it decodes. group: number of the group
+    that shared its latest prefill pass; 0: none did. known: tokens that it had when it started,
+    which are prefilled. mask_seconds: its grammar's time for the latest token; resting: whether it
+    was preempted because of that. prompt: its number of tokens.
     """
 
     arrived: Arrived
@@ -55,7 +54,7 @@ class SequenceState:
 
     @property
     def total(self) -> int:
-        """Tokens that are known: the prompt and what was generated."""
+        """Tokens of the prompt and the answer so far."""
         return self.prompt + len(self.generated)
 
     @property
@@ -67,7 +66,7 @@ class SequenceState:
 
     @property
     def charged(self) -> int:
-        """Tokens that the memory is charged for."""
+        """Tokens for which memory is charged."""
         generated = len(self.generated)
         left = max(self.arrived.limit - generated, 0)
         ahead = AHEAD if left > AHEAD and not self.arrived.scores else left
@@ -75,12 +74,12 @@ class SequenceState:
 
     @property
     def fewest(self) -> int:
-        """The fewest tokens of a pass: one of each row."""
+        """The minimum number of tokens of a pass: one per row."""
         return max(self.width - 1, 1) if self.arrived.scores else 1
 
     @property
     def storable(self) -> int:
-        """How many tokens an entry of what it has computed would hold; 0: not worth it."""
+        """How many tokens an entry with its KV would have; 0 if that is too few to store."""
         if self.state == "waiting" or not self.arrived.keep:
             return 0
         filled = self.total if self.state == "decode" else self.filled
@@ -88,18 +87,18 @@ class SequenceState:
 
     @property
     def wanted_snapshots(self) -> int:
-        """How many are still to be taken."""
+        """How many snapshots are still to be taken."""
         return sum(place > self.filled for place in self.places - self.snapshots)
 
     def uncut(self, length: int) -> int:
-        """The longest prefix of at most `length` tokens that cuts through no image or sound."""
+        """The longest prefix of at most `length` tokens that does not end inside media."""
         for start, stop in self.arrived.spans:
             if start < length < stop:
                 return start
         return length
 
     def wait_again(self, step: int) -> None:
-        """It lost its KV in this step, and starts again from its tokens."""
+        """Return to waiting after losing the KV; it will be prefilled with its answer so far."""
         self.state, self.filled, self.group, self.known = "waiting", 0, 0, 0
         self.preempted_in = step
         self.least = SMALLEST_STEP

@@ -1,4 +1,4 @@
-"""How long the device takes for what it is given, as the planner learns it."""
+"""Measures the device's times of steps and passes, which the planner learns from."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from backend.engine.device import may_wait_within_a_step
 
 
 class StepTimes:
-    """The times of decode steps and passes. clock: seconds.
+    """The times of decode steps and passes.
 
-    in_order: whether the device computes within the call that launches, as a CPU does: what was
-    launched first is then done first.
+    clock: seconds. in_order: whether the device computes within the call that launches, as a CPU
+    does: what was launched first is then done first.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -26,14 +26,14 @@ class StepTimes:
         self._read = 0.0
 
     def begin(self) -> None:
-        """A step is about to be launched."""
+        """Record that a step is about to be launched."""
         self._began = self.clock()
 
     def decode_launched(self) -> None:
         self._decode_launched = self.clock()
 
     def decode_read(self, *, any_tokens: bool) -> None:
-        """The tokens of the step before are there."""
+        """Record that the tokens of the previous step have been read."""
         if any_tokens:
             now, began = self.clock(), max(self._ready, self._decode_began)
             if self.in_order:
@@ -43,14 +43,14 @@ class StepTimes:
         self._decode_began = self._began
 
     def take_decoded(self) -> float:
-        """Seconds of the decode step that was read; 0: none was, since the latest call."""
+        """Seconds of the decode step that was read; 0 if none was, since the latest call."""
         decoded, self._decoded = self._decoded, 0.0
         return decoded
 
     def since_alike(self, step: tuple[object, ...]) -> float:
-        """Seconds since the step before, if that was the same; 0: it was not.
+        """Seconds since the previous step, if that did the same; otherwise 0.
 
-        step: what this one does; empty: it does not only decode.
+        step: what this one does; empty if it does more than decode.
         """
         now = self.clock()
         seconds = now - self._read if step and step == self._alike else 0.0
@@ -58,12 +58,12 @@ class StepTimes:
         return seconds
 
     def finished(self, launched: float, done: float) -> float:
-        """Seconds of what was launched and waited for. done: when, at the latest."""
+        """Seconds of the work that was launched and waited for. done: its end, at the latest."""
         began = max(self._ready, launched)
         self._ready = min(self.clock(), done)
         return self._ready - began
 
     def waited(self, began: float) -> float:
-        """Seconds of what was computed while this thread waited."""
+        """Seconds of work that was computed while this thread waited."""
         self._ready = self.clock()
         return self._ready - began

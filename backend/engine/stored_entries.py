@@ -1,4 +1,4 @@
-"""The prompt cache as the planner keeps it: entries that are stored, about to be, or evicted."""
+"""The planner's view of the prompt cache: entries that are stored, being stored, or evicted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from backend.engine.sequence_table import SequenceTable
 
 
 class StoredEntries:
-    """index: which entries serve a prompt. storing: what will be an entry after the next step, by
-    its number: a sequence and how many of its tokens. copied: entries that the plan at hand copies,
-    so they stay. unstored: sequences whose KV was larger than the whole prompt cache.
+    """The stored entries of one loaded model.
+
+    index: finds the entry for a prompt. storing: entries that exist after the next step, by number:
+    a sequence and how many of its tokens. copied: entries that the current plan copies, so they
+    cannot be evicted. unstored: number of times that KV was larger than the whole prompt cache.
     """
 
     def __init__(self, limits: Limits, charges: Charges, sequences: SequenceTable) -> None:
@@ -28,12 +30,15 @@ class StoredEntries:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do for the next step."""
+        """Whether there is something to report to the executor in the next step."""
         return bool(self.storing or self._evicted)
 
     @property
     def storing_bytes(self) -> int:
-        """Bytes that are about to be entries. They make nobody yield: entries yield to them."""
+        """Bytes of entries being stored.
+
+        No sequence yields to them, because entries yield first.
+        """
         return sum(self._charges.entry(one, filled) for one, filled in self.storing.values())
 
     @property
@@ -41,7 +46,7 @@ class StoredEntries:
         return sum(map(self.index.size, self.copied))
 
     def number_for(self, one: SequenceState, filled: int) -> int | None:
-        """A number for what the sequence has in its KV, if that is worth storing."""
+        """A number for an entry with the sequence's KV, if that is worth storing."""
         if not self._limits.prompt_cache:
             return None
         if self._limits.cost.of(filled) > self._limits.prompt_cache:
@@ -71,7 +76,7 @@ class StoredEntries:
                 other.match = None
 
     def serve(self, source: Source) -> None:
-        """An entry is moved into a sequence, or copied: then it stays until that is done."""
+        """Use an entry for a sequence: move it, or keep it until it was copied."""
         if source.move:
             self.copied.discard(source.number)
             self.index.remove(source.number)
@@ -81,7 +86,7 @@ class StoredEntries:
             self.index.touch(source.number)
 
     def shrink(self, room: int, *pinned: int) -> None:
-        """Evict until entries take no more bytes than this."""
+        """Evict until entries take at most this many bytes."""
         most = max(min(room, self._limits.prompt_cache), 0)
         if self.index.nbytes > most:
             self._evict(self.index.shrink(most, {*pinned, *self.copied}))
@@ -90,7 +95,7 @@ class StoredEntries:
         self._evict(self.index.clear())
 
     def take_evicted(self) -> tuple[int, ...]:
-        """What was evicted since the latest call."""
+        """The entries evicted since the latest call."""
         evicted, self._evicted = self._evicted, []
         return tuple(evicted)
 
@@ -99,7 +104,7 @@ class StoredEntries:
         self._unmatch(entries)
 
     def _unmatch(self, entries: Collection[int]) -> None:
-        """Look anew for what these entries would have served; other matches stay the best."""
+        """Search again for the prompts that these entries would have served."""
         for one in self._sequences.of("waiting") if entries else ():
             if one.match is not None and one.match.entry in entries:
                 one.match = None

@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def engine_model(model: Any, **changes: Any) -> EngineModel:
-    """An EngineModel whose token 0 ends and whose other tokens have the text `<id>`."""
+    """An EngineModel whose token 0 ends a sequence and whose other tokens have the text `<id>`."""
     table = [f"<{token}>".encode() for token in range(4096)]
     settings: dict[str, Any] = {
         "model": model,

@@ -1,4 +1,4 @@
-"""What a loaded model drafts with; loaded after the model itself."""
+"""Loads the draft model, after the model itself, and decides how a loaded model drafts."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _log = logging.getLogger(__name__)
 
 LOOKUP = "prompt lookup"
 
-_PAUSE = 0.25  # of stall_ms: what catching up with a long prompt may add to a decode step
+_PAUSE = 0.25  # share of stall_ms that catching up with a long prompt may add to a decode step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafting:
     """How a loaded model drafts.
 
-    most: guesses at a time where a request does not set NDraft. new_guessers: those of a batch,
-    the cheapest first. weights_bytes: of the draft model. cost: of its KV of one sequence; None:
-    there is no draft model. reads_states: whether a guesser wants the states of tokens. names: what
-    guesses, in words.
+    most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
+    a batch, the cheapest first. weights_bytes: of the draft model or head. cost: of its KV of one
+    sequence; None: there is neither. reads_states: whether a guesser needs the hidden states of
+    tokens. names: of the guessers, in words.
     """
 
     most: int
@@ -64,8 +64,8 @@ def load_drafting(
     *,
     dtype: str = "",
 ) -> Stages[Drafting | None]:
-    """Load the draft model or the model's own head, and say how to draft; None where nothing asks
-    for it.
+    """Load the draft model, or the model's own head; returns how to draft, or None if drafting is
+    not requested.
 
     Begins and ends on `engine`. checkpoint: of the draft model; own: of the main model.
     context_size: tokens that the main model is served with. Raises ModelRejected, InvalidRequest.
@@ -217,7 +217,7 @@ def _load(
 
 
 def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
-    """What two vocabularies disagree on; "" for nothing.
+    """How two vocabularies differ; "" if they do not.
 
     Tokens that were added to a vocabulary, such as the markers of a chat, may differ: families
     give them other names from one release to the next, and a wrong guess is only slow.

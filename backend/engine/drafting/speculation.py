@@ -1,6 +1,6 @@
-"""Lets guessers run ahead of the sequences of a batch.
+"""Guesses ahead for the sequences of a batch.
 
-A sequence with images gets no guesses: a guesser has not seen them.
+A sequence with images gets no guesses, because guessers do not see images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Speculation:
-    """The guessers of a batch: for each sequence the first that has a guess is followed.
+    """The guessers of a batch; each sequence uses the first one that has a guess.
 
     end_tokens: those that end an answer. reads_states: whether a guesser wants the states that
     tokens were chosen from.
@@ -39,7 +39,7 @@ class Speculation:
         self.reads_states = drafting.reads_states
         self._end_tokens = end_tokens
         self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
-        self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence follows
+        self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence uses
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +47,7 @@ class Speculation:
         return sum(each.guesser.nbytes for each in self._guessers)
 
     def ready(self, sequences: Sequence[Known]) -> bool:
-        """Whether it pays to ask for guesses, which waits for the latest tokens to be read.
+        """Whether guessing pays now; it has to wait until the latest tokens were read.
 
         sequences: without those tokens.
         """
@@ -61,7 +61,7 @@ class Speculation:
     def propose(
         self, known: Sequence[Known], width: int, states: Mapping[int, mx.array]
     ) -> list[list[int]]:
-        """Up to `width` guesses for each sequence, behind its token at hand, the last known.
+        """Up to `width` guesses for each sequence, after its last known token.
 
         states: as in `Asked`, by the sequences' numbers.
         """
@@ -77,20 +77,20 @@ class Speculation:
             try:
                 found = each.propose(wanting)
             except Exception:
-                _log.warning("a guesser failed; its requests go on without it", exc_info=True)
+                _log.warning("a guesser failed; its requests continue without it", exc_info=True)
                 self._guessers.remove(each)
                 continue
             for at, own in found.items():
                 self._asked[sequences[at].number] = each.lengths[sequences[at].number]
                 ends = self._ends(sequences[at])
-                # What is sampled in the place of an end ends the sequence.
+                # The sampler finds an end without a guess, and nothing follows it.
                 stop = next((at for at, guess in enumerate(own) if guess in ends), len(own))
                 guesses[at] = own[:stop]
                 del wanting[at]
         return guesses
 
     def record(self, one: ExecutorSequence, proposed: int, accepted: int) -> None:
-        """What became of a sequence's guesses: the first `accepted` of `proposed` were right."""
+        """Record that the first `accepted` of a sequence's `proposed` guesses were right."""
         if proposed:
             self._asked[one.number].record(proposed, accepted)
 
@@ -108,10 +108,10 @@ class Speculation:
         return () if one.request.ignore_eos else self._end_tokens
 
     def _most_for(self, one: ExecutorSequence, again: Sequence[int]) -> int:
-        """Guesses that fit: the token at hand and the choice after the last guess count as well.
+        """How many guesses fit: the last token and the choice after the last guess count as well.
 
-        again: tokens that have to be fed once more. Guesses behind them that are wrong again make
-        them more, so there is an end to it.
+        again: tokens that have to be fed once more. Each wrong guess makes them more, so their
+        number is limited.
         """
         if one.media is not None or len(again) > MOST_AGAIN:
             return 0
@@ -120,7 +120,7 @@ class Speculation:
 
 
 class _Learning:
-    """A guesser, and for each sequence how far it pays to ask it."""
+    """A guesser, and for each sequence how many guesses of it pay."""
 
     def __init__(self, guesser: Guesser) -> None:
         self.guesser = guesser
@@ -145,6 +145,6 @@ class _Learning:
 def accepted_count(guesses: Sequence[int], choices: Sequence[int]) -> int:
     """How many guesses are right: those before the first that differs from the sampler's choice.
 
-    choices: the tokens that were chosen after the token at hand and after each guess.
+    choices: the tokens that were sampled after the last token and after each guess.
     """
     return common_prefix(guesses, choices)

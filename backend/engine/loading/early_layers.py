@@ -1,7 +1,7 @@
-"""Lets MLX compute each layer of a pass while Python still builds the graph of those behind it.
+"""Lets MLX compute each layer of a pass while Python still builds the graph of the next ones.
 
-MLX computes nothing before it is asked to, and a CPU that is asked only when the graph of a pass
-is complete is idle until then. With a small model, that is a third of each decode step.
+MLX computes nothing before it is told to, and a CPU that is told only when the graph of a pass is
+complete is idle until then. With a small model, that is a third of each decode step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import mlx.core as mx
 
 
 def start_layers_early(model: Any) -> None:
-    """Let every layer start computing what it returns. The results stay the same."""
+    """Make every layer start computing its result at once. The results stay the same."""
     early: dict[type, type] = {}
     for layer in {id(layer): layer for layer in getattr(model, "layers", ())}.values():
         kind = type(layer)

@@ -1,4 +1,4 @@
-"""The executor of rank 0: whatever it does, it tells the other ranks first."""
+"""The executor of rank 0, which sends each action to the other ranks before carrying it out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from backend.engine.ranks.wire import Add, Clear, Open, Step
 
 
 class LeadingExecutor(Executor):
-    """A fault of MLX raises EngineFailed: the other ranks may be waiting in a collective for what
-    this one did not do, and only new processes get them out of it."""
+    """An MLX error raises EngineFailed.
+
+    The other ranks may be waiting in a collective for this one; only new processes can resolve
+    that.
+    """
 
     def __init__(self, model: EngineModel, leader: Leader) -> None:
         super().__init__(model)

@@ -21,7 +21,7 @@ from backend.engine.drafting.prediction_head import HeadError
 from backend.engine.drafting.speculation import Speculation
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
-from backend.engine.executor import ExecutorSequence
+from backend.engine.executor_sequence import ExecutorSequence
 from backend.engine.guess_width import GuessWidth
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.checkpoint import Checkpoint

@@ -1,8 +1,8 @@
-"""Guesses change no token, whoever shares the batch and however many guesses are right.
+"""Guesses change no token, whatever the batch and however many guesses are right.
 
-The schedules are those of `test_parity`: rows come and go, are preempted, constrained, penalised.
-Each row gets guesses of its own number, right up to a place of its own. GUESS_SCHEDULES sets how
-many schedules are played.
+The schedules are those of `test_parity`: rows join and leave, are preempted, constrained,
+penalised. For each row a random number of guesses is made, of which a random number is right.
+GUESS_SCHEDULES sets how many schedules are played.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _no_compiler() -> None:
 
 
 class Seer:
-    """A guesser that knows the answers, and is wrong from a random place on."""
+    """A guesser that knows the answers, and is wrong from a random position on."""
 
     nbytes = 0
 
@@ -58,7 +58,7 @@ class Seer:
         return [self.guesses(list(one.tokens), one.most) for one in asked]
 
     def forget(self, sequences: Collection[int]) -> None:
-        """Nothing: answers are never forgotten."""
+        """Do nothing: the answers stay known."""
 
     def guesses(self, tokens: list[int], most: int) -> list[int] | None:
         length = len(tokens)
@@ -74,7 +74,7 @@ class Seer:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many guesses were right and wrong. How wide a step is, is left to chance."""
+    """How many guesses were right and wrong; the width of a step is random."""
     dice = random.Random(7)
     seen: Counter[str] = Counter()
 
@@ -94,7 +94,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_says_what_it_says_without_guesses(kind: str, recorded: Counter[str]) -> None:
+def test_every_row_gets_the_same_tokens_as_without_guesses(
+    kind: str, recorded: Counter[str]
+) -> None:
     plain = engine_model(kv_model(kind), slots=8)
     for seed in range(SCHEDULES):
         seer = Seer(seed)
