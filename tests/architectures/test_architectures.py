@@ -1,4 +1,4 @@
-"""Text architectures, built small: alone, in company, in later turns, after a cancel.
+"""Text architectures, built small: alone, in a batch, in later turns, after a cancellation.
 
 They are all of mlx-lm's, and those that only mlx-vlm has.
 
@@ -35,7 +35,7 @@ _CHOSEN = [*(_ALL if os.environ.get("EVERY_ARCHITECTURE") else _SAMPLE), *_ONLY_
 
 
 @pytest.mark.parametrize("architecture", _CHOSEN)
-def test_it_answers_as_its_own_forward_passes(
+def test_answers_equal_those_of_plain_forward_passes(
     architecture: str, record_property: Callable[[str, object], None]
 ) -> None:
     if why := UNBUILT.get(architecture):
@@ -55,7 +55,7 @@ def test_it_answers_as_its_own_forward_passes(
 
 
 @pytest.mark.parametrize("architecture", _QUANTISED)
-def test_it_answers_the_same_way_when_quantised(
+def test_quantised_answers_equal_those_of_plain_forward_passes(
     architecture: str,
 ) -> None:
     found = compare(quantised_model(architecture), architecture, _FEW_TOKENS)
