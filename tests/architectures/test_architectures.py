@@ -1,5 +1,6 @@
-"""Text architectures of mlx-lm, built small: alone, in a batch, in later turns, after a
-cancellation.
+"""Text architectures, built small: alone, in a batch, in later turns, after a cancellation.
+
+They are all of mlx-lm's, and those that only mlx-vlm has.
 
 `make test` takes every fourth and those with caches of their own; `make test-models` takes all.
 """
@@ -20,15 +21,17 @@ from tests.architectures.shapes import (
     quantised_model,
     tiny_model,
 )
+from tests.architectures.vlm_shapes import VLM_ARCHITECTURES, tiny_vlm_model
 
 _ALL = architectures()
+_ONLY_OF_VLM = VLM_ARCHITECTURES if os.environ.get("EVERY_ARCHITECTURE") else ["minimax_m3"]
 # Windows, recurrent state, latent KV, shared KV, compressed KV, a convolution beside attention.
 _KINDS = ("baichuan_m1", "deepseek_v41", "falcon_h1", "gemma3n", "lfm2", "mamba2", "qwen3_5")
 _SAMPLE = sorted({*_ALL[::5], *_KINDS})
 _BUILT = [one for one in _ALL if one not in UNBUILT and one not in DISAGREES]
 _QUANTISED = _BUILT[1 :: 5 if os.environ.get("EVERY_ARCHITECTURE") else 40]
 _FEW_TOKENS = 16  # of an answer of a quantised model, which is slow on a CPU
-_CHOSEN = _ALL if os.environ.get("EVERY_ARCHITECTURE") else _SAMPLE
+_CHOSEN = [*(_ALL if os.environ.get("EVERY_ARCHITECTURE") else _SAMPLE), *_ONLY_OF_VLM]
 
 
 @pytest.mark.parametrize("architecture", _CHOSEN)
@@ -38,7 +41,8 @@ def test_answers_equal_those_of_plain_forward_passes(
     if why := UNBUILT.get(architecture):
         record_property("unbuilt", why)
         pytest.skip(why)
-    model = tiny_model(architecture)
+    of_vlm = architecture in VLM_ARCHITECTURES
+    model = tiny_vlm_model(architecture) if of_vlm else tiny_model(architecture)
     assert sensitive(model, list(range(1, 40))), "it would hide a fault"
     found = compare(model, architecture)
     for what, value in asdict(found).items():
