@@ -171,7 +171,15 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
 
 
 LLAMA4 = [*_pythonic("", ""), *_pythonic("<|python_start|>", "<|python_end|>")]
-LFM2 = _pythonic("<|tool_call_start|>", "<|tool_call_end|>")
+LFM2 = [
+    *_pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
+    Case(
+        "JSON, for which a system prompt may ask",
+        f"<|tool_call_start|>[{_JSON_FERRY}, {_JSON_TIDE}]<|tool_call_end|>Hm.",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+]
 
 _NEW_FERRY, _NEW_TIDE = (
     '[TOOL_CALLS]ferry_times[ARGS]{"harbour": "Ærø"}',
