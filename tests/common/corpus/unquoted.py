@@ -232,6 +232,12 @@ _TO_FERRY = (
 _TO_TIDE = " to=functions.tide_now<|channel|>commentary<|message|>{}"
 HARMONY = [
     Case("an answer", "<|channel|>final<|message|>Hm.\n", "Hm.\n"),
+    Case("a marker cut at the beginning", "<|chan", cut=True),
+    Case(
+        "a marker cut in reasoning", _THOUGHT[: _THOUGHT.index("<|end|>") + 4], "", "So.", cut=True
+    ),
+    Case("a marker cut in an answer", "<|channel|>final<|message|>Hm.<|ret", "Hm.", cut=True),
+    Case("a marker cut between messages", f"{_THOUGHT}<|sta", "", "So.", cut=True),
     Case("reasoning, answer", f"{_THOUGHT}<|channel|>final<|message|>Hm.", "Hm.", "So."),
     Case("reasoning, call", _THOUGHT + _TO_FERRY, "", "So.", [A_FERRY]),
     Case("recipient first", _THOUGHT + _TO_TIDE + "<|call|>", "", "So.", [A_TIDE]),
@@ -322,6 +328,8 @@ PHI4 = [
     Case("a block", f"<|tool_call|>{_LIST}<|/tool_call|>", calls=[A_FERRY, A_TIDE]),
     Case("functools", f"functools{_LIST}", calls=[A_FERRY, A_TIDE]),
     Case("reasoning", "<think>So.</think>Hm.", "Hm.", "So."),
+    Case("functools, cut", f"Hm.\nfunctools{_LIST[:20]}", "Hm.", cut=True),
+    Case("functools, the first cut", f"functools{_LIST[:3]}", cut=True),
     Case("a word", "functools is a module.", "functools is a module."),
     Case("a word, cut", "It is in functools", "It is in functools", cut=True),
     Case("a part of a word", "It is in func", "It is in func", cut=True),
