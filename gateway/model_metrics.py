@@ -17,24 +17,29 @@ from gateway.supervisor.status import ModelStatus, State
 from gateway.supervisor.supervisor import Supervisor
 from wire import backend_pb2 as pb
 
-_LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not hold the scrape up
+_LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
 _G, _C = GaugeMetricFamily, CounterMetricFamily
-# By the backend's field of MetricsResponse, or its trailer: those of drafting are there if it does.
+# By field of MetricsResponse or key of its trailing metadata, which has mlx-draft-* only if the
+# model drafts.
 _COUNTED = {
-    "tokens_per_second": (_G, "tokens_per_second", "Of all answers together, lately."),
-    "tokens_generated": (_C, "generated_tokens", "Tokens written since its start."),
+    "tokens_per_second": (
+        _G,
+        "tokens_per_second",
+        "In its latest period of decoding, all answers together.",
+    ),
+    "tokens_generated": (_C, "generated_tokens", "Tokens generated since its start."),
     "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens computed since its start."),
     "mlx-draft-width": (_G, "draft_width", "Guesses that a step may check for each sequence."),
     "mlx-draft-tokens": (_C, "draft_tokens", "Guesses checked since the load."),
     "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Guesses that were right."),
     "mlx-draft-gain": (_G, "draft_gain", "Tokens per second over those of plain steps."),
 }
-# One model, and what its backend counts, where it answers.
+# A model and, if its backend answers, its counters since the start.
 ModelNow = tuple[ModelStatus, Mapping[str, float]]
 
 
 async def look(supervisor: Supervisor) -> list[ModelNow]:
-    """Every model now. It loads none, and keeps none loaded."""
+    """The state of every model. Loads none, and keeps none loaded."""
     statuses = supervisor.status()
     counts = await asyncio.gather(*(_counts(supervisor.peek(each.name)) for each in statuses))
     return list(zip(statuses, counts, strict=True))
@@ -59,9 +64,11 @@ class _Models(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        state = _G("gateway_model_state", "1 in its state.", None, ("model", "state"))
+        state = _G(
+            "gateway_model_state", "1 for the model's current state.", None, ("model", "state")
+        )
         memory = _family(_G, "memory_bytes", "Memory that its backend reported last.")
-        leases = _family(_G, "leases", "Requests that hold it now, or wait for it.")
+        leases = _family(_G, "leases", "Requests that use the model, or wait for it.")
         restarts = _family(_C, "restarts", "Starts of its backend after a crash.")
         counted = {key: _family(*row) for key, row in _COUNTED.items()}
         for status, counts in self._models:

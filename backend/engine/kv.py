@@ -1,8 +1,8 @@
-"""The KV caches of mlx-lm 0.32.2 behind the few verbs that the engine needs.
+"""The engine's interface to the KV caches of mlx-lm 0.32.2.
 
-What depends on how mlx-lm's cache classes behave is here and in `gather`: which of them can be cut
-back, which can be batched, and how a sequence enters and leaves a batch. A `RowCache` holds one
-sequence: a list with a cache per layer. A `BatchCache` holds those that are decoded together.
+What depends on mlx-lm's cache classes is here and in `gather`: which of them can be truncated,
+which can be batched, and how a sequence joins and leaves a batch. A `RowCache` holds one sequence:
+a list with a cache per layer. A `BatchCache` holds those that are decoded together.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from backend.engine.rectangle import Rectangle
 from backend.engine.row_shift import BatchShift, RowShift
 
 RowCache = list[Any]
-Snapshot = list[Any]  # per layer of a row: a copy, or None where the layer can be cut back
-Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's place in them
+Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be truncated
+Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
 _SETTLED = 256  # tokens after which a layer of an unknown kind grows evenly
@@ -42,9 +42,9 @@ def clone(cache: RowCache) -> RowCache:
 
 
 def can_trim(cache: RowCache) -> bool:
-    """Whether the row can be cut back to any shorter prefix right now.
+    """Whether the row can be truncated to any shorter prefix right now.
 
-    A chunked cache that has dropped its front says yes, and would answer from what is gone.
+    A chunked cache that has dropped its front claims so, but its oldest tokens are missing.
     """
     return all(
         layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in leaves(cache)
@@ -57,18 +57,24 @@ def always_trims(cache: RowCache) -> bool:
 
 
 def takes_back(cache: RowCache) -> bool:
-    """Whether tokens of the latest pass can be cut off the row: no recurrent state."""
-    return all(_keeps_all(leaf) or type(leaf) is RotatingKVCache for leaf in leaves(cache))
+    """Whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
+    return all(
+        _keeps_all(leaf) or type(leaf) is RotatingKVCache or keeps_state(leaf)
+        for leaf in leaves(cache)
+    )
 
 
 def _shorten(layer: RotatingKVCache, tokens: int) -> None:
-    """Cut off the end of a window that a pass has just put into the order of time.
+    """Remove the end of a window that a pass has just put into chronological order.
 
-    mlx-lm refuses that for a full window. But what the pass's first token saw is still there.
+    mlx-lm refuses that for a full window, but the tokens that the pass's first token attended to
+    are still there. If the whole pass is removed, the window is one token short. It keeps a place
+    for that token, which the next one takes: mlx-lm never lets a full window grow.
     """
     end = layer.keys.shape[2] - tokens
-    layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
     layer.offset -= tokens
+    places = max(end, min(layer.offset, layer.max_size))
+    layer.keys, layer.values = layer.keys[..., :places, :], layer.values[..., :places, :]
     layer._idx = end
 
 
@@ -88,22 +94,22 @@ def evaluated(kept: Snapshot) -> int:
 
 
 def states(kept: Snapshot) -> list[Any]:
-    """What `mx.eval` is to compute for a snapshot."""
+    """The arrays that `mx.eval` has to compute for a snapshot."""
     return [layer.state for layer in kept if layer is not None]
 
 
 def snapshot_bytes(kept: Snapshot, *, latest: bool = False) -> int:
-    """Bytes of a snapshot. latest: it was taken last, so the row still has the same states."""
+    """Bytes of a snapshot. latest: it is the row's latest, so the row still shares its states."""
     layers = [layer for layer in kept if layer is not None]
     shared = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if latest else []
     return nbytes(layers) - nbytes(shared)
 
 
 def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
-    """Cut the last `tokens` tokens off, with a snapshot of the layers that cannot be cut back.
+    """Remove the last `tokens` tokens, with a snapshot of the layers that cannot be truncated.
 
-    kept: taken where the cache is to end; None: there is none. False: it cannot be done, and the
-    cache is unchanged.
+    kept: the snapshot at the new end; None if there is none. Returns False, with the cache
+    unchanged, if it is not possible.
     """
     if not tokens or can_trim(cache):
         return trim(cache, tokens)
@@ -118,16 +124,17 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
 
 
 def trim(cache: RowCache, tokens: int) -> bool:
-    """Cut the last `tokens` tokens off. False: a layer could not go back that far.
+    """Remove the last `tokens` tokens; False if a layer could not be truncated that far.
 
-    What is cut is let go if it is a large part: mlx-lm only moves its offset, and the first write
-    would copy it all.
+    If it is a large part, its memory is released: mlx-lm only changes the offset, and the first
+    write would copy everything.
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
     for layer in leaves(cache):
         if type(layer) is KVCache and layer.keys is not None:
-            copied = 4 * layer.offset < 3 * layer.keys.shape[2]  # a slice keeps what it is cut from
+            # a slice keeps the whole buffer alive
+            copied = 4 * layer.offset < 3 * layer.keys.shape[2]
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
             if copied:
@@ -153,27 +160,28 @@ def nbytes(cache: RowCache) -> int:
 
 
 class BatchCache:
-    """The KV of sequences that are run together. The index is the place in the batch.
+    """The KV of sequences that run together, by their index in the batch.
 
-    A lone sequence stays on its own row cache, where MLX has its fused kernels; two and more share
-    rectangles (`rectangle`, `window`), where a mask is passed only if their lengths differ.
+    A lone sequence keeps its own row cache, for which MLX has fused kernels; several share
+    rectangles (`rectangle`, `window`), with a mask only if their lengths differ. Every change is
+    one copy of the sequences that stay and those that join, with room to grow up to the next whole
+    step. A leave alone copies nothing until the layers are used again, so leaves and joins between
+    two steps cost one copy together; a batch that is taken over as a whole is not copied.
 
-    Every change is one copy of those who stay and those who join, with room to grow up to the next
-    whole step. A leave alone copies nothing until the layers are wanted again, so the leaves and
-    joins between two steps cost one copy together; a batch that is taken over whole is not copied.
-    Spare rows would save some of these copies, but what a sequence has to be copied for is dwarfed
-    by the prefill that came before its join, and the spare rows would be charged to memory all the
-    time.
+    Spare rows would save some of these copies, but the prefill before each join costs far more, and
+    the spare rows would take memory all the time.
 
-    A change builds the new layers before it lets go of the old ones: if it raises, nothing has
+    A change builds the new layers before it releases the old ones: if it raises, nothing has
     changed. MLX computes lazily, so a lack of memory shows when the layers are evaluated.
     """
 
     def __init__(self, rows: Sequence[RowCache] = ()) -> None:
-        """Take the rows over; a lone one is used as it is."""
+        """Take the rows over; a lone one is used without a copy."""
         self._layers: list[Any] = []
-        self._rows: list[int] = []  # of each sequence, its place in `_layers`
+        self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
+        self._counts: Sequence[int] = ()  # of the pass that `begin` began
+        self._before: list[list[Any]] = []  # the recurrent states before it
         self.join([(row, 0) for row in rows])
 
     def __len__(self) -> int:
@@ -181,13 +189,13 @@ class BatchCache:
 
     @property
     def layers(self) -> list[Any]:
-        """What the model is called with, a cache per layer. Ask again after every change."""
+        """The caches for a call of the model, one per layer. Get them again after every change."""
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
 
     def layers_for(self, tokens: int) -> list[Any]:
-        """`layers`, with room for a pass over so many tokens of each sequence."""
+        """`layers`, with room for a pass over this many tokens of each sequence."""
         layers = self.layers
         for leaf in leaves(layers):
             if isinstance(leaf, Rectangle):
@@ -195,8 +203,8 @@ class BatchCache:
         return layers
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Forget so many of each sequence's latest tokens; of caches for which `always_trims`, or
-        directly after a pass that appended them, of those for which `takes_back`.
+        """Forget so many of each sequence's latest tokens in the layers that keep keys and values;
+        in windows only directly after the pass that appended them.
 
         Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
         """
@@ -207,12 +215,50 @@ class BatchCache:
                 leaf.drop(tokens)
             elif isinstance(leaf, RotatingKVCache):
                 _shorten(leaf, tokens[0])
+            elif keeps_state(leaf):
+                continue
             elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
                 raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
 
+    def begin(self, counts: Sequence[int]) -> list[Any]:
+        """The layers for a pass over tokens of [sequences, max(counts)] that `end` ends.
+
+        Sequence i has `counts[i]` tokens, at least one, and then padding. Where they differ, see
+        `can_prefill_together`.
+        """
+        layers = self.layers_for(max(counts))
+        states = list(filter(keeps_state, leaves(layers)))
+        if min(counts) < max(counts):
+            for leaf in states:
+                leaf.prepare(lengths=list(counts))
+        self._counts = list(counts)
+        self._before = [list(leaf.cache) for leaf in states]
+        return layers
+
+    def end(self, wanted: Sequence[int]) -> list[int]:
+        """Keep the first `wanted[i]` tokens that the pass fed to sequence i; returns how many are
+        kept.
+
+        A recurrent state is known only after the last token of a pass. It goes back to where it
+        was before the pass, and so does the whole sequence: 0 of its tokens are kept.
+        """
+        counts, before = self._counts, self._before
+        self._counts, self._before = (), []
+        kept = list(wanted)
+        if before:
+            whole = [want == count for want, count in zip(wanted, counts, strict=True)]
+            kept = [want if stays else 0 for want, stays in zip(wanted, whole, strict=True)]
+            states = filter(keeps_state, leaves(self._layers))
+            for leaf, earlier in zip(states, before, strict=True):
+                leaf.finalize()
+                if not all(whole):
+                    leaf.cache = _mixed(whole, leaf.cache, earlier)
+        self.drop([max(counts) - count for count in kept])
+        return kept
+
     @property
     def settled(self) -> bool:
-        """Whether the layers hold these sequences alone, their ends side by side."""
+        """Whether the layers hold exactly these sequences, aligned at their ends."""
         return self._settled
 
     @property
@@ -234,7 +280,7 @@ class BatchCache:
             self._become([*map(self.member, range(len(self))), *members])
 
     def absorb(self, other: BatchCache, places: Sequence[int]) -> None:
-        """Append sequences of another batch, which leave it, in the order of the places."""
+        """Append sequences of another batch, which leave it, in the order of the indices."""
         if not places:
             return
         if not len(self) and list(places) == list(range(len(other))):
@@ -269,7 +315,7 @@ class BatchCache:
         return _snapshot(self._layers, self._rows[place])
 
     def let_go(self) -> None:
-        """Keep of recurrent states what they show: some are views of all that a pass computed."""
+        """Replace recurrent states by copies, because some are views of a whole pass's results."""
         for leaf in leaves(self._layers):
             if keeps_state(leaf):
                 leaf.cache = [None if one is None else mx.contiguous(one) for one in leaf.cache]
@@ -315,7 +361,7 @@ class BatchCache:
         self._settled = False
 
     def _become(self, members: Sequence[Member]) -> None:
-        """Hold these sequences and no others. A lone one is a row cache."""
+        """Hold exactly these sequences. A lone one is a row cache."""
         layers, _ = members[-1]
         if len(members) > 1:
             if not all(map(gathers, layers)):
@@ -326,8 +372,19 @@ class BatchCache:
         self._layers, self._rows, self._settled = layers, list(range(len(members))), True
 
 
+def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+    """The states `after` of the sequences that `new` names, and those `before` of the others."""
+    if not any(new):
+        return list(before)
+    stays = mx.array(list(new))
+    return [
+        None if one is None else mx.where(stays.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+        for one, other in zip(after, before, strict=True)
+    ]
+
+
 def vocabulary_size(model: Any) -> int:
-    """How many tokens the model knows. MLX does not check ids: a larger one reads foreign memory.
+    """How many tokens the model has. MLX does not check ids: a larger one reads out of bounds.
 
     Nothing is computed: the shape of the logits is enough.
     """
@@ -376,7 +433,7 @@ def _skips_padding(model: Any) -> bool:
 
 
 def _alike(left: RowCache, right: RowCache) -> bool:
-    """Whether two rows hold the same, up to the rounding of their type."""
+    """Whether two rows hold equal values, up to rounding."""
     leaves: list[dict[str, Any]] = [{}, {}]
     for row, found in zip((left, right), leaves, strict=True):
         own = BatchCache([row]).extract(0)
@@ -435,7 +492,7 @@ def _is_measured(layer: Any) -> bool:
 
 
 def _keeps_all(layer: Any) -> bool:
-    """Whether a layer keeps every token, so that it can be cut back to any length."""
+    """Whether a layer keeps every token, so that it can be truncated to any length."""
     return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 

@@ -1,4 +1,5 @@
-"""Text architectures of mlx-lm, built small: alone, in company, in later turns, after a cancel.
+"""Text architectures of mlx-lm, built small: alone, in a batch, in later turns, after a
+cancellation.
 
 `make test` takes every fourth and those with caches of their own; `make test-models` takes all.
 """
@@ -31,7 +32,7 @@ _CHOSEN = _ALL if os.environ.get("EVERY_ARCHITECTURE") else _SAMPLE
 
 
 @pytest.mark.parametrize("architecture", _CHOSEN)
-def test_it_answers_as_its_own_forward_passes(
+def test_answers_equal_those_of_plain_forward_passes(
     architecture: str, record_property: Callable[[str, object], None]
 ) -> None:
     if why := UNBUILT.get(architecture):
@@ -50,7 +51,7 @@ def test_it_answers_as_its_own_forward_passes(
 
 
 @pytest.mark.parametrize("architecture", _QUANTISED)
-def test_it_answers_the_same_way_when_quantised(
+def test_quantised_answers_equal_those_of_plain_forward_passes(
     architecture: str,
 ) -> None:
     found = compare(quantised_model(architecture), architecture, _FEW_TOKENS)

@@ -1,4 +1,4 @@
-"""A request that kills the backend which works on it, and everybody else's answers with it."""
+"""A request that kills its backend, and with it the answers of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
 
 
 def starts(gateway: GatewayProcess) -> int:
-    """Backends that were started so far."""
+    """How many backends were started so far."""
     return sum("starting a backend" in line for line in gateway.log)
 
 
@@ -41,7 +41,7 @@ def code(answer: httpx.Response) -> str:
         ("tokenize", {"content": "a deadly text"}, {"content": "a text"}),
     ],
 )
-def test_it_is_never_sent_again_and_refused_after_the_second_death(
+def test_it_is_never_repeated_and_refused_after_the_second_death(
     tmp_path: Path, path: str, deadly: dict[str, Any], harmless: dict[str, Any]
 ) -> None:
     gateway = GatewayProcess({"tiny": tiny(backend=script(tmp_path, RUN))})

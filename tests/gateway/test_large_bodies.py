@@ -1,4 +1,4 @@
-"""Long messages and large answers: how much memory they take, and that they are served."""
+"""Long messages and large answers: they are served, and use little memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = {"words": WORDS * (LONG // len(WORDS)), "code": 'if (x[1]) { y = "a\n"; 
 
 @pytest.fixture
 def gateway() -> Iterator[GatewayProcess]:
-    """One for each test: the heap that a long message leaves behind would count for the next."""
+    """A gateway for each test, because a long message enlarges the heap."""
     backend = NumbersBackend()
     backend.release.set()
     numbers = {"parameters": {"model": "numbers"}, "address": backend.address}
@@ -44,7 +44,7 @@ def own_process(gateway: GatewayProcess) -> psutil.Process:
 
 
 def peak(process: psutil.Process) -> int:
-    """The most memory that it has held since the latest reset; bytes."""
+    """The peak memory in bytes since the latest reset."""
     for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
@@ -114,7 +114,7 @@ async def test_a_long_body_is_read_in_several_steps() -> None:
 
 
 @pytest.mark.parametrize("dimensions", [None, 3])
-def test_an_answer_of_very_many_vectors_is_whole(
+def test_an_answer_of_very_many_vectors_is_complete(
     gateway: GatewayProcess, dimensions: int | None
 ) -> None:
     asked = {"model": "numbers", "input": ["abc"] * 2048, "dimensions": dimensions}
@@ -125,7 +125,7 @@ def test_an_answer_of_very_many_vectors_is_whole(
 
 
 async def test_a_large_answer_is_written_in_small_steps() -> None:
-    """Between two pieces of at most 64 KiB every other task of the gateway has a turn."""
+    """Between two pieces of at most 64 KiB, other tasks of the gateway run."""
     vector = [n / 1024 for n in range(1024)]
     entries = ({"index": place, "embedding": vector} for place in range(256))
     answer = in_parts("data", entries, {"object": "list"})

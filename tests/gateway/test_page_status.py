@@ -1,4 +1,4 @@
-"""What `/api/status` tells, and that looking loads nothing."""
+"""The content of `/api/status`, and that reading it loads nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_slots_are_read_from_the_model_file(settings: dict[str, Any], expected: 
     assert slots(config(**settings)) == expected
 
 
-def test_looking_loads_nothing(gateway: GatewayProcess) -> None:
+def test_reading_it_loads_nothing(gateway: GatewayProcess) -> None:
     for _ in range(3):
         told = gateway.client.get("/api/status").json()
     assert told["models"] == [

@@ -21,6 +21,7 @@ from backend.engine.device import (
     dense_room,
     dequantizes,
     memory_limit,
+    starts_layers_early,
     weight_type,
 )
 from backend.engine.errors import EngineError, ModelRejected
@@ -50,13 +51,13 @@ _PROGRESS_SECONDS = 2.0
 
 @dataclass(eq=False, slots=True)
 class LoadedModel:
-    """A model that is ready to compute, and what is known of it.
+    """A model that is ready to compute, and its properties.
 
-    dtype: of the floating-point weights, e.g. `bfloat16`; of the scales where they are quantised.
-    dequantized: whether they were quantised in the checkpoint, and are dense now.
-    context_size: the model's own; `chat_template` is None where it has none. adapter_digest: names
-    the adapters in it, for the keys of caches; "" without any. shard: the part of the model that
-    this rank has; None where it has the whole.
+    dtype: of the floating-point weights, e.g. `bfloat16`; of the scales if they are quantised.
+    dequantized: whether the weights were quantised in the checkpoint, and are dense now.
+    context_size: the model's own. chat_template: None if it has none. adapter_digest: identifies
+    its adapters, for the keys of caches; "" without any. shard: the part of the model that this
+    rank has; None if it has the whole.
     """
 
     name: str
@@ -74,7 +75,7 @@ class LoadedModel:
 
     @property
     def arithmetic(self) -> str:
-        """What the weights are computed with, in words; models that differ here differ in KV."""
+        """How the weights are computed with, in words; models that differ here differ in KV."""
         return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
 
     @property
@@ -147,9 +148,7 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            yield "files"
             said = member.agree({"memory": memory_limit(device, settings)})
-            yield "engine"
             memories = [one["memory"] for one in said]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
@@ -157,21 +156,25 @@ def _load(
 
         apply_adapters(model, adapters)
     if wanted:
-        _cast(model, wanted)
+        cast(model, wanted)
     limit = memory_limit(device, settings)
     dequantized = dequantizes(device, settings.dequantize, wanted) and _make_dense(
         model, checkpoint.name, device, limit
     )
     if member is not None and shard is None:
         shard = keep_heads(model, checkpoint.name, config, member.place)
-    size = _bytes_of(model)
+    size = bytes_of(model)
     if size > limit:
         raise ModelRejected.because(
             checkpoint.name,
             f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
             " memory_limit_mib or use a smaller or more quantised model",
         )
-    yield from _evaluate(model, size)
+    yield from evaluate(model, size)
+    if starts_layers_early(device):
+        from backend.engine.loading.early_layers import start_layers_early
+
+        start_layers_early(model)
     return LoadedModel(
         name=checkpoint.name,
         model=model,
@@ -188,11 +191,11 @@ def _load(
     )
 
 
-def _cast(model: Any, name: str) -> None:
-    """Record the cast of all floating-point weights, scales and biases included.
+def cast(model: Any, name: str) -> None:
+    """Cast all floating-point weights, scales and biases included, when they are evaluated.
 
-    Some weights must stay in float32 (a router's correction, a recurrence's decay): a model says
-    which by its `cast_predicate`. Packed integers and integer scales are left alone.
+    Some weights must stay in float32 (a router's correction, a recurrence's decay): a model lists
+    them in its `cast_predicate`. Packed integers and integer scales are not changed.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
@@ -200,17 +203,17 @@ def _cast(model: Any, name: str) -> None:
     target = getattr(mx, name)
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
-    def cast(path: str, value: mx.array) -> mx.array:
+    def cast_one(path: str, value: mx.array) -> mx.array:
         floating = mx.issubdtype(value.dtype, mx.floating)
         if floating and (target == mx.float32 or may_cast(path)):
             return value.astype(target)
         return value
 
-    model.update(tree_map_with_path(cast, model.parameters()))
+    model.update(tree_map_with_path(cast_one, model.parameters()))
 
 
 def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
-    """Make quantised weights dense if memory allows; whether any were."""
+    """Make quantised weights dense if memory allows; returns whether any were."""
     import mlx.core as mx
 
     from backend.engine.loading.dense import dense_growth, make_dense, quantized_layers
@@ -219,7 +222,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
     if not layers:
         return False
     dtype = getattr(mx, _dtype_of(model))
-    size = _bytes_of(model) + dense_growth(layers, dtype)
+    size = bytes_of(model) + dense_growth(layers, dtype)
     room = dense_room(device, limit, mx.get_active_memory())
     if size > room:
         _log.info(
@@ -234,7 +237,8 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
     return True
 
 
-def _evaluate(model: Any, total: int) -> Stages[None]:
+def evaluate(model: Any, total: int) -> Stages[None]:
+    """Compute the weights, so many bytes, a slice in each stage; ends on `engine`."""
     import mlx.core as mx
 
     started = reported = time.monotonic()
@@ -251,7 +255,7 @@ def _evaluate(model: Any, total: int) -> Stages[None]:
 
 
 def _slices(model: Any) -> Iterator[list[mx.array]]:
-    """All arrays of a model in groups that fit in memory twice."""
+    """All arrays of a model in groups, each small enough to fit into memory twice."""
     part: list[mx.array] = []
     size = 0
     for array in _arrays(model):
@@ -264,12 +268,12 @@ def _slices(model: Any) -> Iterator[list[mx.array]]:
         yield part
 
 
-def _bytes_of(model: Any) -> int:
+def bytes_of(model: Any) -> int:
     return sum(array.nbytes for array in _parameters(model))
 
 
 def _dtype_of(model: Any) -> str:
-    """The type that most of the floating-point weights have."""
+    """The most common type among the floating-point weights."""
     import mlx.core as mx
 
     counts: dict[str, int] = {}
