@@ -1,14 +1,13 @@
 """A rank that is killed or stopped, in every state: whoever waits gets an answer, no process is
 left, and the next start serves.
 
-The suite tries a few; EVERY_RANK_FAULT=1 tries all of them. The output has a table.
+`make test` tries a few, `make test-long` all of them. The output has a table.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import signal
 import subprocess
 import time
@@ -21,6 +20,7 @@ import psutil
 import pytest
 
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, said
+from tests.long import TEST_LONG
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
@@ -33,7 +33,7 @@ KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 Case = tuple[str, signal.Signals, int]
 EVERY: list[Case] = list(itertools.product(STATES, (KILLED, STOPPED), (0, 1)))
 FEW: list[Case] = [("decode", KILLED, 1), ("decode", STOPPED, 1), ("idle", KILLED, 0)]
-CASES = EVERY if os.environ.get("EVERY_RANK_FAULT") else FEW
+CASES = EVERY if TEST_LONG else FEW
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -1,4 +1,4 @@
-"""What the prompt cache is said to hold is what MLX holds, after two hundred mixed requests.
+"""What the prompt cache is said to hold is what MLX holds, after many mixed requests.
 
 An entry that is a view of a larger buffer keeps all of it alive, and one that is not let go of is
 counted by nobody: both show here and nowhere else.
@@ -17,8 +17,9 @@ import pytest
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB, Rounds, engine_model
+from tests.long import TEST_LONG
 
-REQUESTS = 200
+REQUESTS = 200 if TEST_LONG else 100
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ very type and among the values that they know.
 
 import json
 import sys
+from functools import cache
 from typing import Any
 
 import httpx
@@ -22,12 +23,18 @@ checked = 0
 wrong: list[str] = []
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Built once: it takes longer than all that it checks."""
+    return TypeAdapter(kind)
+
+
 def check(kind: Any, text: str, what: str) -> None:
     """Note what is wrong with one object of JSON."""
     global checked
     checked += 1
     try:
-        TypeAdapter(kind).validate_json(text, strict=True)
+        _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         found = error.errors()[:6]
         wrong.append(f"{what}: {[(each['loc'], each['msg']) for each in found]} in {text[:400]}")

@@ -1,8 +1,8 @@
 """Guesses change no token, whoever shares the batch and however many guesses are right.
 
 The schedules are those of `test_parity`: rows come and go, are preempted, constrained, penalised.
-Each row gets guesses of its own number, right up to a place of its own. GUESS_SCHEDULES sets how
-many schedules are played.
+Each row gets guesses of its own number, right up to a place of its own. `make test` plays two
+schedules with each model, `make test-long` forty, and GUESS_SCHEDULES sets another number.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import engine_model
 from tests.engine.test_parity import check_schedule
+from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
-SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "4"))
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "2"))
 KINDS = ("attention", "window", "latent", "quantised")
 
 

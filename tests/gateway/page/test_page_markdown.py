@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.gateway.page.browser import Page
+from tests.long import TEST_LONG
 
 # Between the tags of blocks, lines end where nobody sees it.
 RENDER = """
@@ -212,7 +213,7 @@ def test_a_growing_text_makes_only_its_last_block_again(page: Page) -> None:
 
 
 def test_a_growing_text_ends_as_it_would_at_once(page: Page) -> None:
-    @settings(max_examples=150, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150 if TEST_LONG else 50, suppress_health_check=list(HealthCheck))
     @given(PIECES)
     def check(text: str) -> None:
         growing, at_once = page.driver.execute_async_script(GROW, text)
