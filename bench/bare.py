@@ -1,4 +1,4 @@
-"""mlx-lm with nothing around it: `stream_generate` for one prompt, and a loop for several."""
+"""Plain mlx-lm: `stream_generate` for one prompt, and a loop for several."""
 
 from __future__ import annotations
 
@@ -39,13 +39,21 @@ def loop(model: Path) -> Iterator[Callable[[str, int], float]]:
 
 
 def steps(model_path: Path, width: int, count: int) -> float:
-    """Tokens per second of bare greedy decode steps, in this process: the limit for any host."""
+    """Tokens per second of bare greedy decode steps of a small model, in this process.
+
+    MLX and OpenBLAS are set up as the backend does it, so no host can be faster.
+    """
     import mlx.core as mx
     from mlx_lm import load
 
+    from backend.engine.blas_threads import blas_threads
     from backend.engine.kv import BatchCache, new_row
+    from backend.engine.loading.early_layers import start_layers_early
 
+    mx.disable_compile()
+    blas_threads(0)
     model, *_ = load(str(model_path))
+    start_layers_early(model)
     cache = BatchCache([new_row(model) for _ in range(width)])
     tokens = mx.arange(width)
     started = time.perf_counter()

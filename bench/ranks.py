@@ -1,4 +1,4 @@
-"""What rank 0 spends on telling another rank what to do, for a model that computes next to nothing.
+"""The cost of rank 0's messages to another rank, for a model that needs almost no compute.
 
 `make bench BENCH=ranks`: one process against two on this machine, with the same sequences.
 """
@@ -23,7 +23,7 @@ MOST_SHARE = 0.15  # of a step
 
 
 def measure() -> Iterator[Figure]:
-    """The group lives in a process of its own, because MLX forms one per process."""
+    """The group runs in a process of its own, because MLX can form only one per process."""
     ran = subprocess.run(
         [sys.executable, "-m", "bench.ranks"], cwd=ROOT, capture_output=True, text=True, check=True
     )

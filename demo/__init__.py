@@ -1,1 +1,1 @@
-"""What a newcomer runs first: the default model, fetched and converted, and one answer from it."""
+"""What a new user runs first: downloads and converts the default model, and asks it a question."""

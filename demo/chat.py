@@ -1,7 +1,7 @@
 """`make demo`: one question to a real model, over the wire, as a host would ask it.
 
 Starts the backend through run.sh, waits for Health, loads a model, streams the answer, frees the
-model and stops the process. It knows nothing of the backend but backend.proto.
+model and stops the process. It uses nothing of the backend except backend.proto.
 """
 
 import codecs
@@ -30,12 +30,12 @@ MOST_TOKENS = 256
 
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
-# From here on a person wants to see why it takes so long.
+# After this time a user wants to see why it takes so long.
 PATIENCE_SECONDS = 2.0
 
 
 class DemoFailed(Exception):
-    """What went wrong, in one line for a person."""
+    """What went wrong, in one line for the user."""
 
 
 def say(line: str) -> None:
@@ -43,16 +43,16 @@ def say(line: str) -> None:
 
 
 class Backend:
-    """The backend process and what it says on stderr."""
+    """The backend process and its stderr."""
 
     def __init__(self, port: int) -> None:
         environment = dict(os.environ)
         count = environment.pop("RANKS", "")
         ranks = ["--ranks", count] if count else []
-        # This backend is ours alone; a token meant for a host's backends would lock us out.
+        # This backend is only for the demo; a token meant for a host's backends would lock us out.
         environment.pop("LOCALAI_GRPC_AUTH_TOKEN", None)
         try:
-            # In a session of its own: Ctrl-C is for this program, which then stops the backend.
+            # A session of its own: Ctrl-C is for this program, which then stops the backend.
             self.process = subprocess.Popen(
                 [str(ROOT / "run.sh"), "--addr", f"127.0.0.1:{port}", *ranks],
                 stdin=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ class Backend:
 
     @contextlib.contextmanager
     def shown_if_slow(self) -> Iterator[None]:
-        """Passes the backend's own lines on once the block takes longer than a moment."""
+        """Pass on the backend's own lines if the block takes longer than a moment."""
         timer = threading.Timer(PATIENCE_SECONDS, self.show_lines.set)
         timer.start()
         try:
@@ -96,7 +96,7 @@ class Backend:
         raise DemoFailed(f"the backend ended with exit code {code}: {self.last_line or 'no word'}")
 
     def wait_a_moment(self) -> None:
-        """A connection breaks a little before its process is gone."""
+        """A connection breaks shortly before its process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
 
@@ -106,7 +106,7 @@ class Backend:
             try:
                 self.process.wait(STOP_SECONDS)
             except BaseException as error:
-                # The session has no other members than the backend and its own children.
+                # The session has only the backend and its own children.
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
                 if not isinstance(error, subprocess.TimeoutExpired):
@@ -198,7 +198,7 @@ def stream_answer(stub: backend_pb2_grpc.BackendStub, prompt: str) -> None:
 def summary(last: backend_pb2.Reply, first_text: float) -> str:
     counts = f"{last.prompt_tokens} prompt tokens, {last.tokens} completion tokens"
     line = f"[{counts}, first token after {first_text:.2f} s"
-    # The first token belongs to the prompt's time, so what remains is one token less.
+    # The first token counts as prefill, so one token less remains.
     if last.timing_token_generation > 0 and last.tokens > 1:
         line += f", {(last.tokens - 1) * 1000 / last.timing_token_generation:.1f} tokens/s"
     return line + "]"
@@ -228,7 +228,7 @@ def converse(prompt: str) -> None:
                 stream_answer(stub, prompt)
                 stub.Free(backend_pb2.HealthMessage(), timeout=STOP_SECONDS)
             except grpc.RpcError as error:
-                # A process that died explains itself better than a broken connection does.
+                # The log of a process that died says more than a broken connection does.
                 failure: Any = error
                 if failure.code() is grpc.StatusCode.UNAVAILABLE:
                     backend.wait_a_moment()

@@ -1,4 +1,4 @@
-"""The `mlx-backend` command, which the wheel installs: one word chooses what is run."""
+"""The `mlx-backend` command of the wheel: its first argument chooses what to run."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def main(arguments: Sequence[str]) -> int:
         os.environ["MODEL"] = rest.pop(0)
         os.environ.pop("MODELS", None)
     if word == "serve" and {"-h", "--help"} & set(rest):
-        module = "gateway"  # demo.serve would fetch a model first
+        module = "gateway"  # demo.serve would download a model first
     sys.argv = [f"mlx-backend {word}", *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 
 
 def missing_build() -> str | None:
-    """What to do where MLX is installed without a part for any device."""
-    # Its extras bring the library; on a Mac a package comes with it that mlx itself requires.
+    """What to do if MLX is installed without a build for any device."""
+    # The extras bring the library; on a Mac, mlx itself requires a package with it.
     spec = importlib.util.find_spec("mlx")
     folders = map(Path, spec.submodule_search_locations or () if spec else ())
     libraries = [folder / "lib" / "libmlx.so" for folder in folders]

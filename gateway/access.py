@@ -43,7 +43,7 @@ class AccessMiddleware:
         exchange.begin(seen)
         watched = self._watched(seen, send)
         if scope["method"] == "HEAD":
-            # Probes ask so. It is GET to all below; the server leaves the body out.
+            # Probes use HEAD. Every layer below sees GET; the server leaves the body out.
             scope = {**scope, "method": "GET"}
         try:
             with self._traffic.request():
@@ -54,7 +54,8 @@ class AccessMiddleware:
         except Exception as failure:
             logs.error("uncaught", request=seen.request_id, traceback=traceback_of(failure))
             if seen.status:
-                # The head of an answer is out. A connection cut short is the one honest end.
+                # The head of an answer has been sent, so only cutting the connection shows the
+                # failure.
                 raise ConnectionAbortedError from None
             await response_of(_broken(seen.request_id), scope["path"])(scope, receive, watched)
         finally:
@@ -65,7 +66,7 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = seen.request_id
-                headers["request-id"] = seen.request_id  # where Anthropic's clients look
+                headers["request-id"] = seen.request_id  # where Anthropic's clients look for it
                 headers["x-content-type-options"] = "nosniff"
                 if seen.ignored:
                     headers["x-ignored-fields"] = ",".join(seen.ignored)
@@ -97,20 +98,20 @@ class AccessMiddleware:
         fields |= {name: text for name, text in known.items() if text}
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
-        # What probes, Prometheus and the page ask for again and again would drown the rest.
+        # Frequent requests of probes, Prometheus and the page would drown the others.
         regular = is_open(seen.path) or seen.path.removeprefix("/v1") in _REGULAR
         (logs.debug if regular else logs.info)("request", **fields)
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's own id if it is harmless, else a new one."""
+    """The client's own id if it is harmless, otherwise a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
 _DRAINING = ApiError(
     503,
-    "this gateway is being stopped: send the request again, to its successor",
+    "this gateway is shutting down: send the request again later",
     SERVER,
     "draining",
     retry_after=RETRY_AFTER,

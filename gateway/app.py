@@ -65,7 +65,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
         finally:
             await supervisor.stop()
 
-    app = FastAPIOffline(  # /docs with its scripts from here: nothing is fetched from elsewhere
+    app = FastAPIOffline(  # /docs loads its scripts from the gateway, and nothing from elsewhere
         "/docs",
         None,
         static_url="/docs/static",
@@ -87,7 +87,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     app.include_router(ollama.router)
     for router in (page.router, status.router):
         app.include_router(router, include_in_schema=False)
-    # The last one added is the outermost.
+    # The middleware added last is the outermost.
     app.add_middleware(BodyMiddleware, settings=settings, paths=_posts())
     app.add_middleware(KeyMiddleware, keys=settings.api_keys)
     app.add_middleware(OriginMiddleware, settings=settings)
@@ -98,7 +98,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
 
 
 def _posts() -> frozenset[str]:
-    """Every path that takes a JSON object, as requests spell it."""
+    """The paths that take a JSON object, with and without `/v1`."""
     bare = {path for router in ROUTERS for path in _posts_of(router)}
     return frozenset(bare | {f"/v1{path}" for path in bare} | set(_posts_of(ollama.router)))
 

@@ -1,4 +1,4 @@
-"""From a command line to GatewaySettings: a value that cannot work is refused in a sentence."""
+"""Reads GatewaySettings from the command line and the environment; a bad value is a BadArgument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.settings import GatewaySettings, Rule
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
 KEY_FILE = "File of keys, `KEY` or `NAME KEY` per line; lines that begin with # are skipped."
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_SHORTEST_KEY = 8  # characters; a guard against typing errors, not a measure of strength
+_SHORTEST_KEY = 8  # characters: catches typing errors, and does not measure strength
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -48,12 +48,12 @@ def settings_from(
 
 
 def _of_environment(environ: Mapping[str, str]) -> list[str]:
-    """The flags that variables stand for; what the command line says comes behind them and wins."""
+    """The flags for the environment's variables; those of the command line come later and win."""
     flags = []
     for row in fields(GatewaySettings):
         name, kind = f"MLX_GATEWAY_{row.name.upper()}", row.metadata["rule"].kind
         text = environ.get(name, "").strip()
-        if not text or kind == "keys":  # read by themselves: they must not be in a message
+        if not text or kind == "keys":  # read elsewhere, because keys must not appear in a message
             continue
         if kind == "switch":
             if text.lower() not in ("true", "false", "1", "0"):
@@ -68,7 +68,7 @@ def _of_environment(environ: Mapping[str, str]) -> list[str]:
 
 
 def flag_of(row: Field[Any]) -> str:
-    """`--max-body-bytes`; the flags that may be repeated are in the singular."""
+    """For instance `--max-body-bytes`; flags that may be repeated are in the singular."""
     name = "--" + row.name.replace("_", "-")
     return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
 
@@ -145,34 +145,34 @@ def _keys_beside(file: Path | None, environ: Mapping[str, str]) -> list[str]:
         raise BadArgument(f"--api-key-file {file} cannot be read: give a text file") from None
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
-        raise BadArgument(f"--api-key-file {file} holds no key: write one a line")
+        raise BadArgument(f"--api-key-file {file} has no key: write one per line")
     return keys + found
 
 
 def _key(text: str) -> str:
-    """A key, or a name and a key with a space between. Raises BadArgument."""
-    # The key itself stays out of the sentence: it ends up in logs and on screens.
+    """A key, or a name and a key separated by a space. Raises BadArgument."""
+    # The key itself is left out of the message, which ends up in logs and on screens.
     *names, key = text.split(" ")
     if len(names) > 1 or not all(map(_KEY_NAME.fullmatch, names)):
         raise BadArgument(
-            "an API key holds a space, which stands only between a name and its key: write one key,"
-            " or a name of letters, digits, '.', '_' and '-' before it"
+            "an API key contains a space, which may only separate a name from its key: write one"
+            " key, or a name of letters, digits, '.', '_' and '-' before it"
         )
     if len(key) < _SHORTEST_KEY:
         raise BadArgument(
             f"an API key is shorter than {_SHORTEST_KEY} characters: use a longer one"
         )
     if not key.isascii() or not key.isprintable():
-        raise BadArgument("an API key holds characters that an HTTP header cannot: use ASCII")
+        raise BadArgument("an API key contains characters that HTTP headers cannot: use ASCII")
     return text
 
 
 def _origin(text: str) -> str:
-    """An origin as browsers write it: scheme, host and a port that is not the scheme's own."""
-    if text in ("*", "null"):  # pages without an origin: of files, and in sandboxes
+    """An origin as browsers send it: scheme, host, and a port if it is not the scheme's default."""
+    if text in ("*", "null"):  # the origin of local files and sandboxed pages
         return text
     parts = urlsplit(text.strip().rstrip("/").lower())
-    # Extensions and desktop programs have schemes of their own: app://, chrome-extension://.
+    # Extensions and desktop programs have their own schemes: app://, chrome-extension://.
     if not parts.scheme or not parts.hostname or parts.path or parts.query:
         raise BadArgument(
             f"--cors-origin is {text!r}: give an origin such as http://localhost:3000"
@@ -182,7 +182,9 @@ def _origin(text: str) -> str:
 
 def _check(settings: GatewaySettings) -> None:
     if not settings.host:
-        raise BadArgument("--host is empty: give an address, 127.0.0.1 for this machine alone")
+        raise BadArgument(
+            "--host is empty: give an address, for instance 127.0.0.1 for this machine only"
+        )
     if not settings.api_keys:
         if settings.host != "localhost" and not is_loopback(settings.host):
             raise BadArgument(

@@ -4,7 +4,7 @@ A request may be sent to a process in the milliseconds before its end is noticed
 an address that has been restarted or freed meanwhile. Such a request is sent again, after the
 supervisor has checked the backend.
 
-A prompt may also be what kills a backend, along with everybody else's answers. So a request that a
+A prompt may also crash a backend, and so end everybody else's answers. So a request that a
 backend had begun to work on is not sent again, and one that was running when two backends died is
 refused for a while.
 """
@@ -36,7 +36,7 @@ async def ask(
 ) -> AsyncGenerator[Said, None]:
     """The events that `send` yields for a lease of `lend`, which is released after the last.
 
-    request: identifies what is asked, for `Suspects`. Raises ApiError.
+    request: identifies the request, for `Suspects`. Raises ApiError.
     """
     silent = True
     for again in (False, True):

@@ -25,7 +25,7 @@ class KeyMiddleware:
     """Answers 401 to a request without one of the keys; without keys it lets every request in."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        """keys: each may have a name before it, and a space."""
+        """keys: each may be preceded by a name and a space."""
         self._app = app
         parts = [key.rpartition(" ") for key in keys]
         self._keys = [(key.encode(), name) for name, _, key in parts]
@@ -42,7 +42,7 @@ class KeyMiddleware:
         await self._app(scope, receive, send)
 
     def _name_of(self, given: str) -> str | None:
-        """The name of a key, which may be empty; None for what is no key."""
+        """The name of a key, which may be empty; None for an unknown key."""
         # All keys are compared, each in constant time, so the time taken reveals nothing.
         raw = given.encode("utf-8", "replace")
         names = [name for key, name in self._keys if hmac.compare_digest(raw, key)]
@@ -56,7 +56,7 @@ def is_open(path: str) -> bool:
 
 
 def key_of(headers: Headers) -> str:
-    """The key of a request; "" where it has none."""
+    """The key of a request; "" if it has none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

@@ -1,4 +1,4 @@
-"""Calls of a backend: their failures as refusals, and those that answer once with a time limit."""
+"""Calls of a backend: their failures as ApiErrors, and unary calls with a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway import errors
 from gateway.errors import AS_ON_THE_WIRE, Names
 
 Reply = TypeVar("Reply")
-_AT_ONCE = 32  # of one request; the backend's queue is for everybody
+_AT_ONCE = 32  # for one request, because the backend's queue is shared
 
 
 async def ask(

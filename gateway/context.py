@@ -1,4 +1,4 @@
-"""What every route needs of the running gateway, as one FastAPI dependency."""
+"""What every route needs from the running gateway, as one FastAPI dependency."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gateway:
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
 
-async def _gateway(request: Request) -> Gateway:  # a plain function would get a thread
+async def _gateway(request: Request) -> Gateway:  # FastAPI would run a plain function on a thread
     found = request.app.state.gateway
     assert isinstance(found, Gateway)
     return found

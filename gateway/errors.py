@@ -1,7 +1,7 @@
 """Errors as a client sees them: one exception, one table, OpenAI's error object.
 
-Every refusal of the gateway is an ApiError. A gRPC status of a backend becomes one by the table
-below, with the backend's own sentence, which is written for users.
+Every refusal of the gateway is an ApiError. The table below turns a backend's gRPC status into one,
+with the backend's own message, which is written for users.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 
 INVALID = "invalid_request_error"
-BACKEND_GONE = "backend_unavailable"  # the code of a process that died
-NOT_LOADED = "model_not_loaded"  # the code of one that has no model
+BACKEND_GONE = "backend_unavailable"  # the code for a process that died
+NOT_LOADED = "model_not_loaded"  # the code for a process without a model
 SERVER = "server_error"
-RETRY_AFTER = 1  # seconds that a client should wait where nothing better is known
+RETRY_AFTER = 1  # default seconds that a client should wait
 # Absolute paths, but no URLs, and no pointers into the JSON schema that the client itself sent.
 _FOLDERS = re.compile(
     r"(?<![\w.:/#])/(?!\$defs/|definitions/|properties/)(?:[^\s/'\",:;()]+/)+(?=[^\s/])"
@@ -26,7 +26,7 @@ _FOLDERS = re.compile(
 
 @dataclass
 class ApiError(Exception):
-    """A refusal: HTTP status, sentence, and the fields of OpenAI's error object."""
+    """A refusal: HTTP status, message, and the fields of OpenAI's error object."""
 
     status: int
     message: str
@@ -42,7 +42,7 @@ class ApiError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The message with the name of the field at fault, for APIs that have no `param`."""
+        """The message with the field at fault, for APIs that have no `param`."""
         named = self.param is None or self.param in self.message
         return self.message if named else f"{self.param}: {self.message}"
 
@@ -52,7 +52,7 @@ class ApiError(Exception):
         return {"error": {name: getattr(self, name) for name in names}}
 
     def headers(self) -> dict[str, str]:
-        """`x-should-retry` is what OpenAI's SDKs read before they look at the status."""
+        """Includes `x-should-retry`, which OpenAI's SDKs read before the status."""
         headers = {"x-should-retry": "true" if self.retry_after is not None else "false"}
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
@@ -61,7 +61,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """What a gRPC status becomes. `says`: our sentence where the backend's own is of no use."""
+    """What a gRPC status becomes. `says`: our message, where the backend's own is of no use."""
 
     status: int
     type: str = INVALID
@@ -70,28 +70,28 @@ class Row:
     says: str = ""
 
 
-_GONE = "the backend of this model has gone away: send the request again"
+_GONE = "the backend of this model has ended: send the request again"
 _REFUSED = "the backend refused the gateway: its address or its token is wrong"
 TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.INVALID_ARGUMENT: Row(400),
     grpc.StatusCode.OUT_OF_RANGE: Row(400),
     grpc.StatusCode.UNIMPLEMENTED: Row(400, code="unsupported"),
-    # The backend has another model by now, as one at an address may: loading says more.
+    # The backend now has another model, as one at an address may: the next load reports it.
     grpc.StatusCode.NOT_FOUND: Row(503, SERVER, NOT_LOADED, retry=True),
     grpc.StatusCode.UNAUTHENTICATED: Row(502, SERVER, "backend_refused", says=_REFUSED),
     grpc.StatusCode.PERMISSION_DENIED: Row(502, SERVER, "backend_refused", says=_REFUSED),
     grpc.StatusCode.DEADLINE_EXCEEDED: Row(
-        504, SERVER, "timeout", says="the answer took longer than this gateway lets a request take"
+        504, SERVER, "timeout", says="the answer took longer than this gateway allows"
     ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: Row(429, "rate_limit_error", "overloaded", retry=True),
     grpc.StatusCode.FAILED_PRECONDITION: Row(503, SERVER, NOT_LOADED, retry=True),
     grpc.StatusCode.CANCELLED: Row(503, SERVER, "cancelled", retry=True),
-    # What gRPC says of a broken connection is about sockets, and names addresses.
+    # gRPC's message about a broken connection is about sockets, and names addresses.
     grpc.StatusCode.UNAVAILABLE: Row(503, SERVER, BACKEND_GONE, True, _GONE),
     grpc.StatusCode.ABORTED: Row(503, SERVER, BACKEND_GONE, True, _GONE),
     grpc.StatusCode.INTERNAL: Row(500, SERVER, "backend_failed"),
     grpc.StatusCode.DATA_LOSS: Row(500, SERVER, "backend_failed"),
-    # gRPC's status of an uncaught exception, whose text is about a program.
+    # gRPC's status for an uncaught exception, whose text is about the program.
     grpc.StatusCode.UNKNOWN: Row(
         500, SERVER, "backend_failed", says="the backend failed without saying why"
     ),
@@ -101,45 +101,45 @@ CODES: Mapping[str, Row] = {"context_length_exceeded": Row(400, code="context_le
 _CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
 _REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
 _STEP = re.compile(r"[.\[]|$")
-Names = Mapping[str, str]  # path of a field → what the client calls it
+Names = Mapping[str, str]  # path of a field → the client's name for it
 AS_ON_THE_WIRE: Names = {}
 TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
 
 
 def bad_field(param: str | None, sentence: str, code: str | None = None) -> ApiError:
-    """A 400 about a field of the request, by the path that the client wrote it at."""
+    """A 400 about a field of the request, with the path at which the client sent it."""
     return ApiError(400, sentence, code=code, param=param)
 
 
 def too_slow(seconds: float) -> ApiError:
-    """For a request that took as many `seconds` as one may."""
+    """The error for a request that took longer than the limit of `seconds`."""
     return ApiError(
         504,
-        f"the request took longer than {seconds:g} s, which is all that this gateway gives one",
+        f"the request took longer than {seconds:g} s, which is this gateway's limit",
         SERVER,
         "timeout",
     )
 
 
 def without_folders(sentence: str) -> str:
-    """A sentence with absolute paths cut to their last part: clients learn no server paths."""
+    """A message with absolute paths shortened to their last part: clients learn no server paths."""
     return _FOLDERS.sub("…/", sentence)
 
 
 def gone() -> ApiError:
-    """For a request whose backend went away with its connection."""
+    """The error for a request whose backend ended, or whose connection broke."""
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER)
 
 
 def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
-    """The refusal that a backend's status stands for, with the client's names of its fields."""
+    """The error for a backend's status, with the client's names of its fields."""
     trailers = [(key, str(value)) for key, value in error.trailing_metadata() or ()]
     row = CODES.get(dict(trailers).get(_CODE, "")) or TABLE.get(
         error.code(), TABLE[grpc.StatusCode.UNKNOWN]
     )
     details = error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        row = TOO_LARGE  # gRPC itself: the message never came to be read
+        row = TOO_LARGE  # from gRPC itself: the message was never parsed
     refusal = ApiError(
         row.status,
         row.says or without_folders(details) or "the backend failed without saying why",
@@ -150,14 +150,15 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
     )
     for _, place in reversed([each for each in trailers if each[0] == _FIELD]):
         known, rest = found_in(names, place)
-        # Settings that the wire has no field for are called as in requests, unless `names` differ.
+        # A setting without a field on the wire has the name used in requests, unless `names`
+        # differ.
         known = known.removeprefix("Metadata ").removeprefix("mlx.")
         refusal = renamed(refusal, place, known + rest)
     return refusal
 
 
 def found_in(names: Names, place: str) -> tuple[str, str]:
-    """The name of the longest beginning of a path that has one, and the rest of the path."""
+    """The name of the longest prefix of a path that has one, and the rest of the path."""
     for end in reversed([match.start() for match in _STEP.finditer(place)]):
         if place[:end] in names:
             return names[place[:end]], place[end:]
@@ -165,7 +166,7 @@ def found_in(names: Names, place: str) -> tuple[str, str]:
 
 
 def renamed(error: ApiError, old: str, new: str) -> ApiError:
-    """The error about a field by another name, in `param` and in the sentence."""
+    """The error with a field renamed, in `param` and in the message."""
     sentence = error.message
     if new != old:
         # Backends write the YAML key before the field: `max_tokens (Tokens)`.

@@ -1,7 +1,7 @@
 """One request and its answer, as the log and the metrics see them.
 
-The outermost middleware makes it, and every layer below notes what it learns in `current()`: tokens
-are counted far from the layer that writes the log line.
+The outermost middleware creates it, and every layer below records what it learns in `current()`,
+because tokens are counted far from the layer that writes the log line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 MOST_IGNORED = 24  # names that the header and the log line list
-LONGEST_NAME = 80  # characters: with MOST_IGNORED, at most 2 KiB of a header
+LONGEST_NAME = 80  # characters: with MOST_IGNORED, at most 2 KiB in a header
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 CLIENT_LEFT = 499  # nginx's number, only for the log and the metrics
 
@@ -21,27 +21,28 @@ CLIENT_LEFT = 499  # nginx's number, only for the log and the metrics
 class Exchange:
     request_id: str
     method: str
-    path: str  # as it was asked for
+    path: str  # as requested
     started: float = field(default_factory=time.monotonic)
-    route: str = ""  # as it is declared; "" until a route was found
-    model: str = ""  # as it was asked for, cut short; a client's text
-    key: str = ""  # the name of the API key, where that has one
+    route: str = ""  # the declared path of the route; "" until one was found
+    model: str = ""  # as requested, cut short; a client's text
+    key: str = ""  # the name of the API key, if it has one
     status: int = 0  # 0 until the answer has begun
     streams: bool = False
     first_byte: float | None = None  # seconds after the start
     broken: str = ""  # the code of the error that a stream ended with
-    left: bool = False  # the client went before the answer was complete
+    left: bool = False  # the client disconnected before the answer was complete
     prompt_tokens: int = 0
     completion_tokens: int = 0
     strict: bool = False  # whether fields without meaning are refused
-    ignored: dict[str, None] = field(default_factory=dict)  # names of what was left out, in order
+    # names of the fields that were left out, in order
+    ignored: dict[str, None] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     def ignore(self, name: str) -> None:
-        """Note a field that was left out; a client's text, so it is made plain."""
+        """Record a field that was left out; it is a client's text, so it is sanitised."""
         if len(self.ignored) < MOST_IGNORED:
             self.ignored[_NOT_PLAIN.sub("?", name)[:LONGEST_NAME]] = None
 
@@ -55,10 +56,10 @@ _current: ContextVar[Exchange] = ContextVar("exchange")
 
 
 def begin(exchange: Exchange) -> None:
-    """Make it the one that this task, and the tasks it starts, work for."""
+    """Set the request for which this task, and the tasks it starts, work."""
     _current.set(exchange)
 
 
 def current() -> Exchange:
-    """The request that this task works for, or a fresh one that is not read."""
+    """The request for which this task works, or a new one that nobody reads."""
     return _current.get(None) or Exchange("", "", "")

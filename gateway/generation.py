@@ -1,4 +1,4 @@
-"""Answers on their way in from a backend: Replies become pieces, the end becomes one Done.
+"""Reads a backend's answers: Replies become pieces, the end becomes one Done.
 
 All endpoints that generate read these events, whatever their own format is. Leaving the iterator
 cancels the call, so the backend frees the slot within one step.
@@ -67,7 +67,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. `prompt_logprobs` only where they were asked for."""
+    """The end of an answer. `prompt_logprobs` only if they were requested."""
 
     finish_reason: Literal["stop", "length"]
     usage: Usage
@@ -82,7 +82,7 @@ class Progress:
     total: int
     cached: int
     processed: int
-    ms: float  # since the prompt is being read
+    ms: float  # since prefill began
 
     @property
     def prompt_tokens(self) -> int:
@@ -149,9 +149,9 @@ async def generate(
 ) -> AsyncGenerator[Event, None]:
     """The events of one answer. Raises ApiError for any status but OK.
 
-    seconds: that the answer may take. names: what the client calls the fields of the wire.
-    Where parallel calls are off the answer ends where a second call begins: backends promise one
-    call only where calls are enforced.
+    seconds: that the answer may take. names: the client's names for the protocol's fields. If
+    parallel calls are off, the answer ends where a second call begins, because backends guarantee a
+    single call only if calls are enforced.
     """
     options.CorrelationId = exchange.current().request_id
     options.Metadata["mlx.stream_progress"] = "true"
@@ -219,7 +219,7 @@ async def generate_all(
                 async with aclosing(replies) as events:
                     async for event in events:
                         await arrivals.put((index, event))
-        except Exception as failure:  # it is raised where the events are read
+        except Exception as failure:  # it is raised by the reader of the events
             await arrivals.put((index, failure))
         else:
             await arrivals.put((index, None))
@@ -258,7 +258,7 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
 
 
 def _first_call(piece: Piece | None) -> Piece | None:
-    """A piece that a second call begins in, as far as it belongs to the first one."""
+    """A piece in which a second call begins, reduced to the part that belongs to the first one."""
     parts = tuple(part for part in piece.tool_calls if part.index == 0) if piece else ()
     return replace(piece, tool_calls=parts) if piece and parts else None
 

@@ -23,7 +23,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin_head()
 
     def data_received(self, data: bytes) -> None:
-        # What one read holds of a body, too, is no more than the largest read.
+        # The part of a body that arrives in the same read is limited by the size of a read.
         if self._reading_head:
             self._head += len(data)
             if self._head > LONGEST_HEAD and b"\r\n\r\n" not in data:

@@ -1,8 +1,8 @@
-"""Images, videos and sounds of a request → what the wire carries: data URIs that were looked at.
+"""Images, videos and sounds of a request → checked data URIs for the backend.
 
 A path must never reach a backend, which reads files by path, and some paths are valid base64. So
-everything is decoded, known by its first bytes, and encoded again. Fetching by URL is in
-`gateway.remote_images`, and off unless the owner of the gateway turns it on.
+everything is decoded, recognised by its first bytes, and encoded again. Fetching by URL is in
+`gateway.remote_images`, and off unless the gateway's operator turns it on.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SOUNDS: Sequence[Signature] = (
     ("audio/mpeg", lambda head: head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1] >= 0xE0)),
 )
 _FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
-MOST_REMOTE = 16  # of one request: as many as backends take by default
-_HEAD = 16  # bytes that are enough to know a format by
+MOST_REMOTE = 16  # for one request: as many as backends accept by default
+_HEAD = 16  # enough bytes to recognise a format
 
 
 def is_remote(url: str) -> bool:
@@ -48,7 +48,7 @@ def is_remote(url: str) -> bool:
 
 
 def is_video(data: str) -> bool:
-    """Whether base64 or a data URI begins as a video does. A GIF does not: it is an image too."""
+    """Whether base64 or a data URI begins like a video. A GIF does not: it is an image too."""
     text = data.partition(",")[2] if data[:5].lower() == "data:" else data
     digits = "".join(text[: 4 * _HEAD].split())[: _HEAD // 3 * 4]
     try:
@@ -77,7 +77,7 @@ async def media(
     known, names = _KNOWN[what]
     kind = _kind(content, known)
     if kind is None:
-        raise _invalid(what, f"this is no {what} that is known: send {names}")
+        raise _invalid(what, f"this is not a known kind of {what}: send {names}")
     return _data_uri(kind, content)
 
 
@@ -88,7 +88,7 @@ def audio(data: str, form: str, settings: GatewaySettings) -> str:
     if kind is None or kind != _FORMATS.get(form, kind):
         raise _invalid(
             "audio",
-            f"this is no {form[:10]} sound: send base64 of a WAV or MP3 file, and its format",
+            f"this is not a {form[:10]} sound: send base64 of a WAV or MP3 file, and its format",
         )
     return _data_uri(kind, content)
 
@@ -98,8 +98,8 @@ def _decoded(text: str, largest: int, what: str) -> bytes:
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            raise _invalid("image", f"{what} is no base64 data URI: send data:…;base64,…")
-    # Line breaks are common in base64 that a mail program or a shell wrote.
+            raise _invalid("image", f"{what} is not a base64 data URI: send data:…;base64,…")
+    # Base64 from mail programs and shells often contains line breaks.
     compact = "".join(text.split())
     if len(compact) // 4 * 3 > largest + 2:
         raise _too_large(largest, what)

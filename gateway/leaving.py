@@ -34,7 +34,7 @@ async def run_until_left(
         nonlocal given
         if not given:
             given = True
-            # Its content is in the scope; FastAPI asks only whether there is any.
+            # The body is in the scope; FastAPI only checks whether there is one.
             return {"type": "http.request", "body": b"{}", "more_body": False}
         await left.wait()
         return {"type": "http.disconnect"}

@@ -1,12 +1,14 @@
 """Checks a request's body before it is used: its size as it arrives, and that it is JSON.
 
-FastAPI would read it all, take NaN for a number and any nesting for an answerable question. What
-passes here is a JSON object of finite numbers and valid text, which every layer below can encode.
+FastAPI would read any amount, accept NaN as a number, and accept any nesting. Only a JSON object of
+finite numbers and valid text passes, which every layer below can encode.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import math
 from collections.abc import Callable, Coroutine
 from types import NoneType
@@ -25,16 +27,18 @@ from gateway.leaving import run_until_left
 from gateway.refusals import response_of
 from gateway.settings import GatewaySettings
 
-# Lists and objects inside each other: the bound of pydantic's JSON reader, which counts only those
-# that contain something.
+# Nesting of lists and objects: the limit of pydantic's JSON parser, which counts only non-empty
+# ones.
 DEEPEST = 200
 MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
-BODY_SECONDS = 30.0  # silence in the middle of a body
+BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
+_LONG = 1 << 20  # bytes
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
-_UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is what curl says by itself
+_UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is curl's default
 _KINDS = {list: "a list", str: "a text", NoneType: "null"}
-PARSED = "gateway.json"  # the key of a scope that holds the body
+PARSED = "gateway.json"  # the key in a scope that has the parsed body
 
 
 class BodyMiddleware:
@@ -43,7 +47,7 @@ class BodyMiddleware:
     def __init__(self, app: ASGIApp, settings: GatewaySettings, paths: frozenset[str]) -> None:
         self._app = app
         self._settings = settings
-        self._paths = paths  # those that take a JSON object; others are refused by the router
+        self._paths = paths  # the paths that take a JSON object; the router refuses others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,19 +57,19 @@ class BodyMiddleware:
             _require_plain(Headers(scope=scope))
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
-                parsed = parse(Headers(scope=scope), body)
+                parsed = await parse(Headers(scope=scope), body)
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 scope[PARSED] = parsed
                 MutableHeaders(scope=scope)["content-type"] = "application/json"  # for FastAPI
         except ApiError as refusal:
             await response_of(refusal, scope["path"])(scope, receive, send)
             return
-        del body  # it may be large, and the request long
+        del body  # free it, because it may be large and the request may take long
         await run_until_left(self._app, scope, receive, send, self._settings.request_timeout)
 
 
 class JsonRoute(APIRoute):
-    """A route that gets the body as it was parsed before: reading it twice takes twice as long."""
+    """A route that receives the body already parsed, because parsing twice takes twice as long."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own way to extend routes."""
@@ -90,8 +94,8 @@ def _require_plain(headers: Headers) -> None:
 
 
 async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearray:
-    """The whole body. Raises ApiError 413 as soon as it is too long, 408 when it stands still."""
-    # uvicorn refuses a length that is not a number, or digits without end.
+    """The whole body. Raises ApiError 413 as soon as it is too long, 408 if it stops arriving."""
+    # uvicorn refuses a length that is not a number or is extremely long.
     if int(headers.get("content-length", "0")) > largest:
         _too_large(largest)
     body = bytearray()
@@ -112,11 +116,11 @@ async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearr
     return body
 
 
-def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
+async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiError 400.
 
-    Programs may send it without naming its type, as curl does. A page may not: its browser asks
-    first before it sends JSON, but not before it sends a form.
+    Programs may send it without a content type, as curl does. A web page may not: browsers ask for
+    permission before they send JSON to another origin, but not before they send a form.
     """
     if not body or body.isspace():  # `strip` would copy it
         raise ApiError(400, "the request has no body: send a JSON object")
@@ -127,8 +131,10 @@ def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
             f"Unsupported content type: {kind[:100]!r}. Send 'Content-Type: application/json'",
             code="unsupported_content_type",
         )
+    await _let_others(body)
     if _objects(body) > MOST_OBJECTS:
-        raise ApiError(400, f"the body holds more than {MOST_OBJECTS} lists and objects: send less")
+        raise ApiError(400, f"the body has more than {MOST_OBJECTS} lists and objects: send less")
+    await _let_others(body)
     try:
         parsed = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -140,35 +146,48 @@ def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
         kind = _KINDS.get(type(parsed), "a number, true or false")
         raise ApiError(400, f"the body is {kind}: send a JSON object")
     _require_finite(parsed)
+    await _let_others(body)
     return parsed
 
 
-def _objects(body: bytes | bytearray) -> int:
-    """How many lists and objects there are, at least where they are many and close together.
+async def _let_others(body: bytes | bytearray) -> None:
+    """Let other streams continue between two steps, each of which takes long for a long body."""
+    if len(body) > _LONG:
+        await asyncio.sleep(0)
 
-    An empty list takes 3 bytes of a body and 60 of memory, and a body of 50 MiB may hold it often.
+
+def _objects(body: bytes | bytearray) -> int:
+    """How many lists and objects there are, at least if they are many and close together.
+
+    An empty list takes 3 bytes of a body and 60 of memory, so 50 MiB could become 1 GiB.
     """
     count = body.count(b"[") + body.count(b"{")
     if count <= MOST_OBJECTS or count * _FAR_APART < len(body):
         return 0
-    # They may be in texts, where they cost nothing: as code.
+    # Brackets inside strings, such as code, cost nothing.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
     return sum(map(len, bare.split(b'"')[::2]))
 
 
 def _require_finite(parsed: dict[str, Any]) -> None:
-    """A number such as 1e999 is read as infinite, which no JSON that is written of it can hold."""
+    """A number such as 1e999 is parsed as infinite, which cannot be written as JSON."""
     inner: list[Any] = [parsed]
     while inner:
         node = inner.pop()
         values = node.values() if isinstance(node, dict) else node
-        kinds = set(map(type, values))  # a list may hold millions of numbers
+        kinds = set(map(type, values))  # a list may have millions of numbers
         if float in kinds and (math.inf in values or -math.inf in values):
             raise ApiError(
                 400, "the body is not valid JSON: a number is too large", code="invalid_json"
             )
         if dict in kinds or list in kinds:
             inner += [value for value in values if isinstance(value, dict | list)]
+
+
+def return_large_blocks() -> None:
+    """Have glibc return freed blocks at once: it would keep the memory of long bodies."""
+    with contextlib.suppress(AttributeError, OSError):  # other C libraries
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 * _LONG)
 
 
 def _too_large(largest: int) -> NoReturn:

@@ -20,7 +20,7 @@ from gateway.generation import Done, Event, Piece
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 disable_created_metrics()  # type: ignore[no-untyped-call]
-_OTHER = "other"  # in place of what is a client's own text
+_OTHER = "other"  # replaces a client's own text
 _METHODS = frozenset("GET HEAD POST PUT PATCH DELETE OPTIONS".split())
 
 
@@ -43,20 +43,20 @@ class Metrics:
         )
         self.completion_tokens = self._counter("completion_tokens", "Tokens of answers that ended.")
         self.running_streams = Gauge(
-            "gateway_running_streams", "Streams that are open now.", registry=self.registry
+            "gateway_running_streams", "Streams that are currently open.", registry=self.registry
         )
         self.first_token = self._seconds(
             "model_first_token", "From the request to the first part of an answer.", "model"
         )
         self.inter_token = self._seconds(
             "model_inter_token",
-            "Between two parts of an answer: single tokens, unless they come very fast.",
+            "Between two parts of an answer: single tokens, unless they arrive very fast.",
             "model",
             (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
         )
         self.queue = self._seconds(
             "model_queue",
-            "Until the first part, less what the backend took to read the prompt.",
+            "Until the first part, less the backend's time for the prompt.",
             "model",
         )
 
@@ -97,7 +97,7 @@ class AnswerTimes:
         self._between = metrics.inter_token.labels(model)
         self._queue = metrics.queue.labels(model)
         self._since = since
-        self._waited: float | None = None  # for the first part
+        self._waited: float | None = None  # before the first part
         self._latest = since
 
     def take(self, event: Event) -> None:

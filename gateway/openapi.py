@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from gateway.refusals import FORMS, OPENAI, form_of
 
-# What one event of a stream looks like to a client: OpenAPI 3.1 has no word for streams.
+# One event of a stream as a client sees it: OpenAPI 3.1 has no term for streams.
 EVENT: dict[str, Any] = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
@@ -57,10 +57,10 @@ def operation_id(route: APIRoute) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Let the application describe itself with our refusals.
+    """Serve the document with the gateway's refusals.
 
-    Making the document takes a second of computing, in which no stream must stand still: it is
-    made once, on a thread of its own, and FastAPI's route, which makes it in place, gives way.
+    Building the document takes a second, during which streams must continue: it is built once, on a
+    thread, and FastAPI's own route, which would block, is replaced.
     """
     making: asyncio.Future[bytes] | None = None
 
@@ -76,7 +76,7 @@ def install(app: FastAPI) -> None:
             making = asyncio.ensure_future(
                 asyncio.to_thread(lambda: json.dumps(document()).encode())
             )
-        # A client that leaves must not cancel it for the others that wait.
+        # A client that disconnects must not cancel it for the others that wait.
         return Response(await asyncio.shield(making), media_type="application/json")
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it

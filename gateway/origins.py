@@ -1,4 +1,4 @@
-"""Which web pages may call: only the gateway's own and the listed ones.
+"""Which web pages may call the gateway: its own and the listed ones.
 
 Any page that a user opens can send requests to this machine. Its browser names the page's origin in
 `Origin`, and a page with a host name of its own for 127.0.0.1 (DNS rebinding) shows it in `Host`.
@@ -30,7 +30,7 @@ class OriginMiddleware:
         self._app = app
         self._origins = frozenset(settings.cors_origins)
         named = ("localhost", settings.host, *settings.allowed_hosts)
-        # A key is proof enough, and a proxy in front may call us by any name.
+        # A key is sufficient proof, and a proxy in front may use any name for the gateway.
         self._hosts = None if settings.api_keys else frozenset(name.lower() for name in named)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +63,7 @@ class OriginMiddleware:
             return None
         return ApiError(
             403,
-            f"pages of {origin[:100]!r} may not call this gateway: --cors-origin lets them",
+            f"pages of {origin[:100]!r} may not call this gateway: allow it with --cors-origin",
             code="origin_not_allowed",
         )
 
@@ -100,7 +100,7 @@ def is_loopback(name: str) -> bool:
 
 
 def is_same(origin: str, host: str) -> bool:
-    """Whether a page came from this very gateway (whatever TLS a proxy put in front)."""
+    """Whether a page came from this gateway, regardless of TLS added by a proxy."""
     scheme, _, place = origin.lower().partition("://")
     return scheme in ("http", "https") and place != "" and place == host.lower()
 

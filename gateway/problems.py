@@ -1,8 +1,8 @@
-"""Which of the problems that pydantic found to report, and where it is.
+"""Chooses which of the problems found by pydantic to report, and with which path.
 
-For a union pydantic reports what is wrong with every alternative, and writes the alternative's
-name into the path. A client does not know these names: it gets the error of the alternative that
-matched furthest, with a path that exists in its own body.
+For a union pydantic reports what is wrong with every alternative, and writes the alternative's name
+into the path. A client does not know these names: it gets the error of the alternative that matched
+furthest, with a path that exists in its own body.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def place_of(place: Place) -> Place:
-    """A place without the alternatives that pydantic went through."""
+    """A path without the alternatives that pydantic tried."""
     own = _own(place)  # the field's own name may look like one
     rest = place[len(own) :]
     return own + tuple(
@@ -70,5 +70,5 @@ def _rank(problem: Problem, first: Place) -> int:
 
 
 def _own(place: Place) -> Place:
-    """The beginning of a place that names a field of the request."""
+    """The first part of a path, which names a field of the request."""
     return place[: 2 if place[:1] == ("body",) else 1]

@@ -20,7 +20,10 @@ _NO_PLACE = ("body", "query", "path", "header", "cookie")
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How an API writes errors: the name and schema of the object, and what makes one."""
+    """How an API writes errors.
+
+    name, schema: of the error object in the OpenAPI document. body: builds it.
+    """
 
     name: str
     schema: Mapping[str, Any]
@@ -49,7 +52,7 @@ def response_of(error: ApiError, path: str) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Let every exception that a route may raise end here."""
+    """Turn every exception that a route may raise into a response."""
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         return response_of(_refusal(request, error), request.url.path)
@@ -82,26 +85,26 @@ def _refusal(request: Request, error: Exception) -> ApiError:
 
 
 def _methods(request: Request) -> list[str]:
-    """What a path takes, by all of its routes: each knows its own methods alone."""
+    """The methods of a path over all of its routes, each of which knows only its own."""
     taken = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         if any(_takes(route, request, method) for route in request.app.routes)
     ]
-    # AccessMiddleware makes a HEAD of every GET.
+    # AccessMiddleware turns a HEAD into a GET.
     return ["HEAD", *taken] if "GET" in taken else taken
 
 
 def _takes(route: BaseRoute, request: Request, method: str) -> bool:
     if isinstance(route, Mount) and method != "GET":
-        return False  # it would match any method, and holds files
-    # A mount that refused has written its own path into the scope.
+        return False  # it would match any method, and serves files
+    # A mount that did not match has written its own path into the scope.
     root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
     return route.matches({**request.scope, "method": method, "root_path": root})[0] is Match.FULL
 
 
 def invalid(problem: Mapping[str, Any]) -> ApiError:
-    """The refusal of one problem that pydantic found, with the field's path as OpenAI writes it."""
+    """The ApiError for one of pydantic's problems, with the field's path as OpenAI writes it."""
     param = param_of(problem["loc"])
     if problem["type"] == "extra_forbidden":
         return bad_field(
@@ -112,7 +115,7 @@ def invalid(problem: Mapping[str, Any]) -> ApiError:
             return ApiError(400, "the request has no body: send a JSON object")
         return bad_field(param, f"{param} is missing: send it", "missing_required_parameter")
     words = str(problem["msg"]).removeprefix("Value error, ")
-    if words.startswith("Input "):  # pydantic's own sentences, about a field that they do not name
+    if words.startswith("Input "):  # pydantic's own messages, which do not name the field
         return bad_field(param, f"{param or 'the body'}{words.removeprefix('Input')}")
     return bad_field(param, f"{param}: {words}" if param else words)
 

@@ -23,9 +23,9 @@ from gateway.errors import ApiError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Fetched = Literal["image", "video"]
 MOST_REDIRECTS = 3
-SECONDS = 15.0  # for everything together
+SECONDS = 15.0  # seconds for everything together
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# Public to Python's tables, but they lead to an IPv4 address that is written inside them.
+# Public according to Python's tables, but they lead to an IPv4 address written inside them.
 _TUNNELS = tuple(
     ipaddress.IPv6Network(text)
     for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")
@@ -44,7 +44,8 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Where media may be fetched from. Tests put a server of their own in place of the internet.
+    """The addresses from which media may be fetched. Tests allow a local server instead of the
+    internet.
 
     `ports`: of http and of https.
     """
@@ -53,12 +54,9 @@ class Fetcher:
     ports: tuple[int, ...] = (80, 443)
 
     async def fetch(self, url: str, largest: int, what: Fetched = "image") -> bytes:
-        """The bytes of what a URL leads to.
-
-        Raises ApiError 400, or 413 for more than `largest` bytes.
-        """
+        """The bytes at a URL. Raises ApiError 400, or 413 for more than `largest` bytes."""
         try:
-            # No proxy of the environment: it would resolve names by itself.
+            # No proxy from the environment, because it would resolve names by itself.
             client = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS)
             async with asyncio.timeout(SECONDS), client:
                 return await self._follow(client, url, largest, what)
@@ -82,7 +80,7 @@ class Fetcher:
     async def _request(
         self, client: httpx.AsyncClient, parts: SplitResult, what: Fetched
     ) -> httpx.Request:
-        """A request to an address that was checked, which still asks for the host by its name."""
+        """A request to a checked address, which still asks for the host by name."""
         host, port = self._place(parts, what)
         address = await self._resolve(host, port, what)
         target = f"[{address}]" if address.version == 6 else str(address)
@@ -101,14 +99,14 @@ class Fetcher:
             raise _refused(what, "holds a user name: leave it out")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if port not in self.ports:
-            raise _refused(what, f"names port {port}: only 80 and 443 are asked")
+            raise _refused(what, f"names port {port}: only 80 and 443 are allowed")
         return parts.hostname, port
 
     async def _resolve(self, host: str, port: int, what: Fetched) -> Address:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [ipaddress.ip_address(str(entry[4][0])) for entry in found]
-        # One private address among public ones is an attack, or a configuration not to rely on.
+        # One private address among public ones is an attack, or an unreliable configuration.
         if not addresses or not all(self.may_connect(address) for address in addresses):
             raise _refused(what, "leads to an address that is not public")
         return addresses[0]
@@ -119,7 +117,7 @@ PUBLIC = Fetcher()
 
 async def _body(response: httpx.Response, largest: int, what: Fetched) -> bytes:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A GIF is an image to the servers that hold it, whatever it is shown as.
+    # Many servers have GIFs that are shown as videos.
     if response.status_code != 200 or not kind.startswith((f"{what}/", "image/gif")):
         raise _failed(what)
     if "content-encoding" in response.headers:

@@ -25,7 +25,7 @@ from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 
-# After the drain nothing should run any more; what still does is cut off.
+# After the drain nothing should be running; what still runs is cut off.
 _LAST_SECONDS = 1
 _ECHO = 0.2  # seconds
 _BACKLOG = 2048
@@ -67,21 +67,21 @@ class Server(uvicorn.Server):
             _leave_at_once()
 
     async def on_tick(self, counter: int) -> bool:
-        """Asked ten times a second whether to end."""
+        """Called ten times a second: whether to end."""
         if self._traffic.draining and self._drain is None:
             self._drain = asyncio.create_task(self._end_when_drained())
         return await super().on_tick(counter)
 
     async def _end_when_drained(self) -> None:
         if not await self._traffic.drain(self._settings.drain_timeout):
-            # Without its backend a stream ends with an error event, and not in the middle.
+            # Without its backend a stream ends with an error event, instead of breaking off.
             await self._supervisor.stop(after=self._settings.drain_timeout)
             await self._traffic.drain(_LAST_SECONDS)
         self.should_exit = True
 
 
 def _leave_at_once() -> None:
-    """A second signal means: do not wait, and leave no backend behind.
+    """On a second signal, do not wait, but leave no backend behind.
 
     The warden stays to end what is being started at this moment, and then ends itself.
     """
@@ -99,22 +99,22 @@ def allow_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS has a bound of its own
+        with contextlib.suppress(ValueError, OSError):  # macOS has a limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class CannotListen(Exception):
-    """An address that cannot be had; the text says which and why."""
+    """An address that cannot be used; the text says which and why."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket (port 0: a free one). Raises CannotListen."""
+    """A listening socket; port 0 chooses a free port. Raises CannotListen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError:
-        raise CannotListen(f"--host {host} is no address of this machine") from None
+        raise CannotListen(f"--host {host} is not an address of this machine") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -124,11 +124,11 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise CannotListen(f"port {port} is in use: give another --port, or 0") from None
-        raise CannotListen(f"{host} port {port} cannot be had: {error.strerror}") from None
+        raise CannotListen(f"{host} port {port} cannot be used: {error.strerror}") from None
     return listener
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where it can be reached, as a URL without a path."""
+    """Its URL, without a path."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

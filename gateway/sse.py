@@ -1,13 +1,11 @@
-"""Server-sent events: the one way in which answers stream to clients.
+"""Server-sent events: the only way in which answers stream to clients.
 
-The status line waits for the first event, which comes when the backend has accepted the request,
-so that a refusal keeps its own HTTP status. Where nothing has come for a while (a model is loaded,
-a long prompt is read) the stream says so by the clock, with an event that the API's clients know:
-many of them give up on a stream whose only sign of life are comments. From then on a failure is an
-event of its own: never a stream that merely ends.
-
-A client that leaves ends the task that runs the response (`gateway.leaving`); the events are
-closed there and then, and the work behind them is cancelled.
+The status line waits for the first event, which comes when the backend has accepted the request, so
+that a refusal keeps its own HTTP status. During silence (while a model is loaded, or a long prompt
+is computed) the stream regularly sends an event that the API's clients know: many of them give up
+on a stream that sends only comments. After that, a failure is an event of its own: a stream never
+just ends. If a client disconnects, the task that runs the response ends (`gateway.leaving`); the
+events are closed at once, and the work behind them is cancelled.
 """
 
 from __future__ import annotations
@@ -30,26 +28,26 @@ T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
 _HEADERS = {
     "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # nginx would collect the events
+    "x-accel-buffering": "no",  # nginx would buffer the events
 }
-_FAULT = ApiError(500, "the gateway failed in the middle of this answer", SERVER, "internal_error")
+_FAULT = ApiError(500, "the gateway failed during this answer", SERVER, "internal_error")
 
 
 def openai_error(error: ApiError) -> str:
-    """The event that OpenAI's clients raise on; nothing comes after it."""
+    """The event on which OpenAI's clients raise an error; nothing follows it."""
     return f"data: {json.dumps(error.body())}\n\n"
 
 
 def written(events: Iterable[dict[str, Any]]) -> str:
-    """Events whose names are in their `type`, as in Anthropic's API and in Responses."""
+    """Events named by their `type`, as in Anthropic's API and in Responses."""
     return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
 
 
 class EventStream(Response, Generic[T]):
     """The response that streams events; `write` gives the text of each, "" for none.
 
-    beat: the text of an event to send during silence; it may be the first to be sent.
-    on_error: the event for a failure after the stream has begun; one before is raised as it is.
+    beat: the text of an event to send during silence, which may be the first event. on_error: the
+    event for a failure after the stream has begun; an earlier failure is raised.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class EventStream(Response, Generic[T]):
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """ASGI. Raises the failure of the events if nothing has been sent."""
+        """ASGI. Raises the error of the events if nothing was sent yet."""
         writer = _Writer(send, self.status_code, self.raw_headers)
         keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._beat))
         try:
@@ -90,7 +88,7 @@ class EventStream(Response, Generic[T]):
         await writer.end()
 
     async def _tell(self, writer: _Writer) -> None:
-        """Send the events, for as long as the request may take; waiting for a model counts too."""
+        """Send the events, within the time limit of a request; waiting for a model counts too."""
         left = self._limit - exchange.current().seconds if self._limit else None
         try:
             async with aclosing(self._events) as events, asyncio.timeout(left):
@@ -106,7 +104,7 @@ class EventStream(Response, Generic[T]):
 
 
 class _Writer:
-    """What has been sent, and when. Two tasks write here: the events and the clock."""
+    """Remembers what was sent, and when. Two tasks write here: the events and the clock."""
 
     def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.begun = False
@@ -129,9 +127,9 @@ class _Writer:
         self._last = self._clock()
 
     async def keep_alive(self, interval: float, beat: Callable[[], str]) -> None:
-        """A beat after every `interval` seconds of silence, for ever; 0: never."""
+        """Send a beat after every `interval` seconds of silence, for ever; 0: never."""
         while interval > 0:
-            async with self._lock:  # a client that reads slowly does not sit in silence
+            async with self._lock:  # a client that reads slowly is not in silence
                 silence = self._clock() - self._last
                 if silence >= interval:
                     await self._write(beat().encode())
@@ -139,5 +137,5 @@ class _Writer:
             await asyncio.sleep(interval - silence)
 
     async def end(self) -> None:
-        """No more is to come."""
+        """Nothing more follows."""
         await self.write(b"", more=False)

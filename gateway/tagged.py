@@ -29,7 +29,7 @@ from gateway.tolerance import DROPPED, tolerable
 class OneOf:
     """Annotates a union of models, or a single one, each with a literal `type`.
 
-    what: a member, as "a part". default: the kind of an object that names none, or null.
+    what: a member, as "a part". default: the kind of an object without a type, or null.
     instead: what to send for a kind that clients often try.
     otherwise: what replaces any other kind without `--strict`: DROPPED, or None to refuse it.
     lossless: the replacement means the same.
@@ -148,7 +148,7 @@ def text_of(value: Any) -> str:
     if not isinstance(value, dict):
         return ""
     source = value.get("source")
-    if isinstance(source, dict):  # a document of Anthropic's
+    if isinstance(source, dict):  # a document block of Anthropic's
         name = "data" if source.get("type") == "text" else "content"
         return "\n".join(filter(None, [text_of(value.get("title")), text_of(source.get(name))]))
     return text_of(value.get("text") or value.get("content"))

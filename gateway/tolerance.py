@@ -1,10 +1,10 @@
-"""What a request holds beyond its schema: left out and listed, or refused with `--strict`.
+"""Parts of a request beyond its schema: left out and listed, or refused with `--strict`.
 
-Schemas are strict: they refuse a field or a kind of object that they do not know. A refusal that
-names something without meaning for a local model is repaired here instead: the field goes, or
-what it meant takes its place, and the body is checked again. The caller reads the names of what
-went in the header `x-ignored-fields`, the operator in the request's log line. Never repaired are
-wrong types, missing fields, and what the answer must look like.
+Schemas are strict: they refuse a field or a kind of object that they do not know. If it has no
+meaning for a local model, it is repaired here instead of refused: the field is removed, or replaced
+by its equivalent, and the body is checked again. The client finds the names of removed fields in
+the header `x-ignored-fields`, the operator in the request's log line. Wrong types, missing fields,
+and what the answer must look like are never repaired.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gateway.errors import ApiError
 from gateway.problems import place_of
 
 Place = tuple[str | int, ...]
-DROPPED = object()  # in place of what goes
-MOST_REPAIRS = 10_000  # of one round: 0.2 s, in which all streams wait
-_ROUNDS = 8  # repairs that bring further ones to light: a nested field, a kind inside a kind
+DROPPED = object()  # replaces what is removed
+MOST_REPAIRS = 10_000  # repairs in one round: 0.2 s, in which all streams wait
+_ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
 _FORMS: tuple[Place, ...] = (
     ("response_format",),
     ("structured_outputs",),
     ("text", "format"),
     ("output_config", "format"),
 )
-_ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # as many as there are will do
-# Sent by well-behaved clients with every request: `--strict` lets them pass as well.
+_ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # this many are sufficient
+# Well-behaved clients send these with every request, so `--strict` accepts them as well.
 NEUTRAL = frozenset(
     "user safety_identifier metadata request_id store service_tier priority prompt_cache_key"
     " prompt_cache_retention cache_prompt id_slot verbosity penalize_nl n_keep n_discard min_keep"
@@ -42,7 +42,7 @@ NEUTRAL = frozenset(
 
 
 class Repair:
-    """What takes the place of an object that a schema refuses, or of one `up` levels above."""
+    """The replacement for an object that a schema refuses, or for one `up` levels above."""
 
     def __init__(self, instead: Any, up: int, lossless: bool) -> None:
         self.instead = instead
@@ -62,7 +62,7 @@ def tolerable(
 
 
 def checked(body: Any, check: Callable[[Any], Any]) -> Any:
-    """The request that `check` makes of a body, repaired where that is needed.
+    """The request that `check` makes of a body, repaired if necessary.
 
     Raises ValidationError for what is not repaired, ApiError for too many repairs.
     """
@@ -74,7 +74,7 @@ def checked(body: Any, check: Callable[[Any], Any]) -> Any:
             if failure.error_count() > MOST_REPAIRS:
                 raise ApiError(
                     400,
-                    f"the body holds more than {MOST_REPAIRS} fields that are not known here, or"
+                    f"the body has more than {MOST_REPAIRS} fields that are not known here, or"
                     " are wrong: leave them out",
                 ) from None
             edits: dict[str | int, Any] = {}
@@ -86,20 +86,15 @@ def checked(body: Any, check: Callable[[Any], Any]) -> Any:
     return check(body)
 
 
-def asks_for_nothing(value: Any) -> bool:
-    """Null, false, 0, and what is empty: the values that programs send for what they do not use."""
-    return not value
-
-
 def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool) -> None:
-    """Add the repair of a problem, if there is one, to the edits of the body, a tree by place."""
+    """Add the repair of a problem, if there is one, to the edits of the body, a tree by path."""
     place: Place = place_of(problem["loc"])
     kind, value = problem["type"], problem["input"]
     if kind == "extra_forbidden":
-        # A client's own name may look like that of an alternative.
+        # A client's own field name may look like that of an alternative.
         place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
         may_go = place[-1] in NEUTRAL if strict else not _forms_the_answer(place)
-        if not may_go and not asks_for_nothing(value):
+        if not may_go and value:  # programs send empty values for unused fields
             return
         _edit(edits, place, DROPPED)
         if value is not None:
@@ -121,7 +116,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
 
 
 def _forms_the_answer(place: Place) -> bool:
-    """Whether it lies within what says how the answer must look."""
+    """Whether it is inside a field that sets what the answer must look like."""
     return any(place[: len(form)] == form and len(place) > len(form) for form in _FORMS)
 
 
@@ -129,22 +124,22 @@ def _edit(edits: dict[str | int, Any], place: Place, value: Any) -> None:
     for step in place[:-1]:
         inner = edits.setdefault(step, _Edits())
         if not isinstance(inner, _Edits):
-            return  # a part of something that goes itself
+            return  # inside a part that is removed itself
         edits = inner
     if place:
         edits[place[-1]] = value
 
 
 class _Edits(dict[str | int, Any]):
-    """The edits below a place, which no value of a body can be taken for."""
+    """The edits below a path; a type of its own, so that it is never mistaken for a value."""
 
 
 def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
-    """A copy of a body with the edits; what they do not touch is shared with the body."""
+    """A copy of a body with the edits; unchanged parts are shared with the body."""
     copy: Any = list(node) if isinstance(node, list) else dict(node)
     for step, edit in edits.items():
         if not _holds(copy, step):
-            continue  # written by a validator, and not in the body
+            continue  # created by a validator, and not in the body
         below = copy[step]
         if not isinstance(edit, _Edits):
             copy[step] = edit

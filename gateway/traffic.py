@@ -1,4 +1,4 @@
-"""How many requests run, and whether further ones are taken: what SIGTERM waits for."""
+"""Counts running requests, and refuses new ones during shutdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Traffic:
                 self._idle.set()
 
     async def drain(self, patience: float) -> bool:
-        """Take no more work and wait for what runs, `patience` seconds at most: is all done?"""
+        """Accept no more requests and wait for the running ones, at most `patience` seconds;
+
+        True if all ended.
+        """
         self.draining = True
         try:
             async with asyncio.timeout(patience):

@@ -1,8 +1,8 @@
-"""`make package`: a directory with run.sh and all that it needs, its own Python included.
+"""`make package`: a directory with run.sh and everything that it needs, including Python.
 
-The directory can be copied to any place of any machine with the same system and processor, and on
-Linux with a C library that is not older than the one here. Nothing in it names a place of this
-machine. Python is the one that the venv was made with, without what serving does not need.
+The directory can be copied to any path on any machine with the same system and processor, and on
+Linux with a C library at least as new as the one here. It contains no paths of this machine. Its
+Python is the one with which the venv was created, without parts that serving does not need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("run.sh", "backend", "common", "wire", "LICENSE", "README.md")
 SCRIPTS = ("environment.sh", "python")
-# Only generates the stubs, which are here already.
+# Only needed to generate the stubs, which exist already.
 NOT_SERVING = {"grpcio-tools"}
 STDLIB_UNUSED = shutil.ignore_patterns(
     *("__pycache__", "site-packages", "dist-packages", "config-*", "test", "tests"),
@@ -30,11 +30,11 @@ STDLIB_UNUSED = shutil.ignore_patterns(
     *("_curses*", "_dbm*", "_gdbm*", "_test*", "_tkinter*", "_ctypes_test*", "_xxtestfuzz*"),
     *("nis.*", "ossaudiodev*", "readline*", "xxlimited*"),
 )
-# Part of the C library, which belongs to the machine like the kernel.
+# Parts of the C library, which comes with the system like the kernel.
 C_LIBRARY = re.compile(
     r"(ld-linux.*|linux-vdso|lib(c|m|mvec|dl|rt|pthread|util|resolv|anl|nss_.*))\.so(\..*)?"
 )
-# Three names of one library arrive as three copies; the dynamic linker asks for the third name.
+# Three names of one library would become three copies; the dynamic linker uses the third name.
 COPIES = ("libopenblas.so", "libopenblas.so.0.3")
 ELF = b"\x7fELF"
 OTHER_PYTHON = (
@@ -44,7 +44,7 @@ OTHER_PYTHON = (
 
 
 class CannotPackage(Exception):
-    """Why there is no package; the text says what to do."""
+    """There is no package; the text says why and what to do."""
 
 
 def copy_interpreter(target: Path) -> Path:
@@ -88,7 +88,7 @@ def binaries(folder: Path) -> Iterator[Path]:
 
 
 def remove_places(package: Path) -> None:
-    """Remove where Python was built and installed from its files."""
+    """Remove the paths at which Python was built and installed from its files."""
     if shutil.which("strip"):
         for file in binaries(package):
             subprocess.run(["strip", "--strip-debug", file], check=True)
@@ -105,17 +105,17 @@ def remove_places(package: Path) -> None:
 
 
 def hidden(place: str) -> str:
-    """A path of the same length that says nothing of this machine, and does not exist on others.
+    """A path of the same length that reveals nothing about this machine, and exists on no other.
 
     The last part stays, because linkers merge equal ends of strings: Python's version may be the
-    end of its folder's name. A folder of two parts, such as /usr/local, says nothing.
+    end of its folder's name. A folder of two parts, such as /usr/local, reveals nothing.
     """
     folder, _, name = place.rpartition("/")
     return f"{'/' * len(folder)}/{name}" if folder.count("/") > 1 else place
 
 
 def copy_packages(venv: Path, target: Path) -> None:
-    """Copy the packages that serving needs: those of the platform's lock."""
+    """Copy the packages in the platform's lock, which are those that serving needs."""
     stamp = (venv / ".installed").read_text()
     (profile,) = re.findall(r"^profile (\S+)$", stamp, re.MULTILINE)
     lock = (ROOT / "requirements" / f"{profile}.lock").read_text()
@@ -145,11 +145,11 @@ def copy_own(package: Path) -> None:
 
 
 def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
-    """What the package's own Python prints. Raises CannotPackage.
+    """The output of the package's own Python.
 
-    launch: start it as run.sh does.
+    Raises CannotPackage. launch: start it like run.sh.
     """
-    # -B: what Python compiles by itself goes stale when the file is copied.
+    # -B: bytecode that Python writes by itself becomes stale when the file is copied.
     plain = [package / "python/bin/python3", "-I", "-B"]
     command = [package / "scripts/python"] if launch else plain
     environ = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(package / "lib")}
@@ -162,7 +162,7 @@ def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
 
 
 def build(package: Path, venv: Path) -> None:
-    """Lay out the package in an empty directory. Raises CannotPackage."""
+    """Create the package in an empty directory. Raises CannotPackage."""
     copy_interpreter(package / "python")
     copy_libraries(package)
     remove_places(package)
@@ -174,21 +174,22 @@ def build(package: Path, venv: Path) -> None:
     copy_packages(venv, Path(places[0]))
     copy_libraries(package)
     copy_own(package)
-    # Files that are never compared with their source stay valid where copying changes the dates.
+    # Bytecode that is never compared with its source stays valid when copying changes dates.
     compiling = ("-m", "compileall", "-qf", "-j0", "--invalidation-mode", "unchecked-hash")
     python_in(package, *compiling, "-s", str(package), str(package))
     python_in(package, "-c", "import mlx.core, mlx_lm, wire.backend_pb2_grpc", launch=True)
 
 
 def main() -> int:
-    """0: the package is there."""
+    """0: the package is complete."""
     if len(sys.argv) != 2:
         print("usage: scripts/python scripts/package.py DIRECTORY", file=sys.stderr)
         return 2
     target = Path(sys.argv[1]).absolute()
     if target.exists() and not (target / "run.sh").exists() and any(target.iterdir()):
         print(
-            f"package: {target} exists and is no package: name another PACKAGE_DIR, or remove it",
+            f"package: {target} exists and is not a package: name another PACKAGE_DIR, or"
+            " remove it",
             file=sys.stderr,
         )
         return 1

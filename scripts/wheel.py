@@ -1,4 +1,4 @@
-"""What hatchling asks for when it builds the wheel: the dependencies, and the stubs in wire/."""
+"""The hooks that hatchling calls to build the wheel: its dependencies, and the stubs in wire/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 EXTRAS = {"cpu": "linux-cpu", "cuda12": "linux-cuda12", "cuda13": "linux-cuda13"}
-# Compiled here, so that whoever installs the wheel need not.
+# Compiled here, so that installing the wheel needs no compiler.
 BUILD_ONLY = "grpcio-tools"
 
 
@@ -27,7 +27,7 @@ class Dependencies(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         root = Path(self.root)
         base = [line for line in requirements(root, "base") if not line.startswith(BUILD_ONLY)]
-        # The default model is fetched with pip, which the environments of uv lack.
+        # The default model is downloaded with pip, which environments of uv lack.
         wanted = {*base, *requirements(root, "gateway"), *requirements(root, "macos-metal"), "pip"}
         pinned = {line.split("==")[0] for line in wanted if "==" in line}
         metadata["dependencies"] = sorted(line for line in wanted if line not in pinned)

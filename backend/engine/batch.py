@@ -1,13 +1,11 @@
 """Sequences that decode together: each takes one decode step in the same forward pass.
 
 Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
-only then does `read` wait for those, so the device works while Python delivers text. A grammar has
-to see a token before it can say what may follow, so with constrained sequences `launch` reads the
-tokens, and fills the masks, while its forward pass runs; only choosing the next tokens waits for
-that.
-
-A step may check guesses (`drafting.speculation`): it reads its tokens first, feeds each sequence
-its token and the guesses behind it, and delivers all that turns out right, with the token behind.
+only then does `read` wait for those, so the device works while Python delivers text. A grammar
+needs a token before it can mask the next one, so with constrained sequences `launch` reads the
+tokens, and fills the masks, while its forward pass runs; only sampling waits for that. A step may
+check guesses (`drafting.speculation`): it reads its tokens first, feeds each sequence its token and
+the guesses after it, and delivers the right ones and the token after them.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ from backend.engine.penalties import Past
 from backend.engine.sampling import BatchSampler
 
 if TYPE_CHECKING:
-    from backend.engine.executor import ExecutorSequence
+    from backend.engine.executor_sequence import ExecutorSequence
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token that was sampled for a sequence, and the fault that ends it, if there is one.
+    """A token that was sampled for a sequence, and the fault that ends the sequence, if any.
 
-    over: whether the sequence's grammar ends with it.
+    over: whether the sequence's grammar ends with the token.
     """
 
     sequence: ExecutorSequence
@@ -55,7 +53,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Logprobs:
-    """What is being computed of some sequences' log-probabilities."""
+    """Log-probabilities of some sequences, still being computed."""
 
     batch: BatchLogprobs
     sampled: SampledLogprobs
@@ -88,7 +86,7 @@ class Chosen:
 
 
 class Chooser:
-    """What chooses tokens for a fixed set of sequences. pasts: their tokens before the fed ones."""
+    """Samples tokens for a fixed set of sequences. pasts: their tokens before the fed ones."""
 
     def __init__(
         self, sequences: Sequence[ExecutorSequence], pasts: Sequence[Past], model: EngineModel
@@ -177,7 +175,7 @@ class Chooser:
 def first_tokens(
     sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel
 ) -> Chosen:
-    """What follows the tokens that were prefilled. logits: [sequences, vocabulary]."""
+    """The tokens after those that were prefilled. logits: [sequences, vocabulary]."""
     pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
     fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
     steps = [one.delivered for one in sequences]
@@ -199,8 +197,8 @@ class _Fed:
 class _Checked:
     """A launched step that checks guesses.
 
-    at_hand: the token of each sequence. proposed: how many guesses there were for it. guesses:
-    those that its grammar allows. choices: what follows each fed token, of all sequences in a row.
+    at_hand: each sequence's last token. proposed: how many guesses it has. guesses: those that its
+    grammar allows. choices: the sampled token after each fed token, of all sequences in a row.
     width: tokens that each sequence was fed, padding included.
     """
 
@@ -250,7 +248,7 @@ class PrefillGroup:
         return self.cache.extract(self.sequences.index(one))
 
     def settle(self) -> None:
-        """Copy those who stay, if somebody has left, so that the larger rectangle can go."""
+        """Copy the remaining sequences after a leave, so that the larger rectangle is freed."""
         if not self.cache.settled:
             mx.async_eval([layer.state for layer in self.cache.layers])
 
@@ -260,10 +258,10 @@ class PrefillGroup:
 
 
 class DecodeBatch:
-    """The sequences of one rectangle of KV, whose tokens at hand wait to be fed.
+    """The sequences of one rectangle of KV; their last tokens have yet to be fed.
 
-    width: most guesses of each sequence in the latest step. proposed: how many there were in all.
-    right: of each sequence, how many held.
+    width: most guesses of each sequence in the latest step. proposed: guesses of all sequences.
+    right: for each sequence, how many of them were right.
     """
 
     def __init__(self, model: EngineModel) -> None:
@@ -295,9 +293,9 @@ class DecodeBatch:
         return self._chooser.nbytes if self._chooser is not None else 0
 
     def join(self, group: PrefillGroup, joining: Sequence[ExecutorSequence]) -> None:
-        """Add sequences of a group, whose first tokens are chosen. They leave the group.
+        """Add sequences of a group, whose first tokens are sampled. They leave the group.
 
-        Raises what MLX raises; the batch is then as it was.
+        Raises what MLX raises; the batch is then unchanged.
         """
         first = [one.first for one in joining if one.first is not None]
         tokens = [chosen.of(one) for chosen, one in zip(first, joining, strict=True)]
@@ -323,14 +321,14 @@ class DecodeBatch:
     def launch(self, width: int = 0) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
-        width: most guesses behind each of them. To guess, the tokens are read first.
+        width: most guesses after each token. To guess, the tokens are read first.
         """
         self.width, self.proposed, self.right = width, 0, []
         if not (width and self._guess(width)):
             self._launch()
 
     def read(self) -> list[Sampled]:
-        """The tokens that the launched step was fed, and what became of guesses."""
+        """The tokens that the launched step was fed, and the results of guesses."""
         fed, self._fed = self._fed, None
         assert fed is not None
         if isinstance(fed, _Checked):
@@ -342,9 +340,9 @@ class DecodeBatch:
         return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
     def give_up(self, one: ExecutorSequence) -> list[Sampled]:
-        """Take a sequence out before its latest token was read; returns that token.
+        """Remove a sequence before its latest token was read; returns that token.
 
-        Its grammar sees the token now, because it is prefilled with the others of the sequence.
+        Its grammar gets the token now, because it will be prefilled with the others.
         """
         assert self._chosen is not None
         tokens = ids(self._chosen.tokens)
@@ -360,11 +358,11 @@ class DecodeBatch:
         return self._cache.extract(self.sequences.index(one))
 
     def take(self, one: ExecutorSequence) -> kv.RowCache:
-        """The KV of a sequence that is about to leave: the cache itself where it is alone."""
+        """The KV of a sequence that will leave: the cache itself if the sequence is alone."""
         return self._cache.layers if len(self.sequences) == 1 else self.extract(one)
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
-        """Drop sequences; a token of theirs that was not read is dropped too."""
+        """Remove sequences; tokens of theirs that were not read are dropped."""
         gone = set(map(id, leaving))
         places = [at for at, one in enumerate(self.sequences) if id(one) in gone]
         stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
@@ -394,7 +392,7 @@ class DecodeBatch:
         self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
 
     def _guess(self, width: int) -> bool:
-        """Start a step that checks guesses; False, and no step, where there are none."""
+        """Start a step that checks guesses; False, without a step, if there are no guesses."""
         if self._speculation is None or not self._speculation.ready(self.sequences):
             return False
         assert self._chosen is not None
@@ -440,10 +438,10 @@ class DecodeBatch:
         guesses: Sequence[Sequence[int]],
         faults: dict[int, Exception],
     ) -> tuple[np.ndarray | None, list[Sequence[int]]]:
-        """Let the grammars see the tokens at hand, and what would follow each guess.
+        """Pass each grammar its sequence's last token, and look ahead along the guesses.
 
-        Returns the masks of all fed tokens of constrained sequences, in a row, and the guesses
-        that grammars allow.
+        Returns the masks of all fed tokens of constrained sequences, in a row, and the guesses that
+        grammars allow.
         """
         size = words(self._engine_model.vocabulary)
         masks: list[np.ndarray] = []
@@ -471,7 +469,10 @@ class DecodeBatch:
         return np.concatenate(masks) if masks else None, left
 
     def _settle(self, checked: _Checked) -> list[Sampled]:
-        """Read what the guesses led to. What follows the last right one is delivered at once."""
+        """Read the results of the guesses.
+
+        The token after the last right one is delivered at once.
+        """
         assert self._speculation is not None
         every = ids(checked.choices.tokens)
         logprobs, unfit = _read(checked.choices, every)
@@ -502,20 +503,20 @@ class DecodeBatch:
         return sampled
 
     def _last_for_all(self) -> bool:
-        """Whether every sequence ends with the token at hand: no forward pass is needed."""
+        """Whether every sequence ends with its last token, so that no forward pass is needed."""
         return all(one.delivered + 1 >= one.limit for one in self.sequences)
 
 
 @contextmanager
 def _masking(one: ExecutorSequence) -> Iterator[None]:
-    """Count the processor time inside as that of the sequence's grammar."""
+    """Add the processor time of the block to that of the sequence's grammar."""
     started = time.thread_time()
     yield
     one.mask_seconds += time.thread_time() - started
 
 
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
-    """What `look_ahead` gives; 0 if it fails, because what fails on a guess may never happen."""
+    """What `look_ahead` returns; 0 if it fails, because the guess may be wrong anyway."""
     try:
         return rule.look_ahead(guesses, allowed) if guesses else 0
     except Exception:
@@ -524,7 +525,7 @@ def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray)
 
 
 def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
-    """Let the grammar of a sequence see a token, if it has one; faults: takes what that raises."""
+    """Pass a token to the sequence's grammar, if it has one. faults: collects its exceptions."""
     if one.constraint is not None and not one.constraint.ended:
         try:
             one.constraint.accept(token)
@@ -533,7 +534,7 @@ def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> N
 
 
 def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
-    """Count the tokens; those of them that nobody has yet, and faults."""
+    """Count the tokens; returns those that were not delivered yet, and faults."""
     new: list[Sampled] = []
     for one in sampled:
         one.sequence.delivered += 1
@@ -546,7 +547,7 @@ def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
 def sampled_of(
     sequences: Sequence[ExecutorSequence], chosen: Chosen, tokens: Sequence[int]
 ) -> list[Sampled]:
-    """The tokens with all that is known of them."""
+    """The tokens with their log-probabilities and faults."""
     by_sequence = {id(one): token for one, token in zip(sequences, tokens, strict=True)}
     logprobs: dict[int, TokenLogprob] = {}
     for part in chosen.logprobs:
@@ -567,7 +568,7 @@ def sampled_of(
 def _read(
     choices: Chosen, tokens: Sequence[int]
 ) -> tuple[dict[int, TokenLogprob], dict[int, Exception]]:
-    """The log-probabilities, and the faults of logits, by place, of just computed choices."""
+    """The log-probabilities and the faults of logits, by position, of computed choices."""
     logprobs: dict[int, TokenLogprob] = {}
     for part in choices.logprobs:
         logprobs |= part.batch.read(part.sampled, tokens)
@@ -575,18 +576,18 @@ def _read(
 
 
 def _unfit(peaks: mx.array) -> list[int]:
-    """The places of numbers that are not finite."""
+    """The positions of numbers that are not finite."""
     found = enumerate(cast(list[float], peaks.tolist()))
     return [at for at, peak in found if not math.isfinite(peak)]
 
 
 def _over(one: ExecutorSequence) -> bool:
-    """Whether the grammar of a sequence has come to its end."""
+    """Whether the sequence's grammar is complete."""
     return one.constraint is not None and one.constraint.ended
 
 
 def _past(one: ExecutorSequence, tokens: Sequence[int]) -> Past:
-    """What penalties remember of a sequence, and of tokens that follow."""
+    """A sequence's tokens for the penalties, with tokens that follow."""
     known = [*one.history, *tokens] if one.request.sampling.remembers else ()
     return Past(known, len(one.prompt), one.longest)
 

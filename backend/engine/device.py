@@ -73,6 +73,15 @@ def may_wait_within_a_step() -> bool:
     return mx.default_device() == mx.Device(mx.DeviceType.cpu)
 
 
+def starts_layers_early(device: Device) -> bool:
+    """Whether each layer of a pass is started as soon as its graph is complete.
+
+    On a CPU that saves the time that Python takes for the rest of the graph. A GPU still computes
+    the previous step meanwhile, and would get many small command buffers.
+    """
+    return device.kind == "cpu"
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bounds in bytes for one loaded model.

@@ -32,7 +32,7 @@ class EngineStatus:
 class EngineMetrics:
     """Totals since the process started, and the speed of the latest decode step.
 
-    guessing: what drafting does; None where the model does not draft.
+    guessing: the results of drafting; None if the model does not draft.
     """
 
     running: int

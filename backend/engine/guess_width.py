@@ -1,10 +1,10 @@
-"""Decides how many guesses a decode step may check, from what such steps have cost and brought.
+"""Decides how many guesses a decode step may check, from measured costs and gains.
 
-Plain Python without MLX, like the planner, which asks it: times come in as arguments, so the same
-events always give the same widths. A step that checks guesses takes longer than a plain one, how
-much longer depends on the machine, the model, the sequences that share it and their length; what it
-brings depends on the text. Both are measured, and the width with the most tokens per second is
-taken, which may be 0.
+Plain Python without MLX, like the planner, which uses it: times are arguments, so the same events
+always give the same widths. How much longer a step with guesses takes than a plain one depends on
+the machine, the model, and the number and length of its sequences; how many tokens it gains depends
+on the text. Both are measured, and the width with the most tokens per second is used, which may be
+0.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 
-_GAIN = 1.03  # over plain steps, below which guesses are not worth their noise
-_TRIAL = 4  # steps of a width that is not known; the first is not timed
-_LOOK = 2  # the same where it is only looked whether guesses hold again
+_GAIN = 1.03  # the least gain over plain steps for which guessing is worth its fluctuations
+_TRIAL = 4  # steps with a width that has not been timed; the first one is not counted
+_LOOK = 2  # the same if they only test whether guesses are right again
 _REFRESH = 256  # steps with guesses after which plain ones are timed again
-_SHORTEST_REST = 32  # plain steps between two looks whether guesses hold again
+_SHORTEST_REST = 32  # plain steps between two such tests
 _LONGEST_REST = 256
-_PRIOR = 0.6  # of a guess to hold behind one that held, until it is known
-_MEMORY = 24  # measurements that an average of times remembers
-_TEXT = 32  # the same for what held, of one sequence: it changes with the text
+_PRIOR = 0.6  # probability that a guess after a right one is right, until it is known
+_MEMORY = 24  # measurements over which times are averaged
+_TEXT = 32  # the same for right guesses, of one sequence, because the text changes
 _LEAST_TEXT = 12
-_OUTLIER = 3.0  # times the average, as which a longer time counts
+_OUTLIER = 3.0  # times the average: longer times count as this
 
 
 @dataclass(slots=True)
@@ -41,10 +41,10 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True)
 class GuessReport:
-    """What drafting does now.
+    """The current state of drafting.
 
     width: guesses that a step may check for each sequence. proposed, accepted: guesses in all.
-    gain: tokens per second, as measured, over those of plain steps.
+    gain: measured tokens per second, relative to plain steps.
     """
 
     width: int = 0
@@ -54,22 +54,26 @@ class GuessReport:
 
 
 class GuessWidth:
-    """What steps with guesses cost and bring, for one loaded model. most: guesses at a time."""
+    """Costs and gains of steps with guesses, for one loaded model. most: guesses at a time."""
 
     def __init__(self, most: int) -> None:
         self._widths = [width for width in WIDTHS if width <= most]
-        # Seconds of a step, by sequences and length, then by width.
+        # Seconds of a step, by number and length of sequences, then by width.
         self._seconds: dict[tuple[int, int], dict[int, _Mean]] = {}
-        # Which share of the sequences in a step had their first guess right, their second, ...
+        # The share of sequences in a step whose first guess was right, whose second was, and so on.
         self._held = [_Mean() for _ in range(most)]
-        self._tested = 0  # guesses for which the latest steps show that
-        self._trial: tuple[int, int] = (0, 0)  # the width that is tried, steps that are left
-        self._plain = self._guessing = 0  # steps since the last look at the other kind
+        self._tested = 0  # number of guesses for which the latest steps measured that
+        # the width being tried, and the remaining steps of the trial
+        self._trial: tuple[int, int] = (0, 0)
+        self._plain = self._guessing = 0  # steps since the other kind was last tried
         self._rest = _SHORTEST_REST
         self.report = GuessReport()
 
     def choose(self, rows: int, longest: int, most: int) -> int:
-        """The width of the next step of so many sequences. longest: tokens. most: that fit."""
+        """The width of the next step of `rows` sequences.
+
+        longest: their greatest length in tokens. most: how many guesses fit into memory.
+        """
         known = self._known(rows, longest)
         width = max(each for each in self._widths if each <= min(self._decide(known), most))
         if width:
@@ -90,10 +94,11 @@ class GuessWidth:
         right: Sequence[int],
         seconds: float,
     ) -> None:
-        """A step is done.
+        """Record a finished step.
 
-        width: as chosen. proposed: guesses of all sequences. right: of each sequence, the guesses
-        that held. seconds: from the step before, of the same width; 0: not known.
+        width: the chosen one. proposed: guesses of all sequences. right: for each sequence, the
+        guesses that were right. seconds: since the step before, if that had the same width; 0 means
+        unknown.
         """
         if seconds:
             known = self._known(rows, longest)
@@ -109,7 +114,8 @@ class GuessWidth:
             self._held[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
         if sum(right) >= proposed > 0:
             self._rest = _SHORTEST_REST
-            self._trial = width, max(self._trial[1], 1)  # a look goes on while guesses hold
+            # a test continues as long as guesses are right
+            self._trial = width, max(self._trial[1], 1)
         was = self.report
         self.report = GuessReport(
             was.width, was.proposed + proposed, was.accepted + sum(right), was.gain
@@ -133,7 +139,7 @@ class GuessWidth:
         self._rest = min(2 * self._rest, _LONGEST_REST)
         self._plain = 0
         for mean in self._held:
-            mean.count = min(mean.count, _LOOK)  # the text may have become another
+            mean.count = min(mean.count, _LOOK)  # the text may have changed
         guessing = [width for width in self._widths if width]
         best = max(guessing, key=lambda width: (self._rate(known, width), -width), default=0)
         return self._try(best, _LOOK)
@@ -143,12 +149,12 @@ class GuessWidth:
         return width
 
     def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
-        """Tokens per second and sequence. Of the widths not timed yet, only the next counts."""
+        """Tokens per second and sequence; 0 for widths not timed yet, except the next one."""
         timed = [each for each in self._widths if each in known]
         if width in known:
             seconds = known[width].value
         elif width == min((w for w in self._widths if w not in known), default=-1):
-            # A guess more costs as much as those before.
+            # An additional guess is assumed to cost as much as those before.
             most = max(timed)
             slope = (known[most].value - known[0].value) / most if most else 0.0
             seconds = known[most].value + max(slope, 0.0) * (width - most)
@@ -157,12 +163,12 @@ class GuessWidth:
         return self._tokens(width) / max(seconds, 1e-9)
 
     def _tokens(self, width: int) -> float:
-        """Expected of one sequence in a step."""
+        """The expected number of tokens of one sequence in a step."""
         self._extend(width)
         return 1 + sum(mean.value for mean in self._held[:width])
 
     def _extend(self, width: int) -> None:
-        """Expect of guesses beyond those of the latest steps that they hold as the last of them."""
+        """Estimate guesses beyond those that the latest steps made, from the last of these."""
         first, held = self._tested, self._held
         again = _PRIOR
         if first == 1:
@@ -179,7 +185,7 @@ class GuessWidth:
         return self._rate(known, width) * known[0].value if width else 1.0
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
-        """The times for so many sequences of such a length; at first those of the nearest."""
+        """Times for this number of sequences and length; initially those of the nearest known."""
         key = _size(rows), _size(longest)
         if key not in self._seconds:
             near = min(
@@ -193,5 +199,5 @@ class GuessWidth:
 
 
 def _size(number: int) -> int:
-    """Numbers within a factor of two are alike."""
+    """A class of numbers within a factor of two."""
     return max(number - 1, 0).bit_length()

@@ -1,8 +1,8 @@
-"""The KV caches of mlx-lm 0.32.2 behind the few verbs that the engine needs.
+"""The engine's interface to the KV caches of mlx-lm 0.32.2.
 
-What depends on how mlx-lm's cache classes behave is here and in `gather`: which of them can be cut
-back, which can be batched, and how a sequence enters and leaves a batch. A `RowCache` holds one
-sequence: a list with a cache per layer. A `BatchCache` holds those that are decoded together.
+What depends on mlx-lm's cache classes is here and in `gather`: which of them can be truncated,
+which can be batched, and how a sequence joins and leaves a batch. A `RowCache` holds one sequence:
+a list with a cache per layer. A `BatchCache` holds those that are decoded together.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from backend.engine.rectangle import Rectangle
 from backend.engine.row_shift import BatchShift, RowShift
 
 RowCache = list[Any]
-Snapshot = list[Any]  # per layer of a row: a copy, or None where the layer can be cut back
-Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's place in them
+Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be truncated
+Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
 _SETTLED = 256  # tokens after which a layer of an unknown kind grows evenly
@@ -42,9 +42,9 @@ def clone(cache: RowCache) -> RowCache:
 
 
 def can_trim(cache: RowCache) -> bool:
-    """Whether the row can be cut back to any shorter prefix right now.
+    """Whether the row can be truncated to any shorter prefix right now.
 
-    A chunked cache that has dropped its front says yes, and would answer from what is gone.
+    A chunked cache that has dropped its front claims so, but its oldest tokens are missing.
     """
     return all(
         layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in leaves(cache)
@@ -57,14 +57,15 @@ def always_trims(cache: RowCache) -> bool:
 
 
 def takes_back(cache: RowCache) -> bool:
-    """Whether tokens of the latest pass can be cut off the row: no recurrent state."""
+    """Whether tokens of the latest pass can be removed from the row: no recurrent state."""
     return all(_keeps_all(leaf) or type(leaf) is RotatingKVCache for leaf in leaves(cache))
 
 
 def _shorten(layer: RotatingKVCache, tokens: int) -> None:
-    """Cut off the end of a window that a pass has just put into the order of time.
+    """Remove the end of a window that a pass has just put into chronological order.
 
-    mlx-lm refuses that for a full window. But what the pass's first token saw is still there.
+    mlx-lm refuses that for a full window, but the tokens that the pass's first token attended to
+    are still there.
     """
     end = layer.keys.shape[2] - tokens
     layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
@@ -88,22 +89,22 @@ def evaluated(kept: Snapshot) -> int:
 
 
 def states(kept: Snapshot) -> list[Any]:
-    """What `mx.eval` is to compute for a snapshot."""
+    """The arrays that `mx.eval` has to compute for a snapshot."""
     return [layer.state for layer in kept if layer is not None]
 
 
 def snapshot_bytes(kept: Snapshot, *, latest: bool = False) -> int:
-    """Bytes of a snapshot. latest: it was taken last, so the row still has the same states."""
+    """Bytes of a snapshot. latest: it is the row's latest, so the row still shares its states."""
     layers = [layer for layer in kept if layer is not None]
     shared = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if latest else []
     return nbytes(layers) - nbytes(shared)
 
 
 def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
-    """Cut the last `tokens` tokens off, with a snapshot of the layers that cannot be cut back.
+    """Remove the last `tokens` tokens, with a snapshot of the layers that cannot be truncated.
 
-    kept: taken where the cache is to end; None: there is none. False: it cannot be done, and the
-    cache is unchanged.
+    kept: the snapshot at the new end; None if there is none. Returns False, with the cache
+    unchanged, if it is not possible.
     """
     if not tokens or can_trim(cache):
         return trim(cache, tokens)
@@ -118,16 +119,17 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
 
 
 def trim(cache: RowCache, tokens: int) -> bool:
-    """Cut the last `tokens` tokens off. False: a layer could not go back that far.
+    """Remove the last `tokens` tokens; False if a layer could not be truncated that far.
 
-    What is cut is let go if it is a large part: mlx-lm only moves its offset, and the first write
-    would copy it all.
+    If it is a large part, its memory is released: mlx-lm only changes the offset, and the first
+    write would copy everything.
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
     for layer in leaves(cache):
         if type(layer) is KVCache and layer.keys is not None:
-            copied = 4 * layer.offset < 3 * layer.keys.shape[2]  # a slice keeps what it is cut from
+            # a slice keeps the whole buffer alive
+            copied = 4 * layer.offset < 3 * layer.keys.shape[2]
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
             if copied:
@@ -153,26 +155,25 @@ def nbytes(cache: RowCache) -> int:
 
 
 class BatchCache:
-    """The KV of sequences that are run together. The index is the place in the batch.
+    """The KV of sequences that run together, by their index in the batch.
 
-    A lone sequence stays on its own row cache, where MLX has its fused kernels; two and more share
-    rectangles (`rectangle`, `window`), where a mask is passed only if their lengths differ.
+    A lone sequence keeps its own row cache, for which MLX has fused kernels; several share
+    rectangles (`rectangle`, `window`), with a mask only if their lengths differ. Every change is
+    one copy of the sequences that stay and those that join, with room to grow up to the next whole
+    step. A leave alone copies nothing until the layers are used again, so leaves and joins between
+    two steps cost one copy together; a batch that is taken over as a whole is not copied.
 
-    Every change is one copy of those who stay and those who join, with room to grow up to the next
-    whole step. A leave alone copies nothing until the layers are wanted again, so the leaves and
-    joins between two steps cost one copy together; a batch that is taken over whole is not copied.
-    Spare rows would save some of these copies, but what a sequence has to be copied for is dwarfed
-    by the prefill that came before its join, and the spare rows would be charged to memory all the
-    time.
+    Spare rows would save some of these copies, but the prefill before each join costs far more, and
+    the spare rows would take memory all the time.
 
-    A change builds the new layers before it lets go of the old ones: if it raises, nothing has
+    A change builds the new layers before it releases the old ones: if it raises, nothing has
     changed. MLX computes lazily, so a lack of memory shows when the layers are evaluated.
     """
 
     def __init__(self, rows: Sequence[RowCache] = ()) -> None:
-        """Take the rows over; a lone one is used as it is."""
+        """Take the rows over; a lone one is used without a copy."""
         self._layers: list[Any] = []
-        self._rows: list[int] = []  # of each sequence, its place in `_layers`
+        self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
         self.join([(row, 0) for row in rows])
 
@@ -181,13 +182,13 @@ class BatchCache:
 
     @property
     def layers(self) -> list[Any]:
-        """What the model is called with, a cache per layer. Ask again after every change."""
+        """The caches for a call of the model, one per layer. Get them again after every change."""
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
 
     def layers_for(self, tokens: int) -> list[Any]:
-        """`layers`, with room for a pass over so many tokens of each sequence."""
+        """`layers`, with room for a pass over this many tokens of each sequence."""
         layers = self.layers
         for leaf in leaves(layers):
             if isinstance(leaf, Rectangle):
@@ -212,7 +213,7 @@ class BatchCache:
 
     @property
     def settled(self) -> bool:
-        """Whether the layers hold these sequences alone, their ends side by side."""
+        """Whether the layers hold exactly these sequences, aligned at their ends."""
         return self._settled
 
     @property
@@ -234,7 +235,7 @@ class BatchCache:
             self._become([*map(self.member, range(len(self))), *members])
 
     def absorb(self, other: BatchCache, places: Sequence[int]) -> None:
-        """Append sequences of another batch, which leave it, in the order of the places."""
+        """Append sequences of another batch, which leave it, in the order of the indices."""
         if not places:
             return
         if not len(self) and list(places) == list(range(len(other))):
@@ -269,7 +270,7 @@ class BatchCache:
         return _snapshot(self._layers, self._rows[place])
 
     def let_go(self) -> None:
-        """Keep of recurrent states what they show: some are views of all that a pass computed."""
+        """Replace recurrent states by copies, because some are views of a whole pass's results."""
         for leaf in leaves(self._layers):
             if keeps_state(leaf):
                 leaf.cache = [None if one is None else mx.contiguous(one) for one in leaf.cache]
@@ -315,7 +316,7 @@ class BatchCache:
         self._settled = False
 
     def _become(self, members: Sequence[Member]) -> None:
-        """Hold these sequences and no others. A lone one is a row cache."""
+        """Hold exactly these sequences. A lone one is a row cache."""
         layers, _ = members[-1]
         if len(members) > 1:
             if not all(map(gathers, layers)):
@@ -327,7 +328,7 @@ class BatchCache:
 
 
 def vocabulary_size(model: Any) -> int:
-    """How many tokens the model knows. MLX does not check ids: a larger one reads foreign memory.
+    """How many tokens the model has. MLX does not check ids: a larger one reads out of bounds.
 
     Nothing is computed: the shape of the logits is enough.
     """
@@ -376,7 +377,7 @@ def _skips_padding(model: Any) -> bool:
 
 
 def _alike(left: RowCache, right: RowCache) -> bool:
-    """Whether two rows hold the same, up to the rounding of their type."""
+    """Whether two rows hold equal values, up to rounding."""
     leaves: list[dict[str, Any]] = [{}, {}]
     for row, found in zip((left, right), leaves, strict=True):
         own = BatchCache([row]).extract(0)
@@ -435,7 +436,7 @@ def _is_measured(layer: Any) -> bool:
 
 
 def _keeps_all(layer: Any) -> bool:
-    """Whether a layer keeps every token, so that it can be cut back to any length."""
+    """Whether a layer keeps every token, so that it can be truncated to any length."""
     return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 

@@ -1,20 +1,20 @@
-"""Decides which sequences rest because their grammars take too much of the others' time.
+"""Decides which sequences pause because their grammars take too much of the others' time.
 
-Plain Python without MLX, like the planner, which asks it: times come in as arguments, so the same
-events always give the same decisions. All rows of a decode step wait for all masks, so grammars
-have a share of the steps' time, and may exceed it by one pause before a sequence has to rest.
+Plain Python without MLX, like the planner, which uses it: times are arguments, so the same events
+always give the same decisions. All rows of a decode step wait for all masks, so grammars have a
+share of the steps' time, and may exceed it by `pause` seconds before a sequence has to stop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_SHARE = 0.25  # most of the decode steps' time that grammars take while other rows run
-_COSTLY = 0.002  # seconds; a sequence whose mask takes less would gain the others little by resting
+_SHARE = 0.25  # maximum share of the decode steps' time for grammars while other rows run
+_COSTLY = 0.002  # seconds; pausing a sequence whose mask takes less would gain the others little
 
 
 class MaskShare:
-    """What grammars took, for one loaded model. pause: seconds.
+    """The time that grammars took, for one loaded model. pause: seconds.
 
     owed: seconds that grammars took beyond their share, which later steps make up for.
     """
@@ -25,19 +25,19 @@ class MaskShare:
         self._step = 0.0
 
     def decoded(self, seconds: float) -> None:
-        """A decode step took so long, masks included."""
+        """Record the seconds of a decode step, masks included."""
         self._step = seconds
         self.owed = max(self.owed - seconds * _SHARE, 0.0)
 
     def masked(self, seconds: float) -> None:
-        """A sequence's grammar took so long."""
+        """Record the seconds that a sequence's grammar took."""
         self.owed += seconds
 
     def too_costly(self, seconds: Mapping[int, float]) -> list[int]:
-        """The sequences that are to rest, so that the others can afford their masks.
+        """The sequences that have to pause, so that the others can afford their masks.
 
-        seconds: what the grammar of each decoding sequence took for its latest token; 0 without
-        one. Nobody rests where no other sequence would gain.
+        seconds: the time of each decoding sequence's grammar for its latest token; 0 without a
+        grammar. None pauses if no other sequence would gain.
         """
         if self.owed <= self._pause:
             return []

@@ -1,4 +1,4 @@
-"""What one sequence has produced: its text, where it ends, and what its owner is sent."""
+"""What one sequence has produced: its text, its end, and the events for its owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backend.engine.events import (
     TokenLogprob,
     Usage,
 )
-from backend.engine.executor import ExecutorSequence
+from backend.engine.executor_sequence import ExecutorSequence
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.token_text import TextStream
 from common.stop_strings import StopMatcher
@@ -24,10 +24,9 @@ from common.stop_strings import StopMatcher
 
 @dataclass(eq=False, slots=True)
 class Output:
-    """The answer of one sequence. ended: why it is over; None while it is not.
+    """The answer of one sequence. ended: its finish reason; None while it runs.
 
-    guard: ends an answer that only repeats itself. reused: prompt tokens whose KV was computed
-    earlier.
+    guard: ends a repetitive answer. reused: prompt tokens whose KV was computed earlier.
     """
 
     sequence: ExecutorSequence
@@ -46,7 +45,7 @@ class Output:
     _last_token_at: float = 0.0
 
     def started(self, reused: int) -> None:
-        """It was admitted. A sequence that starts again after a preemption keeps its figures."""
+        """Record the admission. A sequence that restarts after a preemption keeps its figures."""
         if not self._started_at:
             self._started_at = self.clock()
             self.reused = reused
@@ -62,7 +61,7 @@ class Output:
         )
 
     def progress(self) -> Progress | None:
-        """How far the prompt is, where that is news to an owner who wants to know."""
+        """The prompt progress, if it has changed and the owner has requested it."""
         processed = min(len(self.sequence.history), len(self.sequence.prompt))
         if self.generated or processed <= self._processed:
             return None

@@ -1,4 +1,4 @@
-"""What the planner decides and what it learns: frozen, serialisable data without MLX.
+"""The planner's decisions and the events that it gets: frozen, serialisable data without MLX.
 
 A `StepPlan` is all that the executor needs for one step. It names sequences, stored entries and
 batches by number, so it can be printed, replayed by a simulator, or sent to another rank.
@@ -22,7 +22,7 @@ class CacheCost:
     """Bytes of KV that one sequence needs.
 
     per_token: bytes that grow with every token. fixed: bytes of recurrent state. windowed: (bytes
-    per token, most tokens) of layers with a sliding window.
+    per token, maximum tokens) of layers with a sliding window.
     """
 
     per_token: int
@@ -42,11 +42,11 @@ class CacheCost:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """Bytes that a forward pass computes with: it needs them beside the KV, until it is done.
+    """Temporary bytes of a forward pass, which it needs beside the KV until it is done.
 
-    per_token: of every token in it, padding included. per_pair: of every token and each token that
-    it sees: attention scores where MLX has no fused kernel, masks. per_choice: of every token whose
-    logits are wanted.
+    per_token: for every token in it, padding included. per_pair: for every token and each token
+    that it attends to: masks, and attention scores if MLX has no fused kernel. per_choice: for
+    every token whose logits are computed.
     """
 
     per_token: int = 0
@@ -64,16 +64,15 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a loaded model lets the planner use.
+    """What a loaded model allows the planner.
 
-    passes: what forward passes compute with.
-    slots: sequences that may be admitted together. room: bytes beside the weights. prompt_cache:
-    bytes of them for stored entries. max_entries: most stored entries; 0: no bound.
-    prefill_chunk: most tokens of one prefill pass. stall_ms: longest pause of running streams that
-    a prefill pass may cause. together: whether prompts of different lengths can
-    share a prefill pass. trims: whether every layer's cache can be cut back to any length. guesses:
-    most guesses that a decode step may check for a sequence. draft: what the KV of a draft model
-    costs beside the model's own.
+    passes: temporary memory of forward passes. slots: sequences that may be admitted together.
+    room: bytes beside the weights. prompt_cache: bytes of them for stored entries. max_entries:
+    most stored entries; 0: no limit. prefill_chunk: most tokens of one prefill pass. stall_ms:
+    longest pause of running streams that a prefill pass may cause. together: whether prompts of
+    different lengths can share a prefill pass. trims: whether every layer's cache can be truncated
+    to any length. guesses: most guesses that a decode step may check for a sequence. draft: cost of
+    the KV of a draft model, in addition to the model's own.
     """
 
     cost: CacheCost
@@ -128,7 +127,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The executor gave a sequence its KV, with its first `reused` tokens in it."""
+    """The executor gave a sequence its KV, which already has its first `reused` tokens."""
 
     sequence: int
     reused: int
@@ -136,7 +135,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """`filled` tokens of a sequence are in its KV; snapshot: of which a snapshot was taken."""
+    """`filled` tokens of a sequence are in its KV; snapshot: the length of a new snapshot."""
 
     sequence: int
     filled: int
@@ -153,7 +152,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence is over. failed: its KV may be broken and must not be stored."""
+    """A sequence has ended. failed: its KV may be damaged and must not be stored."""
 
     sequence: int
     failed: bool = False
@@ -161,7 +160,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A sequence lost its KV to a failed allocation and is to be computed again."""
+    """A sequence lost its KV to a failed allocation and has to be recomputed."""
 
     sequence: int
 
@@ -190,9 +189,9 @@ class NotStored:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimed:
-    """A prefill pass over so many padded tokens took so many seconds of the device.
+    """Seconds that the device took for a prefill pass over this many padded tokens.
 
-    behind: tokens that were computed before them, of the longest prompt.
+    behind: tokens that were computed before them, in the longest prompt.
     """
 
     tokens: int
@@ -202,14 +201,14 @@ class PrefillTimed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimed:
-    """A decode step of all batches took so many seconds of the device."""
+    """Seconds that the device took for a decode step of all batches."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """The grammar of a sequence took so many seconds of processor time since the latest plan."""
+    """Seconds of processor time that a sequence's grammar took since the latest plan."""
 
     sequence: int
     seconds: float
@@ -247,7 +246,7 @@ class OtherBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShort:
-    """An allocation failed: every stored entry has to go."""
+    """An allocation failed: every stored entry must be dropped."""
 
 
 PlannerEvent = (
@@ -338,7 +337,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that the memory cannot hold. needed, room: bytes beside the weights."""
+    """A sequence that does not fit into memory. needed, room: bytes beside the weights."""
 
     sequence: int
     needed: int
@@ -371,11 +370,11 @@ class StepPlan:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether it hardly changes what memory holds: nothing comes, goes or is prefilled."""
+        """Whether memory hardly changes: no sequence comes, goes or is prefilled."""
         return not (self.evict or self.preempt or self.leave or self.start or self.prefill)
 
     def __str__(self) -> str:
-        """What the step does, for the last line of a process that hangs in it."""
+        """What the step does, for the last log line of a process that hangs in it."""
         doing = []
         if self.decode:
             doing.append(f"decode step of {counted(sum(self.decode.values()), 'sequence')}")

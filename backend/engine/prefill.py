@@ -16,6 +16,7 @@ PASS_TOKENS = 32  # a shorter pass takes about as long, because it reads all wei
 _IDLE_PAUSE = 4.0  # factor of the allowed pause while no stream is running
 _MEMORY = 0.7  # weight of earlier passes in the current speed
 _SHAPE_MEMORY = 0.95  # the same for the line, which needs passes at distant lengths
+_LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass was timed
 _NEAR = 1024.0  # tokens; passes at lengths closer than this show mostly noise
 
 
@@ -45,6 +46,15 @@ class Pace:
     def tokens_per_second(self) -> float | None:
         """The measured speed; None until a step was measured."""
         return 1 / self._latest if self._latest else None
+
+    def urgency(self, left: int, waited: float) -> float:
+        """Tokens left to prefill, less those of the seconds that it has waited: smallest first.
+
+        Shortest first keeps short questions quick; ageing keeps a long prompt from starving: once
+        it has waited for twice its own time, nothing newer overtakes it.
+        """
+        rate = max(self.tokens_per_second or _LEAST_SPEED, _LEAST_SPEED) / 2
+        return max(left, 0) - rate * waited
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
         """Learn from a step. Very short steps are ignored: they do not predict longer ones."""

@@ -1,4 +1,4 @@
-"""The KV of several sequences in one rectangle, as the attention of mlx-lm 0.32.2 wants it.
+"""The KV of several sequences in one rectangle, as mlx-lm 0.32.2's attention needs it.
 
 Sequences end beside each other, so shorter ones have empty places on the left. mlx-lm's own
 `BatchKVCache` keeps lengths and paddings on the device: it waits for the device whenever a
@@ -21,19 +21,18 @@ from mlx_lm.models.cache import KVCache, create_attention_mask, create_causal_ma
 
 STEP: int = KVCache.step  # tokens by which a cache grows
 
-Range = tuple[int, int]  # places from the first to before the second
+Range = tuple[int, int]  # columns between the first one and the second
 
-# Buffers of one layer, each [sequences, heads, places, n]; none while the layer is empty.
+# Buffers of one layer, each [sequences, heads, columns, n]; none while the layer is empty.
 Parts = tuple[mx.array, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where the KV of one sequence lies.
+    """Where the KV of one sequence is.
 
-    row: its place on the first axis of `parts`. ranges: the places that it has, oldest first; two
-    ranges where a window has turned over. length: tokens of the sequence, of which a window may
-    hold fewer.
+    row: its index on the first axis of `parts`. ranges: its indices, oldest first; two ranges if a
+    window has wrapped around. length: tokens of the sequence, of which a window may hold fewer.
     """
 
     parts: Parts
@@ -46,7 +45,7 @@ class Span:
         return sum(stop - start for start, stop in self.ranges)
 
     def copy(self) -> Parts:
-        """Buffers that hold the sequence and nothing else."""
+        """Buffers that hold only this sequence."""
         rows = slice(self.row, self.row + 1)
         pieces = [[part[rows, :, start:stop] for start, stop in self.ranges] for part in self.parts]
         return tuple(
@@ -56,10 +55,11 @@ class Span:
 
 
 class Rectangle:
-    """What the batched caches of keys and values share.
+    """The common part of the batched caches of keys and values.
 
-    lengths: tokens of each sequence, the next one's position. `_idx`: places in use. holes: per
-    sequence, ranges of places behind its first token that hold none: guesses that were wrong.
+    lengths: tokens of each sequence, which is also its next token's position. `_idx`: columns in
+    use. holes: per sequence, ranges of columns after its first token that hold none, left by wrong
+    guesses.
     """
 
     keys: Any = None
@@ -91,7 +91,7 @@ class Rectangle:
         return Span(self.parts, row, self._ranges(row), self.lengths[row])
 
     def _start(self, row: int) -> int:
-        """The place of a sequence's first token."""
+        """The column of a sequence's first token."""
         end = self._idx - self._right_padding[row]
         return end - self.lengths[row] - sum(stop - start for start, stop in self.holes[row])
 
@@ -111,25 +111,25 @@ class Rectangle:
         return self.keys[:, :, : self._idx], self.values[:, :, : self._idx]
 
     def prepare(self, *, lengths: Sequence[int], right_padding: Sequence[int]) -> None:  # noqa: ARG002
-        """The next tokens of each sequence are followed by so many that are none."""
+        """After the next tokens of each sequence comes this much padding."""
         self._right_padding = list(right_padding)
 
     def finalize(self) -> None:
-        """The padded tokens are in. Gather the rectangle before the next ones: ends differ now."""
+        """Padding was added, so ends differ: gather the rectangle before the next tokens."""
         pairs = zip(self.lengths, self._right_padding, strict=True)
         self.lengths = [length - padding for length, padding in pairs]
 
     def make_room(self, tokens: int) -> None:
-        """Before a pass over so many tokens: close the holes rather than grow."""
+        """Before a pass over this many tokens: close the holes if that avoids growing."""
         if any(self.holes) and self._idx + tokens > self.parts[0].shape[2]:
             spans = [self.span(row) for row in range(len(self.lengths))]
             self.parts = packed(spans, whole_steps(max(self.lengths) + tokens))
             self._idx, self.holes = max(self.lengths), [()] * len(self.lengths)
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Forget so many of each sequence's latest tokens.
+        """Remove this many of each sequence's latest tokens.
 
-        Nothing is copied: a sequence that now ends before another is left with a hole.
+        Nothing is copied: a sequence that now ends before another gets a hole.
         """
         kept = [
             _shortened(self._ranges(row), self.lengths[row] - count)
@@ -140,7 +140,7 @@ class Rectangle:
         self.holes = [_gaps(own, self._idx) if own else () for own in kept]
 
     def _ranges(self, row: int) -> tuple[Range, ...]:
-        """The places of a sequence's tokens."""
+        """The columns of a sequence's tokens."""
         end = self._idx - self._right_padding[row]
         return _between(self.holes[row], self._start(row), end)
 
@@ -158,7 +158,7 @@ class Rectangle:
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """What each of `N` new tokens sees; None or "causal" where no sequence is padded."""
+        """What each of `N` new tokens attends to; None or "causal" if no sequence is padded."""
         if any(self.holes):
             rows = range(len(self.lengths))
             ranges = tuple(map(self._ranges, rows))
@@ -188,7 +188,7 @@ class Rectangle:
 
 @lru_cache(maxsize=64)
 def on_device(numbers: tuple[int, ...]) -> mx.array:
-    """One array for all layers that ask for the same numbers. Nobody writes to it."""
+    """An array shared by all layers that need the same numbers. It is never written to."""
     return mx.array(numbers)
 
 
@@ -196,9 +196,9 @@ def on_device(numbers: tuple[int, ...]) -> mx.array:
 def _positions(
     lengths: tuple[int, ...], ranges: tuple[tuple[Range, ...], ...], places: int, new: int
 ) -> mx.array:
-    """The position of the token at each place, `new` tokens included; -1: there is none.
+    """The position of the token in each column, `new` tokens included; -1 if there is none.
 
-    [sequences, places + new] int32.
+    [sequences, columns + new] int32.
     """
     found = np.full((len(lengths), places + new), -1, dtype=np.int32)
     for row, length, own in zip(found, lengths, ranges, strict=True):
@@ -217,21 +217,21 @@ def forget_arrays() -> None:
 
 
 def _visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:
-    """Which places the tokens at the positions `now`, [sequences, new], see."""
+    """Which columns are visible to the tokens at the positions `now`, [sequences, new]."""
     there, here = positions[:, None, None], now[:, None, :, None]
     mask: mx.array = (there >= 0) & (there <= here)
     return mask & (here < there + window) if window else mask
 
 
 def _between(holes: Sequence[Range], start: int, stop: int) -> tuple[Range, ...]:
-    """The ranges from `start` to `stop` without the holes, which are in order and inside."""
+    """The ranges from `start` to `stop` without the holes, which are sorted and inside."""
     borders = [start, *(border for hole in holes for border in hole), stop]
     pairs = zip(borders[::2], borders[1::2], strict=True)
     return tuple(pair for pair in pairs if pair[0] < pair[1]) or ((stop, stop),)
 
 
 def _shortened(ranges: Sequence[Range], places: int) -> list[Range]:
-    """The first so many places of ranges."""
+    """The first `places` columns of ranges."""
     kept: list[Range] = []
     for start, stop in ranges:
         if places > 0 and start < stop:
@@ -252,7 +252,7 @@ def whole_steps(tokens: int) -> int:
 
 
 def appended(held: Parts, new: Parts, at: int) -> Parts:
-    """`new` written behind the first `at` places of what is held; room grows by whole steps."""
+    """Write `new` after the first `at` columns; the buffers grow by whole steps."""
     tokens = new[0].shape[2]
     if not held or at + tokens > held[0].shape[2]:
         room = whole_steps(at + tokens) - at
@@ -267,9 +267,9 @@ def appended(held: Parts, new: Parts, at: int) -> Parts:
 
 
 def packed(spans: Sequence[Span], room: int) -> Parts:
-    """Copies of the sequences, their ends beside each other, in buffers of `room` places.
+    """Copies of the sequences, aligned at their ends, in buffers with `room` columns.
 
-    Each sequence is copied once; neighbours that lie beside each other already, together.
+    Each sequence is copied once; neighbours that are already aligned, together.
     """
     like = next((span.parts for span in spans if span.parts), ())
     width = max(span.places for span in spans)
@@ -290,7 +290,7 @@ def packed(spans: Sequence[Span], room: int) -> Parts:
 
 
 def _runs(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
-    """Stretches of sequences that can be copied at once, each with its first place."""
+    """Groups of sequences that can be copied at once, each with its first index."""
     first, run, longest = 0, [spans[0]], spans[0]
     for at, (before, span) in enumerate(pairwise(spans), 1):
         together = (
@@ -308,7 +308,7 @@ def _runs(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
 
 
 def _side_by_side(one: Sequence[Range], other: Sequence[Range]) -> bool:
-    """Whether one's places are the last of the other's, or the other way round."""
+    """Whether one's columns are the last of the other's, or the other way round."""
     shorter, longer = sorted((one, other), key=lambda ranges: sum(b - a for a, b in ranges))
     last = longer[len(longer) - len(shorter) :]
     if len(last) != len(shorter) or shorter[0][1] != last[0][1] or shorter[0][0] < last[0][0]:

@@ -1,8 +1,7 @@
-"""What one generation asks for: plain, validated, frozen data.
+"""One generation's request: plain, validated, frozen data.
 
-The servicer builds these from the wire; the engine reads them. All ranges are checked by whoever
-builds the request (`backend.rpc.requests`), so the engine never meets a value that a sampler
-cannot take.
+The servicer builds it from the protocol; the engine reads it. The builder (`backend.rpc.requests`)
+checks all ranges, so the engine never gets a value that a sampler cannot use.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any, ClassVar
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.disk_cache.use import UNSET, DiskUse
 
-WHOLE = 1 << 30  # a window that no context fills
+WHOLE = 1 << 30  # a window larger than any context
 MOST_GUESSES = 64  # at a time, for one sequence
 _NEVER_OPENS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text that goes to the model as it is; a BOS is added only where the text has none."""
+    """Text that the model continues unchanged; a BOS is added only if the text has none."""
 
     text: str
     continues: ClassVar[bool] = True
@@ -29,7 +28,7 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A raw prompt that the sender has tokenised; nothing is added to it."""
+    """A raw prompt in token ids; nothing is added to it."""
 
     tokens: tuple[int, ...]
     continues: ClassVar[bool] = True
@@ -37,7 +36,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class InfillPrompt:
-    """What comes before and after the text that is wanted; files: name and text of others."""
+    """The text before and after the requested one; files: name and text of others."""
 
     prefix: str
     suffix: str
@@ -81,21 +80,18 @@ class Attachments:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen, in the order in which it is applied.
+    """How the next token is sampled; the fields are in the order in which they apply.
 
-    logit_bias: (token id, what is added to its logit).
-    repetition: llama.cpp's multiplicative penalty on tokens that stand among the last `window`
-    of prompt and output (a positive logit is divided, another one multiplied); 1 is off.
-    window: at least 1; WHOLE looks at everything.
-    frequency, presence: OpenAI's additive penalties, subtracted per earlier occurrence and once
-    per seen token of the output; 0 is off.
-    frequency_window, presence_window: they count among so many last tokens of prompt and output
-    instead, as mlx-lm's do; 0: the whole output, and nothing of the prompt.
-    temperature: 0 takes the best token, and then the fields below have no effect.
-    top_k: 0 is off. typical_p, top_p: in (0, 1]; 1 is off. min_p: in [0, 1]; 0 is off.
-    xtc_probability: chance per token, in [0, 1], that of all tokens with a share of at least
-    `xtc_threshold` only the least likely stays; 0 is off.
-    seed: 64-bit; the row's random stream depends on it alone.
+    logit_bias: (token id, value added to its logit). repetition: llama.cpp's multiplicative penalty
+    on tokens among the last `window` of prompt and output (a positive logit is divided, another one
+    multiplied); 1 is off. window: at least 1; WHOLE covers everything. frequency, presence:
+    OpenAI's additive penalties, subtracted per occurrence and once per token that occurs in the
+    output; 0 is off. frequency_window, presence_window: number of recent tokens of prompt and
+    output that they cover instead, as in mlx-lm; 0: the whole output, and none of the prompt.
+    temperature: 0 takes the best token, and then the fields below have no effect. top_k: 0 is off.
+    typical_p, top_p: in (0, 1]; 1 is off. min_p: in [0, 1]; 0 is off. xtc_probability: probability
+    per token, in [0, 1], that of all tokens with a probability of at least `xtc_threshold` only the
+    least likely stays; 0 is off. seed: 64-bit; the row's random stream depends on it alone.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -116,27 +112,25 @@ class Sampling:
 
     @property
     def remembers(self) -> bool:
-        """Whether the choice depends on the tokens before."""
+        """Whether sampling depends on earlier tokens."""
         return self.repetition != 1 or self.frequency != 0 or self.presence != 0
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What the wire has no field for. A model has defaults of the first six.
+    """Settings without a field in the protocol. A model has defaults for the first six.
 
-    grammar_type: how the text of a grammar is to be read; auto tells JSON schemas from GBNF.
-    thinking_budget: most tokens of reasoning; -1: as many as the model likes.
-    grammar_or_calls: the grammar applies to content, and offered tools may be called instead.
-    stream_logprobs: log-probabilities leave with the pieces of a stream, not with its end.
-    stream_progress: a stream tells how far the prompt is.
-    prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
-    infill: what comes behind the raw prompt and the text that is wanted; without that prompt.
-    prompt_logprobs: tell the log-probabilities of the prompt's tokens as well.
-    prompt_only: read the prompt and generate nothing.
-    count_only: only count the prompt's tokens.
-    continue_final_message: the answer continues the last message.
-    presence_window, frequency_window: as in `Sampling`.
-    image_messages, audio_messages, video_messages: the message to which each item belongs.
+    grammar_type: how the text of a grammar is parsed; auto distinguishes JSON schemas from GBNF.
+    thinking_budget: maximum tokens of reasoning; -1: no limit. grammar_or_calls: the grammar
+    applies to content, and offered tools may be called instead. stream_logprobs: log-probabilities
+    are sent with the pieces of a stream, not at its end. stream_progress: a stream reports prompt
+    progress. prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
+    infill: the text after the gap, and other files; without the raw prompt before it.
+    prompt_logprobs: also return the log-probabilities of the prompt's tokens. prompt_only: prefill
+    the prompt and generate nothing. count_only: only count the prompt's tokens.
+    continue_final_message: the answer continues the last message. presence_window,
+    frequency_window: as in `Sampling`. image_messages, audio_messages, video_messages: the message
+    to which each item belongs.
     """
 
     min_tokens: int = 0
@@ -163,22 +157,20 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation. `max_tokens` None means: up to the end of the context.
+    """One generation.
 
-    `stop` holds non-empty strings; the first one that appears ends the text before it.
-    min_tokens: the end of sequence cannot be chosen before so many tokens.
-    ignore_eos: it cannot be chosen at all.
-    logprobs: how many alternatives to tell with each token's log-probability; None: tell nothing.
-    stream_logprobs: whether they are wanted piece by piece.
-    stream_progress: whether `Progress` is wanted before the first text.
-    prompt_logprobs: the same as `logprobs` for the tokens of the prompt.
-    prompt_only: the prompt is read, and nothing is generated.
-    count_only: nothing is computed; the prompt's tokens are counted, and may be more than fit.
-    constraint: a grammar that the output must match.
-    thinking_budget: most tokens of reasoning; None: as many as the model likes.
-    n_draft: most guesses at a time, where the model drafts; 0 leaves it to the model's settings.
-    disk: how the prompt cache on disk is used.
-    attachments: media of the prompt; None where there are none, and once they are in it.
+    max_tokens: None means up to the end of the context. stop: non-empty strings; the first one that
+    appears ends the text before it. min_tokens: the end of sequence cannot be sampled before this
+    many tokens. ignore_eos: it cannot be sampled at all. logprobs: how many alternatives to return
+    with each token's log-probability; None: no log-probabilities. stream_logprobs: whether they are
+    sent piece by piece. stream_progress: whether `Progress` is sent before the first text.
+    prompt_logprobs: the same as `logprobs` for the tokens of the prompt. prompt_only: the prompt is
+    prefilled, and nothing is generated. count_only: nothing is computed; the prompt's tokens are
+    counted, and may be more than fit. constraint: a grammar that the output must match.
+    thinking_budget: maximum tokens of reasoning; None: no limit. n_draft: maximum number of guesses
+    at a time, if the model drafts; 0 leaves it to the model's settings. disk: how the prompt cache
+    on disk is used. attachments: media of the prompt; None if there are none, or once they are in
+    the prompt.
     """
 
     request_id: str
@@ -202,5 +194,5 @@ class GenerationRequest:
 
     @property
     def end_opens_at(self) -> int:
-        """How many tokens must be generated before the end of sequence can be chosen."""
+        """How many tokens must be generated before the end of sequence can be sampled."""
         return _NEVER_OPENS if self.ignore_eos else self.min_tokens

@@ -1,7 +1,7 @@
 """Runs the sequences of one model: the planner decides a step, the executor carries it out.
 
 Everything happens on the engine thread, one `step` at a time: plan, launch, read and deliver the
-tokens of the step before, then wait for what holds up no token.
+tokens of the previous step, then wait for work that delays no token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from backend.engine.batch import Sampled
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.events import Event
-from backend.engine.executor import Executor, ExecutorSequence, Failure
+from backend.engine.executor import Executor
+from backend.engine.executor_sequence import ExecutorSequence
+from backend.engine.failure import Failure
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.output import Output
@@ -56,17 +58,17 @@ class Flush(Protocol):
 
 Report = Callable[[str, BaseException], None]
 
-# llguidance tells no figure. After 30 tokens of a schema with 30 properties it was 0.06 MiB.
+# llguidance reports no size. After 30 tokens of a schema with 30 properties it was 0.06 MiB.
 _MATCHER_BYTES = 1 << 20
-_BREATH = 0.05  # seconds between two looks for bytes that are on their way to the disk
-_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
+_BREATH = 0.05  # seconds between two checks for bytes that are being written to disk
+_TIDY_EVERY = 512  # steps between two times at which freed buffers are returned to the system
 
 
 class Scheduler:
-    """Owner of the planner, the executor and the answers of one loaded model.
+    """The planner, the executor and the answers of one loaded model.
 
-    publish: takes an event or a failure for a sequence's owner. flush: hands over what was
-    published, before a step takes its time. report: logs a fault with its exception.
+    publish: sends an event or an error to a sequence's owner. flush: delivers what was published,
+    before a step takes its time. report: logs a fault with its exception.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Scheduler:
         self._events: list[PlannerEvent] = []
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that generate nothing
-        self._watched: set[int] = set()  # sequences whose owners want to know how far they are
+        self._watched: set[int] = set()  # sequences whose owners requested prompt progress
         self.executor = (
             Executor(model) if model.leader is None else LeadingExecutor(model, model.leader)
         )
@@ -115,19 +117,19 @@ class Scheduler:
 
     @property
     def waiting(self) -> bool:
-        """Whether a sequence waits for its first, or its next, token."""
+        """Whether a sequence is waiting for its first, or its next, token."""
         return bool(self._outputs)
 
     def prefill_seconds(self, command: Submit) -> float:
-        """About how long the tokens of a prompt take that are not in the prompt cache."""
+        """Estimated time for the prompt's tokens that are not in the prompt cache."""
         speed = self.planner.pace.tokens_per_second
         if speed is None:
             return 0.0
         key = command.key or PrefixKey(command.prompt)
-        return (len(command.prompt) - self.planner.index.find(key).length) / speed
+        return (len(command.prompt) - self.planner.entries.index.find(key).length) / speed
 
     def submit(self, command: Submit) -> None:
-        """Take a sequence in; the next step may start it."""
+        """Add a sequence; the next step may start it."""
         request, plan, media = command.request, command.plan, command.media
         constraint = command.constraint
         scoring = None if plan is None else Scoring(plan, side_by_side=self._model.batches)
@@ -173,7 +175,7 @@ class Scheduler:
         )
 
     def _guesses(self, command: Submit) -> int:
-        """Most guesses at a time for a sequence; a guesser has seen no images."""
+        """Most guesses at a time for a sequence; 0 with media, which guessers do not see."""
         if self._model.drafting is None or command.media is not None:
             return 0
         return command.request.n_draft or self._model.drafting.most
@@ -183,14 +185,14 @@ class Scheduler:
         return self._model.media.needs(media)
 
     def cancel(self, ticket: int) -> None:
-        """End a sequence. Its owner knows, so nothing is published."""
+        """End a sequence. Nothing is published, because its owner knows."""
         if self._outputs.pop(ticket, None) is not None:
             self._events.append(Ended(ticket))
 
     def cancel_all(self, error: EngineError) -> None:
         """End every sequence with an error and forget every stored prefix."""
         if self._model.disk is not None and any(isinstance(e, Ended) for e in self._events):
-            # Answers that have just ended reach the disk as they leave, in the next step.
+            # Answers that have just ended are saved to disk when they leave, in the next step.
             self.step()
         for ticket in self._outputs:
             self._publish(ticket, error)
@@ -204,7 +206,7 @@ class Scheduler:
         self._settle()
 
     def step(self) -> None:
-        """One round: every sequence that decodes gets a token, prefill gets its share."""
+        """One round: every decoding sequence gets a token, and prefill gets its share."""
         plan = self.planner.plan(self._now(), self._take_events())
         self._gauges.heartbeat.begin(str(plan))
         if plan == StepPlan(plan.number) and self._model.disk is not None:
@@ -245,7 +247,7 @@ class Scheduler:
         self._events += events
 
     def _deliver(self, sampled: Sampled) -> None:
-        """Publish what a token gave."""
+        """Publish the events for a token."""
         number = sampled.sequence.number
         output = self._outputs.get(number)
         if output is None:
@@ -275,7 +277,7 @@ class Scheduler:
             self._events.append(Ended(number))
 
     def _finish_unstarted(self) -> None:
-        """End the sequences whose prompt, or whose scores, were all that was wanted."""
+        """End the sequences that only needed their prompt, or scores."""
         for number in [number for number in self._unstarted if number in self._outputs]:
             output = self._outputs[number]
             sequence = output.sequence
@@ -291,7 +293,7 @@ class Scheduler:
         self._unstarted &= self._outputs.keys()
 
     def _tell_progress(self) -> None:
-        """Tell who waits for a first token what this step read of the prompt."""
+        """Report to owners that wait for a first token how much of the prompt is done."""
         self._watched &= self._outputs.keys()
         for number in [*self._watched]:
             output = self._outputs[number]
@@ -322,7 +324,7 @@ class Scheduler:
                 self._fail(number, failure.where, failure.fault, short=short)
 
     def _fail(self, number: int, where: str, fault: Exception, *, short: bool = False) -> None:
-        """A fault of one sequence ends that sequence alone."""
+        """A fault in one sequence ends only that sequence."""
         if self._outputs.pop(number, None) is None:
             return
         self._events.append(Ended(number, failed=True))
@@ -361,21 +363,21 @@ class Scheduler:
         )
 
     def _settle(self) -> None:
-        """Update the gauges; with nothing left to run, give freed buffers back to the system."""
+        """Update the gauges; when nothing is running, return freed buffers to the system."""
         gauges = self._gauges
-        gauges.running = len(self.planner.admitted)
+        gauges.running = len(self.planner.sequences.admitted)
         gauges.prompt_tokens_processed += self.executor.prompt_tokens
         self.executor.prompt_tokens = 0
         gauges.preemptions = self.planner.preemptions
         self._show_guessing()
-        if self.planner.unstored > gauges.unstored:
+        if self.planner.entries.unstored > gauges.unstored:
             _log.warning(
                 "the KV of %d answers was larger than the whole prompt cache (%d MiB) and is not"
                 " stored: their next turns are computed from the beginning; raise prompt_cache_mib",
-                self.planner.unstored,
+                self.planner.entries.unstored,
                 self._model.prompt_cache_bytes // MIB,
             )
-        gauges.unstored = self.planner.unstored
+        gauges.unstored = self.planner.entries.unstored
         if not self.busy:
             gauges.tokens_per_second = 0.0
             self.executor.rest()
@@ -387,7 +389,10 @@ class Scheduler:
         self._gauges.guessing = self.planner.widths.report if drafts else None
 
     def lend(self, nbytes: int) -> int:
-        """Keep so many bytes free for others from the next step on; returns how many are."""
+        """Reserve this many bytes for other work from the next step on.
+
+        Returns how many are granted.
+        """
         if nbytes != self.executor.lent:
             self.executor.lent = nbytes
             self._events += self.executor.weigh_other()

@@ -79,7 +79,11 @@ class Worker:
         from backend.engine.prefix_index import PrefixKey
 
         scheduler = self._scheduler
-        return 0 if scheduler is None else scheduler.planner.index.find(PrefixKey(prompt)).length
+        return (
+            0
+            if scheduler is None
+            else scheduler.planner.entries.index.find(PrefixKey(prompt)).length
+        )
 
     def join(self, timeout: float) -> bool:
         """Wait until the thread has ended; False if it is still running."""
@@ -151,7 +155,7 @@ class Worker:
         """Whether there are requests, all of them waiting."""
         if self._scheduler is None or (self._encoder is not None and self._encoder.busy):
             return False
-        return self._scheduler.waiting and not self._scheduler.planner.admitted
+        return self._scheduler.waiting and not self._scheduler.planner.sequences.admitted
 
     def _handle(self, command: Command) -> None:
         match command:

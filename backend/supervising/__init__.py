@@ -1,1 +1,1 @@
-"""Starts the ranks of one model as processes, and sees that none outlives the others."""
+"""Starts the ranks of one model as processes, and ends them together."""

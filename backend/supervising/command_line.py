@@ -1,12 +1,12 @@
-"""Which part a process plays, by its command line and its environment.
+"""What a process is for, according to its command line and its environment.
 
-    run.sh --addr HOST:PORT                               one process, which holds its models alone
+    run.sh --addr HOST:PORT                               one process, without other ranks
     run.sh --addr HOST:PORT --ranks N                     N ranks on this machine
     run.sh --addr HOST:PORT --hostfile FILE               rank 0; the file has an address per rank
     run.sh --worker --rank R --hostfile FILE              another rank
 
 `--backend`, `--rank` and the variables MLX_HOSTFILE, MLX_DISTRIBUTED_HOSTFILE, MLX_RANK and
-MLX_DISTRIBUTED_BACKEND mean what they mean for `mlx.launch` and for LocalAI.
+MLX_DISTRIBUTED_BACKEND have the same meaning as for `mlx.launch` and LocalAI.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OPTIONS = ("--ranks", "--hostfile", "--rank", "--backend", "--control", "--rank
 class Plan:
     """What to start: `count` ranks on this machine, or the one rank of `place`.
 
-    hostfile: an address of the ring per rank, where the user gives them. rest: the arguments that
-    are rank 0's own. restarts: whether the ranks are started again after one is lost.
+    hostfile: the ring address of each rank, if the user gives them. rest: the arguments for rank 0
+    itself. restarts: whether the ranks are started again after one is lost.
     """
 
     rest: tuple[str, ...]
@@ -38,7 +38,7 @@ class Plan:
 
 
 def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None:
-    """The plan; None for a process that holds its models alone. Raises Misuse."""
+    """The plan; None for a single process without other ranks. Raises Misuse."""
     given, rest = _split(arguments)
     policy = given.get("--rank-loss", "restart")
     if policy not in _POLICIES:
@@ -49,9 +49,18 @@ def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None
     if "--ranks" in given:
         if worker or "--hostfile" in given:
             raise Misuse("--ranks starts ranks on this machine: leave out --worker and --hostfile")
+        _refuse_without_hostfile(given)
         count = _number("--ranks", given["--ranks"], _MOST_RANKS)
         return Plan(tuple(rest), count, restarts=policy == "restart") if count > 1 else None
     if not worker and not hostfile:
+        _refuse_without_hostfile(given)
+        if environ.get("MLX_RANK", "0") != "0":
+            raise Misuse(
+                f"MLX_RANK is {environ['MLX_RANK']}, but no hostfile says where the ranks are: add"
+                " --hostfile, or unset MLX_RANK"
+            )
+        if "--rank-loss" in given:
+            raise Misuse("--rank-loss has no effect on a process that is alone: leave it out")
         return None
     if not hostfile:
         raise Misuse("--worker needs --hostfile: a JSON list with the address of every rank")
@@ -61,6 +70,12 @@ def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None
     transport = given.get("--backend") or environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
     place = place_in(hostfile, rank, transport, given.get("--control", ""), environ)
     return Plan(tuple(rest), place=place, hostfile=hostfile, restarts=policy == "restart")
+
+
+def _refuse_without_hostfile(given: Mapping[str, str]) -> None:
+    for name in ("--rank", "--backend", "--control"):
+        if name in given:
+            raise Misuse(f"{name} is for ranks of a hostfile: add --hostfile, or leave it out")
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

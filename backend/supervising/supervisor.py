@@ -1,8 +1,9 @@
-"""The small process above the ranks of one machine.
+"""The small process that starts and ends the ranks of one machine.
 
-It has one thread and imports neither gRPC nor MLX, so nothing can keep it from acting on a signal
-or on the end of a rank, not even MLX while it forms its group. It starts the ranks, ends those
-that outlive rank 0, and starts them again if one was lost: MLX forms a group once per process.
+It has one thread and imports neither gRPC nor MLX, so nothing can keep it from reacting to a signal
+or to the end of a rank, not even MLX while it forms its group. It starts the ranks, kills those
+that outlive rank 0, and starts them all again if one was lost, because MLX can form only one group
+per process.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from backend.engine.ranks.hostfile import transport_environ
 from backend.engine.ranks.place import TOKEN, Place
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
 from common.launch import command
 
-LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # as in backend.rpc.last_load, which imports gRPC
-_GRACE = 10.0  # seconds that rank 0 gets to end in order; it takes 7 at most
-_REPORTS = 4.0  # seconds that it gets to report the loss of a rank
-_FOLLOWERS_GRACE = 1.0  # that the others get to notice that rank 0 has ended
-_LOOK_SECONDS = 2.0  # between two looks whether a rank was stopped by a signal
-_MOST_STOPPED = 8.0  # seconds; with the look before, a rank's time-out
-_SHORT_LIFE = 20.0  # seconds; ranks that end sooner, several times in a row, would always
+LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # defined in backend.rpc.last_load too, which imports gRPC
+_GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
+_REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
+_FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
+_LOOK_SECONDS = 2.0  # seconds between two checks whether a rank was stopped by a signal
+_MOST_STOPPED = 8.0  # seconds; together with the check before, a rank's time-out
+# seconds; ranks that end sooner than this several times in a row are not started again
+_SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
 _MISUSED = 2
@@ -40,7 +43,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Supervisor:
-    """Runs one plan to its end."""
+    """Carries out one plan."""
 
     def __init__(self, plan: Plan, environ: Mapping[str, str]) -> None:
         self._plan = plan
@@ -77,7 +80,7 @@ class Supervisor:
 
     @property
     def _is_worker(self) -> bool:
-        """Whether this machine has none but another rank, which waits for rank 0 for ever."""
+        """Whether this machine has only a rank other than 0, which waits for rank 0 for ever."""
         return self._plan.place is not None and self._plan.place.rank > 0
 
     def _note(self, number: int, _: object) -> None:
@@ -85,14 +88,14 @@ class Supervisor:
             self._asked = signal.Signals(number)
 
     def _start(self) -> list[subprocess.Popen[bytes]]:
-        """The processes, the one that counts first."""
+        """Start the processes; the first one decides when the others end."""
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
         count = self._plan.count
         ports = free_ports(count + 1)
         hostfile = Path(self._folder.name) / "hosts.json"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[:count]]))
-        environ = {TOKEN: secrets.token_hex(16)} | self._environ
+        environ = {**self._environ, TOKEN: self._environ.get(TOKEN) or secrets.token_hex(16)}
         names = ("127.0.0.1",) * count
         return [
             self._spawn(
@@ -104,8 +107,8 @@ class Supervisor:
     def _spawn(
         self, place: Place, hostfile: str, environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        own = {**environ, "MLX_RANK": str(place.rank)}
-        own["MLX_HOSTFILE"] = hostfile
+        own = {**environ, **transport_environ(place, hostfile, environ)}
+        own.pop(parent_watch.SWITCH, None)  # it says whether the host is watched, as it is here
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
@@ -114,7 +117,7 @@ class Supervisor:
         )
 
     def _life(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
-        """Wait for the end of the first, or of any other; returns the first one's exit code."""
+        """Wait until the first process or any other ends; returns the first one's exit code."""
         first, *others = processes
         stopped: dict[int, float] = {}
         try:
@@ -122,8 +125,8 @@ class Supervisor:
                 if self._asked is not None:
                     return self._stop(first)
                 if any(other.poll() is not None for other in others):
-                    # Rank 0 notices too, and reports it before it ends; unless it is the one that
-                    # was silent.
+                    # Rank 0 notices too, and reports it before it ends, unless rank 0 itself was
+                    # silent.
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
                     return _ended(first, grace) or _GIVEN_UP
                 self._pause(_LOOK_SECONDS)
@@ -139,11 +142,15 @@ class Supervisor:
 
     def _stop(self, first: subprocess.Popen[bytes]) -> int:
         assert self._asked is not None
+        if self._is_worker:  # it waits for rank 0's word, and has no call to end
+            first.kill()
+            first.wait()
+            return 0
         first.send_signal(self._asked)
         return _ended(first, _GRACE)
 
     def _pause(self, seconds: float) -> None:
-        """Until a signal arrives, but no longer."""
+        """Wait for a signal, but not longer than the pause."""
         if select.select([self._wake], [], [], seconds)[0]:
             os.read(self._wake, 4096)
 
@@ -151,7 +158,8 @@ class Supervisor:
 def _kill_stopped(processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]) -> None:
     """Kill a rank that somebody has stopped for longer than a rank may be silent.
 
-    Ranks that have not met yet cannot notice. since: takes when a rank was first seen stopped.
+    Ranks that are not connected yet cannot notice that. since: when each rank was first seen
+    stopped.
     """
     now = time.monotonic()
     for process in processes:
@@ -162,7 +170,7 @@ def _kill_stopped(processes: Sequence[subprocess.Popen[bytes]], since: dict[int,
 
 
 def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
-    """The exit code of a process, which is killed if it takes longer."""
+    """The exit code of a process, which is killed if it takes too long."""
     try:
         return process.wait(grace)
     except subprocess.TimeoutExpired:
@@ -171,7 +179,7 @@ def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses now."""
+    """Ports of the loopback interface that are free at the moment."""
     with ExitStack() as stack:
         found = []
         for _ in range(count):

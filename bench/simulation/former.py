@@ -7,9 +7,15 @@ end with an error when memory runs out.
 
 from __future__ import annotations
 
-from backend.engine.plan import Leave, Limits, Prefill, Refusal, Score, Start
-from backend.engine.planner import Planner, SequenceState
-from backend.engine.prefill import SMALLEST_STEP
+from collections.abc import Collection, Sequence
+
+from backend.engine.charges import Charges
+from backend.engine.plan import CacheCost, Leave, Limits, Prefill, Refusal, Score, Start
+from backend.engine.planner import Planner
+from backend.engine.prefill import SMALLEST_STEP, Pace
+from backend.engine.prefill_turns import PrefillTurns, stretch
+from backend.engine.sequence_state import SequenceState
+from backend.engine.sequence_table import SequenceTable
 
 _AHEAD = 2048  # tokens of output that a new sequence is charged for
 _GROWTH = 256  # tokens by which the charge stays ahead
@@ -20,22 +26,18 @@ class Former(Planner):
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
-        self._turns: dict[int, int] = {}  # the step of each sequence's latest turn in prefill
-
-    def _used(self) -> int:
-        return self._whole(self.admitted)
-
-    def _whole(self, rows: list[SequenceState]) -> int:
-        longest = max(map(_expected, rows), default=0)
-        return sum(one.width for one in rows) * self.limits.cost.of(longest) if rows else 0
+        self._charges = _OneRectangle(limits)
+        self._turns = _RoundRobin(limits, self._charges, self.pace)
 
     def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
         preempted: list[Leave] = []
         refused: list[Refusal] = []
-        while (used := self._used()) > self._room and (admitted := self.admitted):
+        while (used := self._used()) > self._room and (
+            admitted := list(self.sequences.admitted.values())
+        ):
             prefilling = [one for one in admitted if one.state == "prefill"]
             if prefilling:
-                self._back_to_waiting(prefilling[-1])
+                self.sequences.preempt(prefilling[-1], self._steps)
                 preempted.append(Leave(prefilling[-1].number))
             else:
                 refused.append(self._refuse(admitted[-1], used))
@@ -46,22 +48,23 @@ class Former(Planner):
         starts: list[Start] = []
         refused: list[Refusal] = []
         expecting = 0
-        for one in sorted(self.of("waiting"), key=lambda one: one.number):
-            if len(self.admitted) + expecting >= self.limits.slots:
+        for one in sorted(self.sequences.of("waiting"), key=lambda one: one.number):
+            if len(self.sequences.admitted) + expecting >= self.limits.slots:
                 break
             if one.preempted_in == self._steps:
                 break
-            source = self._source(one)
-            if self._expects(one, source):
+            source = self._sources.choose(one)
+            if self._sources.expects(one, source):
                 expecting += 1
                 continue
-            needed = self._whole([*self.admitted, one]) + self.limits.cost.of(one.total)
+            admitted = [*self.sequences.admitted.values(), one]
+            needed = _whole(admitted, self.limits.cost) + self.limits.cost.of(one.total)
             if needed > self._room:
-                if self.admitted:
+                if self.sequences.admitted:
                     break
                 refused.append(self._refuse(one, needed))
                 continue
-            if self._crowded(self._room - needed):
+            if self.entries.copied_bytes > max(self._room - needed, 0):
                 break
             starts.append(self._start(one, source, self._room - needed))
         return starts, refused
@@ -69,27 +72,46 @@ class Former(Planner):
     def _batch_for(self, one: SequenceState) -> int:  # noqa: ARG002
         return 1
 
-    def _prefill(
+
+class _OneRectangle(Charges):
+    def used(self, sequences: SequenceTable) -> int:
+        return _whole(sequences.admitted.values(), self._cost)
+
+
+class _RoundRobin(PrefillTurns):
+    def __init__(self, limits: Limits, charges: Charges, pace: Pace) -> None:
+        super().__init__(limits, charges, pace)
+        self._steps = 0
+        self._latest: dict[int, int] = {}  # the step of each sequence's latest turn
+
+    def choose(
         self,
+        filling: Sequence[SequenceState],
         now: float,  # noqa: ARG002
         room: int,  # noqa: ARG002
         *,
         running: bool,
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
-        budget = self.pace.tokens(running=running)
+        self._steps += 1
+        budget = self._pace.tokens(running=running)
         rows = sorted(
-            (one for one in self.of("prefill") if one.filled < one.target),
-            key=lambda one: self._turns.get(one.number, 0),
+            (one for one in filling if one.filled < one.target),
+            key=lambda one: self._latest.get(one.number, 0),
         )
         passes: list[tuple[Prefill, ...]] = []
         for one in rows:
             if budget <= 0:
                 break
-            part = self._chunk(one, budget)
+            part = stretch(one, budget)
             passes.append((part,))
             budget -= max(part.end - part.start, SMALLEST_STEP)
-            self._turns[one.number] = self._steps
+            self._latest[one.number] = self._steps
         return passes, [], 0
+
+
+def _whole(rows: Collection[SequenceState], cost: CacheCost) -> int:
+    longest = max(map(_expected, rows), default=0)
+    return sum(one.width for one in rows) * cost.of(longest) if rows else 0
 
 
 def _expected(one: SequenceState) -> int:

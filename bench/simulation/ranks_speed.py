@@ -1,8 +1,8 @@
-"""How fast a model decodes that ranks divide, by the arithmetic of bytes and latencies.
+"""How fast a divided model decodes, calculated from bytes and latencies.
 
 Tensor: each rank reads its part of the weights and the KV, and two sums of the hidden states per
-layer pass around the ring. Pipeline: the ranks compute one after the other, so that nothing gets
-faster; each hands the hidden states on, and the last gives them to all.
+layer pass around the ring. Pipeline: the ranks compute one after the other, so nothing gets faster;
+each sends the hidden states on, and the last one sends them to all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BYTES = 2  # of one hidden value
 def decode_seconds(
     setup: Setup, link: Link, ranks: int, way: Way, rows: int, context: int
 ) -> float:
-    """A decode step of so many rows, each with so many tokens before it."""
+    """Seconds of a decode step of this many rows, each after this many tokens."""
     alone = setup.decode_seconds(rows, context)
     if ranks == 1:
         return alone
@@ -31,9 +31,9 @@ def decode_seconds(
     launch = setup.machine.launch
     if way == "pipeline":
         hand_over = link.latency + states / link.bandwidth
-        # The sum of all parts; then a hand-over per border, and one around the ring.
+        # The sum of all parts; then one transfer per border, and one around the ring.
         return alone + (ranks - 1) * (launch + 2 * hand_over)
-    hops = 2 * (ranks - 1)  # of a sum around a ring, each with a part of the states
+    hops = 2 * (ranks - 1)  # steps of a sum around a ring, each with a part of the states
     one_sum = hops * (link.latency + states / ranks / link.bandwidth)
     return (alone - launch) / ranks + launch + 2 * setup.model.blocks * one_sum
 
@@ -41,12 +41,14 @@ def decode_seconds(
 def tokens_per_second(
     setup: Setup, link: Link, ranks: int, way: Way, rows: int, context: int
 ) -> float:
-    """Of all rows together."""
+    """Tokens per second of all rows together."""
     return rows / decode_seconds(setup, link, ranks, way, rows, context)
 
 
 def tables() -> Iterator[Table]:
-    """A table for each model on its machine: links and ways against numbers of ranks."""
+    """A table for each model on its machine: links and kinds of parallelism against numbers of
+    ranks.
+    """
     for setup in setups():
         header = [
             "link",

@@ -77,7 +77,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects ranks. Units and sources are in `setups.toml`."""
+    """The connection of ranks. Units and sources are in `setups.toml`."""
 
     name: str
     bandwidth: float
@@ -162,7 +162,7 @@ class Setup:
 
 
 def links() -> list[Link]:
-    """All that the file holds, in its order."""
+    """All links in the file, in order."""
     return [Link(**values) for values in tomllib.loads(_FILE.read_text())["links"].values()]
 
 

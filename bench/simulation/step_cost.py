@@ -47,7 +47,7 @@ def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
     drawn = np.random.default_rng(0)
     now = 0.0
     planner.plan(now, [_arrival(drawn, number) for number in range(decoding)])
-    while len(planner.of("decode")) < decoding:
+    while len(planner.sequences.of("decode")) < decoding:
         now += _STEP_SECONDS
         plan = planner.plan(now, _results(planner))
         events: list[PlannerEvent] = [Started(start.sequence, 0) for start in plan.start]
@@ -71,7 +71,7 @@ def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
 def _charged(planner: Planner) -> int:
     """Bytes charged for the sequences in batches."""
     batches: dict[int, list[int]] = {}
-    for one in planner.of("decode"):
+    for one in planner.sequences.of("decode"):
         batches.setdefault(one.batch, []).append(one.charged)
     return sum(len(some) * planner.limits.cost.of(max(some)) for some in batches.values())
 
@@ -82,5 +82,7 @@ def _arrival(drawn: np.random.Generator, number: int) -> Arrived:
 
 
 def _results(planner: Planner) -> list[PlannerEvent]:
-    events: list[PlannerEvent] = [Generated(one.number, (7,)) for one in planner.of("decode")]
+    events: list[PlannerEvent] = [
+        Generated(one.number, (7,)) for one in planner.sequences.of("decode")
+    ]
     return [*events, DecodeTimed(_STEP_SECONDS)]

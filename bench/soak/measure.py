@@ -112,14 +112,14 @@ def _of_calls(ledger: Ledger) -> Iterator[Figure]:
     yield fact("calls of the soak", ends.total(), shown)
     for sentence in (*ledger.wrong[:5], *ledger.differing[:5]):
         print(f"  {sentence}")
-    yield at_most("calls that ended as they should not", len(ledger.wrong), 0)
+    yield at_most("calls that ended wrongly", len(ledger.wrong), 0)
     compared = f"of {ledger.compared}"
     yield at_most("answers that differ from those alone", len(ledger.differing), 0, compared)
 
 
 def _table(looks: Sequence[Look]) -> Table:
     return Table(
-        "The process at rest after each round:",
+        "The idle process after each round:",
         ("round", "resident MiB", "unnamed KiB of MLX", "threads", "descriptors"),
         [
             (
@@ -146,7 +146,7 @@ def _of_looks(looks: Sequence[Look]) -> Iterator[Figure]:
     shown = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB in {len(looks)} rounds"
     yield at_most("resident memory, last third / first", after / before, GROWTH, shown)
     before, after = medians(lambda look: look.active)
-    yield at_most("MLX's bytes that Status does not name, growth", after - before, 2**16)
+    yield at_most("MLX's bytes outside the parts of Status, growth", after - before, 2**16)
     for name, of in (
         ("threads", lambda look: look.threads),
         ("descriptors", lambda look: look.descriptors),
@@ -178,4 +178,4 @@ def _of_log(ledger: Ledger, log: str) -> Figure:
     odd = [label for label, times in of_label.items() if times > 1]
     odd += [label for label in ledger.answered if not ends["OK", label]]
     shown = f"of {len(of_label)}"
-    return at_most("answers without one end in the backend's log", len(odd), 0, shown)
+    return at_most("answers without exactly one end in the backend's log", len(odd), 0, shown)

@@ -111,7 +111,7 @@ def measure(text: Path, senses: Path) -> Iterator[Figure | Table]:
     for sentence in ledger.wrong[:8]:
         print(f"  {sentence}")
     compared = f"{ledger.compared} compared"
-    yield at_most("answers that are not what they should be", len(ledger.wrong), 0, compared)
+    yield at_most("wrong answers", len(ledger.wrong), 0, compared)
     yield from _of_looks(looks, seconds)
 
 

@@ -1,1 +1,1 @@
-"""Anthropic's messages: their request as a chat request, and an answer in their form."""
+"""Anthropic's Messages API: its requests as chat requests, and answers in its form."""

@@ -1,4 +1,4 @@
-"""One message of Anthropic's as it comes in: the events of its stream, and the whole of it.
+"""Builds an Anthropic message: the events of its stream, and the whole object.
 
 Content blocks follow each other: thinking, text, and one block for each call. How much of a prompt
 was remembered is known at the end only, so `message_start` counts the whole prompt as read, and
@@ -14,8 +14,8 @@ from typing import Any
 from gateway.anthropic.request import MessagesRequest
 from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage
 
-# Clients drop thinking without a signature; there is nothing to sign, because it is sent back in
-# clear and read as such.
+# Clients drop thinking without a signature. There is nothing to sign, because thinking is sent back
+# in plain text and read as such.
 SIGNATURE = "unsigned"
 Json = dict[str, Any]
 
@@ -99,7 +99,7 @@ class Answer:
         return events
 
     def _switch(self, kind: str | int, block: Json) -> list[Json]:
-        """End the open block and begin another, unless the open block continues."""
+        """End the open block and begin another, if the next part belongs to another one."""
         if self._open == kind:
             return []
         events = self._close()
@@ -121,7 +121,7 @@ class Answer:
             return []
         index = len(self._content) - 1
         events: list[Json] = []
-        # A new object: the one that began the block has left with its event.
+        # A new object, because the one that began the block has been returned in an event.
         block = self._content[index].copy()
         text = "".join(self._parts)
         if block["type"] == "tool_use":
@@ -154,7 +154,7 @@ class Answer:
 
 
 def _stop(request: MessagesRequest, done: Done, called: bool) -> tuple[str, str | None]:
-    """Why the message ended. The model's own stop strings, of its file, are its end of turn."""
+    """Why the message ended. A stop string from the model's file counts as the end of turn."""
     if done.finish_reason == "length":
         full = done.usage.completion_tokens >= request.max_tokens
         return ("max_tokens" if full else "model_context_window_exceeded"), None
@@ -164,7 +164,7 @@ def _stop(request: MessagesRequest, done: Done, called: bool) -> tuple[str, str 
 
 
 def _usage(used: Usage) -> Json:
-    """Anthropic counts what came from the cache apart from the rest of the prompt."""
+    """Anthropic's usage: prompt tokens that were cached are counted separately."""
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -42,14 +42,14 @@ class Base64VideoSource(Strict):
 
 
 class VideoBlock(Strict):
-    """A video, as other hosts of this API take it; Anthropic's own models see none."""
+    """A video, as other servers with this API accept it; Anthropic's own models do not."""
 
     type: Literal["video"]
     source: Annotated[Base64VideoSource | UrlSource, OneOf("a video source")]
 
 
 class ToolUseBlock(Strict):
-    """A call that the model made in an earlier turn; `caller`, who ran it, is ignored."""
+    """A call that the model made in an earlier turn; `caller` is ignored."""
 
     type: Literal["tool_use"]
     id: str
@@ -67,7 +67,7 @@ class ThinkingBlock(Strict):
 
 
 class RedactedThinkingBlock(Strict):
-    """Thinking that only its own provider can read: left out of the prompt."""
+    """Thinking that only its own provider can decrypt; it is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str

@@ -1,4 +1,4 @@
-"""Refusals in Anthropic's form (API reference, "Errors"), for `/messages` and what is below it."""
+"""Errors in Anthropic's form (API reference, "Errors"), for `/messages` and paths below it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TYPES: Mapping[int, str] = {
 
 
 def type_of(status: int) -> str:
-    """Anthropic's name of a kind of error, by HTTP status."""
+    """Anthropic's error type for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def body(error: ApiError) -> dict[str, Any]:
-    """The error object; the field at fault is named at the beginning of the sentence."""
+    """The error object; the message begins with the field at fault."""
     described = {"type": type_of(error.status), "message": error.sentence}
     request_id = exchange.current().request_id
     return {"type": "error", "error": described, "request_id": request_id}

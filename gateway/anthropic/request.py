@@ -1,6 +1,6 @@
 """The requests of `/messages` and `/messages/count_tokens`, as Anthropic's API defines them.
 
-Every field is honoured by gateway/anthropic/to_chat; what else may be sent, see gateway/tolerance.
+gateway/anthropic/to_chat honours every field; gateway/tolerance handles all others.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ThinkingOn(Strict):
 
 
 class ThinkingAdaptive(Strict):
-    """Think where the model sees fit."""
+    """Think if the model considers it necessary."""
 
     type: Literal["adaptive"]
     display: str | None = Field(None, description="omitted: thinking is not shown.")
@@ -82,14 +82,14 @@ class OutputFormat(Strict):
 
 
 class OutputConfig(Strict):
-    """How much effort, and in which form."""
+    """The effort, and the format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class CountTokensRequest(Request):
-    """What makes up the prompt."""
+    """The fields that make up the prompt."""
 
     refused = MESSAGES
 

@@ -1,13 +1,13 @@
-"""An Anthropic request as the chat request that means the same.
+"""Translates an Anthropic request to the equivalent chat request.
 
-Everything about sampling, tools, images and forms is then decided in one place, by
-gateway/openai. Rules of Anthropic's that chat requests have no field for:
+So sampling, tools, images and formats are handled in one place, gateway/openai. Rules of
+Anthropic's for which chat requests have no field:
 
 - A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
-- A system turn at the end is what the model answers, so it is a user's: chat templates know system
-  turns at the beginning.
-- The answer continues the last message if that is the assistant's.
+- A system message at the end becomes a user message, because the model has to answer it, and chat
+templates allow system messages only at the beginning.
+- The answer continues the last message if it is the assistant's.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
 
@@ -40,7 +40,7 @@ from gateway.openai.translation import Conversation, Part, Translation, translat
 Json = dict[str, Any]
 
 
-# What the chat request calls what Anthropic calls otherwise.
+# Names of Anthropic's fields in chat requests.
 _NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
@@ -54,7 +54,7 @@ _NAMES = {
 
 
 def chat_request(request: CountTokensRequest) -> Translation:
-    """The chat request. Raises ApiError where Anthropic's form has no meaning here."""
+    """The chat request. Raises ApiError for what cannot be translated."""
     conversation = _conversation(request)
     fields: Json = {"model": request.model, "messages": conversation.messages}
     places = _NAMES | conversation.places
@@ -76,7 +76,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
     if request.output_config is not None:
         fields |= _output(request.output_config)
     if isinstance(request, MessagesRequest):
-        # Nothing is generated for 0, whatever the bound is.
+        # With 0 nothing is generated, whatever the other limits are.
         fields["max_tokens"] = max(request.max_tokens, 1)
         fields["stop"] = request.stop_sequences or None
         for name in ("temperature", "top_p", "top_k"):
@@ -117,7 +117,7 @@ def _conversation(request: CountTokensRequest) -> Conversation:
 
 
 def _user(conversation: Conversation, turn: Turn, place: str) -> None:
-    """Tool results are turns of their own; what stands between them stays together."""
+    """Tool results become messages of their own; the parts between them stay together."""
     parts: list[Part] = []
     for at, block in enumerate(turn.content):
         origin = f"{place}.content[{at}]"
@@ -180,7 +180,7 @@ def _texts(turn: Turn, index: int) -> list[str]:
 
 
 def _misplaced(kind: str, role: str, place: str) -> ApiError:
-    return bad_field(place, f"{place}: {kind} cannot stand in {role} message")
+    return bad_field(place, f"{place}: {kind} is not allowed in {role} message")
 
 
 def _tool(tool: Tool) -> Json:

@@ -1,1 +1,1 @@
-"""The models folder: one YAML file a model, in the terms that LocalAI's users know."""
+"""The models folder: one YAML file per model, with the keys that LocalAI's users know."""

@@ -1,7 +1,7 @@
-"""What a checkpoint says before it is loaded: its sampling defaults, and its size.
+"""What is known of a checkpoint before it is loaded: its sampling defaults, and its size.
 
-The `generation_config.json` counts where neither a request nor the model's file says anything. A
-checkpoint that has yet to be downloaded says nothing; from the download on it does.
+Values in `generation_config.json` apply if neither the request nor the model's file sets them. They
+are read once the checkpoint has been downloaded.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _Stamp = tuple[int, int]
 
 
 class Checkpoints:
-    """Reads the files, each once as long as it does not change."""
+    """Reads the files, each again only if it has changed."""
 
     def __init__(self, models_dir: Path) -> None:
         self._models_dir = models_dir
         self._read: dict[Path, tuple[_Stamp, dict[str, Any]]] = {}
 
     def completed(self, config: ModelConfig) -> ModelConfig:
-        """The model with its checkpoint's values, where its file has none."""
+        """The model, with the checkpoint's values for what its file does not set."""
         found = self._defaults_of(self._folder(config) / "generation_config.json")
         given = config.parameters
         new = {name: value for name, value in found.items() if getattr(given, name) is None}
         if "repeat_penalty" in new and given.repeat_last_n is None:
-            new["repeat_last_n"] = -1  # transformers' penalty looks at the whole text
+            new["repeat_last_n"] = -1  # transformers applies its penalty to the whole text
         if not new:
             return config
         return config.model_copy(update={"parameters": given.model_copy(update=new)})
@@ -46,19 +46,19 @@ class Checkpoints:
     def weight_bytes(self, config: ModelConfig) -> int:
         """Roughly how much memory a model will need; 0 if that is known only after a download.
 
-        While one runs, the index of the weights comes first, and what is there of them grows.
+        During a download the index of the weights arrives first, so the size is known early.
         """
         if config.memory_mib:
             return config.memory_mib << 20
         folder = self._folder(config)
-        # Folders of a hub's cache hold links, also to what has not been fetched or was removed.
+        # Folders of the hub's cache contain links, some to files that do not exist yet or any more.
         present = _sizes(folder, "*.safetensors")
         if folder.parent.name == "snapshots":
             present += _sizes(folder.parents[1] / "blobs", "*.incomplete")
         return max(present, _indexed(folder / "model.safetensors.index.json"))
 
     def _folder(self, config: ModelConfig) -> Path:
-        """Where the checkpoint is, or will be; a file of it stands for its folder."""
+        """The folder of the checkpoint, now or after the download; a file stands for its folder."""
         name = config.parameters.model
         local = self._models_dir / name
         if local.is_file():
@@ -116,7 +116,7 @@ def _revision(config: ModelConfig) -> str:
 
 
 def _sampling(content: Any) -> dict[str, Any]:
-    """The values in the terms of a model's file; what is out of bounds is left out."""
+    """The values under the names of a model's file; those out of range are ignored."""
     if not isinstance(content, dict):
         raise ValueError("it is no object")
     found: dict[str, Any] = {}

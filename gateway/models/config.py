@@ -102,7 +102,7 @@ class Parameters(Strict):
         return without_foreign(given, "parameters.")
 
 
-OWN_BACKENDS = ("", "mlx", "mlx-backend", "mlx-vlm")  # names that mean the run.sh of this checkout
+OWN_BACKENDS = ("", "mlx", "mlx-backend", "mlx-vlm")  # names for the run.sh of this checkout
 _ADDRESS = re.compile(r"(?:\S+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 

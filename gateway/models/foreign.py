@@ -1,8 +1,8 @@
-"""Keys of LocalAI's model files that this gateway knows and does not act on.
+"""Keys of LocalAI's model files that this gateway knows but does not use.
 
-Files written for LocalAI work unchanged. A key that means nothing for a language model on MLX is
-ignored; a key whose effect would be missed is refused, with advice what to do instead.
-Both tables are part of docs/models.md.
+Files written for LocalAI work unchanged. A key without meaning for a language model on MLX is
+ignored; a key whose effect would be missed is refused, with advice what to do instead. Both tables
+are part of docs/models.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The models folder: one YAML file a model, and checkpoints that no file is about.
+"""The models folder: one YAML file per model, and checkpoints without a file.
 
-A file that cannot be used never hides the others.
+An invalid file does not affect the others.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _log = logging.getLogger("gateway.models")
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The models by file name, and for each name of a broken file the sentence that says why."""
+    """The models by file name, and the error for each name in an invalid file."""
 
     models: list[ModelConfig] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
 
 
 def read_folder(folder: Path) -> ModelFolder:
-    """Every model of a folder. Names and aliases are taken in the order of the files' names.
+    """Every model of a folder. Names and aliases are assigned in the order of the files' names.
 
     Raises NotADirectoryError if there is no such folder.
     """
@@ -54,7 +54,7 @@ def read_folder(folder: Path) -> ModelFolder:
         except ValueError as problem:
             sentence = f"{file.name}: {problem}"
             _log.error("%s", sentence)
-            # What a request may call the model of a file that cannot be used.
+            # Names by which requests may refer to a model whose file is invalid.
             name = given.get("name") if isinstance(given, dict) else None
             found.broken[name if isinstance(name, str) else file.stem] = sentence
     for name in taken:
@@ -67,7 +67,7 @@ def read_folder(folder: Path) -> ModelFolder:
 
 
 def stamp_of(folder: Path) -> frozenset[tuple[str, int, int]]:
-    """What changes when a model comes, goes or is described in another way. Raises OSError."""
+    """Changes whenever a model is added, removed or edited. Raises OSError."""
     stamp = set()
     for file in (*_files(folder), *(place / "config.json" for place in _checkpoints(folder))):
         with contextlib.suppress(FileNotFoundError):
@@ -77,14 +77,14 @@ def stamp_of(folder: Path) -> frozenset[tuple[str, int, int]]:
 
 
 def _checkpoints(folder: Path) -> Iterator[Path]:
-    """Folders that hold a model and can be named by a request."""
+    """Folders that contain a model and whose names a request can use."""
     for place in sorted(folder.iterdir()):
         if PLAIN_NAME.fullmatch(place.name) and (place / "config.json").is_file():
             yield place
 
 
 def _references(given: Any) -> set[str]:
-    """Checkpoints that a model file is about, also one that cannot be used."""
+    """Checkpoints that a model file refers to, even if that file is invalid."""
     if not isinstance(given, dict):
         return set()
     parameters = given.get("parameters")
@@ -107,7 +107,7 @@ def _claim(model: ModelConfig, file: str, taken: dict[str, str]) -> None:
         if name in taken:
             raise ValueError(f"the {kind} {name!r} is taken by {taken[name]}")
         if name in names[:place]:
-            raise ValueError(f"aliases holds {name!r} although it names the model already")
+            raise ValueError(f"aliases has {name!r}, which is the model's own name")
     taken.update(dict.fromkeys(names, file))
 
 
@@ -125,7 +125,7 @@ def _model(file: Path, given: Any) -> ModelConfig:
 
 
 def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
-    """One of pydantic's errors, for the author of the file."""
+    """One of pydantic's errors, as a message for the author of the file."""
     path = [part for part in problem["loc"] if isinstance(part, str | int)]
     key = ".".join(str(part) for part in path)
     if problem["type"] == "extra_forbidden":
@@ -149,14 +149,16 @@ def _keys(model: type[BaseModel], path: list[str | int]) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice, where YAML's own loader keeps the last in silence."""
+    """Refuses duplicate keys, of which YAML's own loader silently keeps the last."""
 
 
 def _unique(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
     seen = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, "a key is no word", key.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key is not a word", key.start_mark
+            )
         if key.value in seen:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key {key.value!r} is given twice", key.start_mark
@@ -169,9 +171,9 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
 
 
 def _load(file: Path) -> Any:
-    """What a file holds. Raises ValueError."""
+    """The content of a file. Raises ValueError."""
     try:
-        # A subclass of SafeLoader: it makes plain values only.
+        # A subclass of SafeLoader, which creates only plain values.
         return yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as problem:
         raise ValueError(f"cannot be read: {problem.strerror}") from None

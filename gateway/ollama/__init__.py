@@ -1,1 +1,1 @@
-"""Ollama's own API, for the programs that speak nothing else: their requests as chat requests."""
+"""Ollama's own API, for programs that support no other: its requests as chat requests."""

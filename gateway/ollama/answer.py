@@ -1,4 +1,4 @@
-"""An answer in Ollama's form: JSON objects, one a line, or all of them as one."""
+"""An answer in Ollama's form: one JSON object per line, or a single one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gateway.generation import Done, Event, Progress, ToolCallPiece, WholeAnswer
 from gateway.refusals import TEXT, ErrorForm, schema_of
 
 Json = dict[str, Any]
-_NS = 1_000_000  # of a millisecond
+_NS = 1_000_000  # nanoseconds in a millisecond
 
 
 def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
-    """What `/api/chat` says of a part of an answer."""
+    """The fields of `/api/chat` for a part of an answer."""
     message: Json = {"role": "assistant", "content": content}
     if thinking:
         message["thinking"] = thinking
@@ -33,7 +33,7 @@ def generate_part(content: str, thinking: str, _: list[Json]) -> Json:
 class Answer:
     """The answer so far. `take` every event of the generation, in order.
 
-    streams: it is sent in parts; otherwise the last line has all of it.
+    streams: whether it is sent in parts; otherwise the last line has all of it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Answer:
         self._whole = WholeAnswer()
 
     def take(self, event: Event) -> list[Json]:
-        """The lines that an event becomes; a call is sent when it is complete."""
+        """The lines for an event; a call is sent when it is complete."""
         if isinstance(event, Progress):
             return [] if event.processed else [self.beat()]
         whole = self._whole
@@ -95,12 +95,12 @@ def written(line: Json) -> str:
 
 
 def error_line(error: ApiError) -> str:
-    """The last line of a stream that broke."""
+    """The last line of a stream that failed."""
     return written(error_body(error))
 
 
 def error_body(error: ApiError) -> Json:
-    """A refusal; the field at fault is named at the beginning of the sentence."""
+    """An error; the message begins with the field at fault."""
     return {"error": error.sentence}
 
 

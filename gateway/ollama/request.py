@@ -1,4 +1,4 @@
-"""The requests of `/api/chat` and `/api/generate`, and the chat requests that mean the same."""
+"""The requests of `/api/chat` and `/api/generate`, and their translation to chat requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":lates
 
 
 class Called(Strict):
-    """A function and its arguments; `index`, the place among the calls, is not looked at."""
+    """A function and its arguments; `index`, its position among the calls, is ignored."""
 
     name: str
     arguments: Json = Field(default_factory=dict)
@@ -35,7 +35,7 @@ class Call(Strict):
 
 
 class Turn(Strict):
-    """One turn; images are in base64, and videos may stand among them."""
+    """One message; images are in base64, and may include videos."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -47,7 +47,7 @@ class Turn(Strict):
 
 
 class Asked(Request):
-    """What both endpoints take."""
+    """The fields that both endpoints have."""
 
     model: ModelName = Field(min_length=1)
     stream: bool | None = Field(None, description="true by default.")
@@ -76,7 +76,7 @@ class GenerateRequest(Asked):
     system: str = ""
     images: list[str] | None = None
     raw: bool | None = Field(None, description="The prompt as it is, without a template.")
-    suffix: str = Field("", description="What comes behind the answer: it is filled in between.")
+    suffix: str = Field("", description="Text after the answer, for fill-in-the-middle.")
     template: str = Field("", description="Refused: the model's own is used.")
 
     def turns(self) -> list[Turn]:
@@ -90,7 +90,7 @@ class GenerateRequest(Asked):
 
 
 def chat_request(asked: ChatRequest | GenerateRequest) -> Translation | None:
-    """The chat request; None where nothing is asked. Raises ApiError."""
+    """The chat request; None if the request only loads or unloads. Raises ApiError."""
     turns = asked.turns()
     if not turns:
         return None

@@ -1,4 +1,4 @@
-"""Requests that were understood, on their way through a backend: the events of their answers."""
+"""Sends validated requests to a backend and returns the events of their answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ async def events_of(
     wanted: Sequence[pb.PredictOptions],
     gateway: Gateway,
 ) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of the answers, each with its choice. Raises ApiError in the client's words."""
+    """The events of the answers, each with its choice.
+
+    Raises ApiError with the client's field names.
+    """
 
     def lend() -> AbstractAsyncContextManager[Lease]:
         return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)
@@ -54,7 +57,7 @@ async def events_of(
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A translated request that was found right, and what the backend will be asked for it."""
+    """A validated and translated request, and the messages that the backend will get."""
 
     translation: Translation
     config: ModelConfig
@@ -62,7 +65,7 @@ class Question:
 
     @property
     def model(self) -> str:
-        """The model's name as the client says it, if it does."""
+        """The model's name, if the client sent one."""
         return self.translation.chat.model or self.config.name
 
 
@@ -73,7 +76,7 @@ async def question_of(
     prompt_only: bool = False,
     count_only: bool = False,
 ) -> Question:
-    """The question, before any model is loaded. Raises ApiError in the client's terms.
+    """The question, before any model is loaded. Raises ApiError with the client's field names.
 
     prompt_only: read the prompt into the prefix cache, count it, and generate nothing.
     count_only: compute nothing at all; the prompt may be longer than the context.
@@ -91,7 +94,7 @@ async def question_of(
 
 
 async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
-    """The events of the answer (see `events_of`). Raises ApiError in the client's terms."""
+    """The events of the answer (see `events_of`). Raises ApiError with the client's field names."""
     translation = question.translation
     try:
         stream = events_of(translation.chat, [question.options], gateway)

@@ -1,4 +1,4 @@
-"""What all schemas of requests have in common: nothing is coerced, and nothing unknown passes.
+"""The base of all request schemas: nothing is coerced, and unknown fields are refused.
 
 A whole request is more lenient: see `gateway.tolerance`.
 """
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_val
 from gateway import tolerance
 from gateway.openai.refused import Refused, without_refused
 
-MODEL = "A model of the models folder, or its alias; may be left out where there is one."
+MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
 
 class Strict(BaseModel):
@@ -25,7 +25,7 @@ class Strict(BaseModel):
 
 
 class Request(Strict):
-    """The body of a request, less what means nothing here.
+    """The body of a request, without fields that have no meaning here.
 
     `refused` are the fields that cannot be honoured and would change the answer: ApiError.
     """

@@ -14,9 +14,10 @@ from gateway.openai.tools_to_wire import is_legacy
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """`legacy`: calls as function_call. `usage`: a stream ends with a usage chunk.
+    """Options of the answer's form.
 
-    progress: a stream reports how much of the prompt has been read, as llama.cpp's do.
+    legacy: calls as function_call. usage: a stream ends with a usage chunk. progress: a stream
+    reports how much of the prompt was prefilled, as llama.cpp's server does.
     """
 
     choices: int = 1
@@ -40,19 +41,19 @@ def form_of(request: ChatCompletionRequest) -> ChatForm:
 
 
 def wants_logprobs(request: ChatCompletionRequest) -> bool:
-    """Whether log-probabilities are sent at all: a number of 0 or below turns them off."""
+    """Whether log-probabilities are requested: a number of 0 or below turns them off."""
     return request.logprobs is True or (request.logprobs or 0) > 0 or (request.n_probs or 0) > 0
 
 
 def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
-    """OpenAI's word for the end: a call that was cut off is a matter of length."""
+    """OpenAI's finish reason: a truncated call counts as length."""
     if reason == "stop" and called:
         return "function_call" if legacy else "tool_calls"
     return reason
 
 
 def chat_logprobs(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The wire's entries in OpenAI's form, which has no token ids."""
+    """The backend's entries in OpenAI's form, which has no token ids."""
     return {"content": [token_logprob(entry) for entry in entries], "refusal": None}
 
 

@@ -1,4 +1,4 @@
-"""The body of `/chat/completions`: every field, with its bounds."""
+"""The body of `/chat/completions`: every field, with its limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_TOOLS = 1024
 class StreamOptions(Strict):
     """What a stream contains beside the answer."""
 
-    include_usage: bool | None = Field(None, description="A last chunk with the usage.")
+    include_usage: bool | None = Field(None, description="Whether the last chunk has the usage.")
 
 
 class RoleMapping(Strict):
@@ -45,10 +45,10 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Reques
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = Field(
-        None, description="llama.cpp: a stream tells how far the prompt is."
+        None, description="llama.cpp: a stream reports prompt progress."
     )
     max_completion_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="max_tokens, by its newer name."
+        None, ge=-1, le=2**31 - 1, description="The newer name of max_tokens."
     )
     tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = Field(
@@ -72,7 +72,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Reques
         None, ge=0, le=MOST_ALTERNATIVES, description="Alternatives per token; needs logprobs."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Variables of the chat template, over those of the model's file."
+        None, description="Variables of the chat template; they override those of the model's file."
     )
     continue_final_message: bool | None = Field(
         None, description="The last message is an assistant's, and the answer continues its text."
@@ -84,12 +84,12 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Reques
         None, description="Texts to build the prompt with, instead of the model's chat template."
     )
     options: Options | None = Field(
-        None, description="Ollama: sampling fields; those beside it win."
+        None, description="Ollama: sampling fields; fields of the request itself take precedence."
     )
 
     @model_validator(mode="after")
     def _spread(self) -> Self:
-        """The fields of objects as fields of the request, where it has none itself."""
+        """Expand nested objects into fields of the request, where it does not set them itself."""
         if self.options is not None:
             given = self.options.model_dump(exclude_none=True)
             if self.max_tokens is not None or self.max_completion_tokens is not None:

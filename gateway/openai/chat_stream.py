@@ -1,7 +1,8 @@
 """A streamed chat answer: `chat.completion.chunk` events, in the order that clients expect.
 
 Per choice: one chunk with the role, deltas, one chunk with the finish reason. After all choices
-the usage, if it was asked for, and `[DONE]`. A failure is raised: it is no finish reason.
+the usage, if it was asked for, and `[DONE]`. A failure is raised, because it is not a finish
+reason.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ class ChatStream:
         yield DONE
 
     def beat(self) -> str:
-        """A chunk without a word; before it the chunks that begin the choices."""
+        """An empty chunk, after the chunks that begin the choices."""
         begun = [chunk for choice in self._choices for chunk in choice.begin()]
         return "".join(map(self._writer.chunk, begun or [self._choices[0].nothing()]))
 
 
 class _Choice:
-    """One answer of the stream: what has been sent, and what waits for the next chunk."""
+    """One answer of the stream: what was sent, and what waits for the next chunk."""
 
     def __init__(self, index: int, form: ChatForm) -> None:
         self._index = index
         self._form = form
         self._begun = False
-        self._calls: dict[int, list[str]] = {}  # the arguments of those whose name has been sent
+        self._calls: dict[int, list[str]] = {}  # the arguments of calls whose names have been sent
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[dict[str, Any]]:
-        """The choice of the first chunk, unless it has been sent."""
+        """The choice for the first chunk, unless it has been sent."""
         if self._begun:
             return []
         self._begun = True
         return [self.nothing({"role": "assistant", "content": ""})]
 
     def nothing(self, delta: Delta | None = None) -> dict[str, Any]:
-        """The choice of a chunk that adds nothing to the answer."""
+        """A choice that adds nothing to the answer."""
         return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
@@ -100,7 +101,7 @@ class _Choice:
             yield self._call(part)
 
     def _call(self, part: ToolCallPiece) -> Delta:
-        """A part of a call: index always, id, type and name with its first."""
+        """A part of a call: always with index; id, type and name only in the first part."""
         function = {"arguments": part.arguments}
         first = part.index not in self._calls
         self._calls.setdefault(part.index, []).append(part.arguments)

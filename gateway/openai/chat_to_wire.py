@@ -1,6 +1,6 @@
-"""ChatCompletionRequest → PredictOptions, one per choice: what every chat endpoint sends.
+"""ChatCompletionRequest → PredictOptions, one per choice, for every chat endpoint.
 
-Other APIs (Anthropic's messages, OpenAI's responses) translate their request into a chat request
+Other APIs (Anthropic's Messages, OpenAI's Responses) translate their request into a chat request
 first, so that a field means the same wherever it is sent.
 """
 
@@ -25,15 +25,15 @@ from wire import backend_pb2 as pb
 async def options_of(
     request: ChatCompletionRequest, config: ModelConfig, gateway: Gateway
 ) -> list[pb.PredictOptions]:
-    """What to ask the backend, one message per choice, without ModelIdentity: it needs no lease.
+    """The backend's requests, one per choice, without ModelIdentity, because no lease is needed.
 
-    A request that is wrong does not load a model, and is refused with its own HTTP status.
+    An invalid request loads no model, and is refused with its own HTTP status.
     """
     first = pb.PredictOptions()
     write_sampling(first, request, config)
     first.Tokens = most_tokens(
         config.parameters.max_tokens or 0,
-        # Programs send 0 for a bound that is not set.
+        # Programs send 0 for an unset limit.
         ("max_completion_tokens", request.max_completion_tokens or None),
         ("max_tokens", request.max_tokens or None),
         ("n_predict", request.n_predict or None),
@@ -74,7 +74,7 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
     if alternatives and not wanted:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: send logprobs true")
     if wanted and request.include_reasoning is False:
-        # The entries of a token travel with the next text that there is, of whatever kind.
+        # The entries of a token are sent with the next text, of whatever kind.
         raise bad_field(
             "include_reasoning",
             "include_reasoning is false and log-probabilities are asked for: those of the"
@@ -106,7 +106,7 @@ async def _write_prompt(
 
 
 def _require_one_beginning(request: ChatCompletionRequest) -> None:
-    """Either the template opens a turn for the answer, or the last message is that turn."""
+    """Either the template begins the answer's message, or the last message is its beginning."""
     continues = bool(request.continue_final_message)
     if request.add_generation_prompt == continues and request.add_generation_prompt is not None:
         raise bad_field(

@@ -16,7 +16,7 @@ from gateway.sse import DONE
 class LegacyLogprobs:
     """Log-probabilities of one choice in the legacy form: four lists of one length.
 
-    lm-eval's `local-completions` takes an answer with `echo` to be one token longer than the
+    lm-eval's `local-completions` assumes that an answer with `echo` is one token longer than the
     prompt, so the end of the sequence is listed as a token too: empty, without a probability.
     """
 
@@ -25,7 +25,7 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The lists of the next entries; a prompt's say themselves what they add to the text."""
+        """The lists for the next entries; a prompt's entries have the text that they add."""
         lists: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
@@ -83,7 +83,7 @@ class CompletionStream:
     async def chunks(
         self, events: AsyncGenerator[tuple[int, Event], None]
     ) -> AsyncGenerator[str, None]:
-        """The events of the stream. A failure is raised: it is no finish reason."""
+        """The events of the stream. A failure is raised, because it is not a finish reason."""
         choices = [_Choice(index, self._plan) for index in range(len(self._plan.wanted))]
         ends: dict[int, Done] = {}
         begun = False
@@ -116,7 +116,7 @@ def _nothing(index: int) -> dict[str, Any]:
 
 
 class _Choice:
-    """One answer: the part that has arrived and has not been sent."""
+    """One answer: the part that has arrived but was not sent."""
 
     def __init__(self, index: int, plan: CompletionPlan) -> None:
         self._index = index
@@ -125,7 +125,7 @@ class _Choice:
         self._entries: list[dict[str, Any]] = []
         self._logprobs = LegacyLogprobs()
         self._reason: str | None = None
-        # The prompt's entries come with the end of the answer, and stand before all of it.
+        # The prompt's entries arrive at the end of the answer, and come before its own.
         self._waits = plan.echo and plan.needs_prompt_entries(index)
         if plan.echo and not self._waits:
             self._text.append(plan.text_of(index))
@@ -149,7 +149,7 @@ class _Choice:
             self._entries.append(END)
 
     def pending(self) -> dict[str, Any]:
-        """The choice with all that was not sent before."""
+        """The choice with everything that was not sent yet."""
         text, self._text = "".join(self._text), []
         entries, self._entries = self._entries, []
         wanted = self._plan.logprobs is not None

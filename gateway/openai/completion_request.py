@@ -1,4 +1,4 @@
-"""The body of `/completions`: a prompt that is continued as it is."""
+"""The body of `/completions`: a prompt that is continued without a template."""
 
 from __future__ import annotations
 
@@ -28,18 +28,16 @@ class CompletionRequest(SamplingFields, FormatFields, Request):
     prompt: str | Prompts | Tokens = Field(
         description="A text, its tokens, or a list of these; a list runs as one batch."
     )
-    suffix: str | None = Field(
-        None, description="What comes behind the answer: it is filled in between."
-    )
+    suffix: str | None = Field(None, description="Text after the answer, for fill-in-the-middle.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = Field(
-        None, description="llama.cpp: a stream tells how far the prompt is."
+        None, description="llama.cpp: a stream reports prompt progress."
     )
-    echo: bool | None = Field(None, description="The prompt comes before the answer.")
-    best_of: int | None = Field(None, ge=1, le=128, description="Only as many as n.")
+    echo: bool | None = Field(None, description="Whether the prompt is returned before the answer.")
+    best_of: int | None = Field(None, ge=1, le=128, description="Only the value of n.")
     logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(
-        None, description="Log-probabilities, with so many alternatives."
+        None, description="Log-probabilities, with this number of alternatives."
     )
 
     def before(self) -> str | Prompts | Tokens:
@@ -47,5 +45,5 @@ class CompletionRequest(SamplingFields, FormatFields, Request):
         return self.prompt
 
     def infill(self) -> dict[str, Any] | None:
-        """What is filled in between, besides what comes before; None where nothing is."""
+        """The suffix and other files for fill-in-the-middle; None if there are none."""
         return {"suffix": self.suffix, "files": []} if self.suffix else None

@@ -1,4 +1,4 @@
-"""CompletionRequest → PredictOptions: `n` for each prompt, in the order of their choices."""
+"""CompletionRequest → PredictOptions: `n` for each prompt, in the order of the choices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """What the backend is asked for, and what the answer must contain.
+    """The backend's requests, and what the answer must contain.
 
-    per_prompt: answers to each of the prompts. logprobs: alternatives per token; None where none
-    are sent.
+    per_prompt: answers to each prompt. logprobs: alternatives per token; None if no
+    log-probabilities are sent.
     """
 
     wanted: list[pb.PredictOptions]
@@ -37,12 +37,12 @@ class CompletionPlan:
     progress: bool
 
     def text_of(self, choice: int) -> str:
-        """The text of a choice's prompt; "" for one in tokens."""
+        """The text of a choice's prompt; "" for a prompt of tokens."""
         prompt = self.prompts[choice // self.per_prompt]
         return prompt if isinstance(prompt, str) else ""
 
     def needs_prompt_entries(self, choice: int) -> bool:
-        """Whether the backend is asked what the tokens of a choice's prompt are."""
+        """Whether the backend has to return the tokens of a choice's prompt."""
         return "mlx.prompt_logprobs" in self.wanted[choice].Metadata
 
 
@@ -149,7 +149,7 @@ def _one(
             options.Metadata["mlx.infill"] = json.dumps(infill)
     else:
         options.Metadata["mlx.prompt_token_ids"] = to_json(prompt).decode()
-    # The text of a prompt in tokens is known from the same list.
+    # The text of a prompt of tokens comes from the same list.
     if request.echo and (logprobs is not None or not isinstance(prompt, str)):
         options.Metadata["mlx.prompt_logprobs"] = "true"
     return options

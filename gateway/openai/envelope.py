@@ -1,4 +1,4 @@
-"""What the objects and chunks of an answer repeat: identity, token counts, and their text.
+"""The fields that an answer's objects and chunks share, and their JSON text.
 
 A chunk is sent for every few letters of every stream, so writing one is the gateway's hot path: one
 small object to JSON, and no models. ASCII only, because some clients take U+2028 for the end of a
@@ -37,7 +37,7 @@ def head_of(prefix: str, kind: str, model: str | None, config: ModelConfig) -> J
 
 
 def usage_of(answers: Sequence[Usage], per_prompt: int = 1) -> Json:
-    """Usage of a request: every prompt counts once, however many of the answers are to it.
+    """Usage of a request: every prompt counts once, however many answers it has.
 
     per_prompt: how many answers in a row have the same prompt.
     """
@@ -58,7 +58,7 @@ def usage_of(answers: Sequence[Usage], per_prompt: int = 1) -> Json:
 class ChunkWriter:
     """Writes the events of one stream, each with the fields of `head`.
 
-    with_usage: every chunk says `"usage": null`, as OpenAI's do where a usage chunk follows.
+    with_usage: every chunk has `"usage": null`, as OpenAI's do if a usage chunk follows.
     """
 
     def __init__(self, head: Json, *, with_usage: bool) -> None:
@@ -70,7 +70,7 @@ class ChunkWriter:
         return f"{self._start}{_encode(choice)}{self._end}"
 
     def progress(self, choice: Json, progress: Progress) -> str:
-        """llama.cpp's `prompt_progress`, in a chunk that says nothing else."""
+        """llama.cpp's `prompt_progress`, in a chunk without other content."""
         numbers = {
             "total": progress.total,
             "cache": progress.cached,
@@ -80,5 +80,5 @@ class ChunkWriter:
         return f'{self._start}{_encode(choice)}],"prompt_progress":{_encode(numbers)}}}\n\n'
 
     def usage(self, usage: Json) -> str:
-        """The event of the chunk that has no choice, but the usage."""
+        """The event of the chunk that has only the usage."""
         return f'{self._head},"choices":[],"usage":{_encode(usage)}}}\n\n'

@@ -1,4 +1,4 @@
-"""What a request calls the fields of the wire: backends name theirs in refusals."""
+"""The client's names for the protocol's fields, for refusals of a backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of
 from gateway.openai.thinking_fields import BUDGETS
 
-# Where there are several names, the first that was sent is the one to name.
+# If there are several names, the first one that was sent is used.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "Tokens": ("max_completion_tokens", "max_tokens", "n_predict"),
     "Penalty": ("repeat_penalty", "repetition_penalty"),
@@ -25,7 +25,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "Metadata mlx.presence_window": ("presence_context_size",),
     "Metadata mlx.frequency_window": ("frequency_context_size",),
 }
-# Fields with the same name in snake case.
+# Fields whose name is only converted to snake case.
 _SAME = "Temperature TopP TopK MinP TypicalP FrequencyPenalty PresencePenalty LogitBias Seed \
 IgnoreEOS Logprobs".split()
 _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.prompt_token_ids")
@@ -34,7 +34,7 @@ _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.pro
 def names_of(
     request: ChatCompletionRequest | CompletionRequest, choice: int = 0
 ) -> Mapping[str, str]:
-    """Wire field → field of this request, in a refusal of one of its choices."""
+    """Field of the protocol → field of this request, for a refusal of one of its choices."""
     names = {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
         for wire, given in _NAMES.items()
@@ -52,7 +52,7 @@ def names_of(
 
 
 def _media(request: ChatCompletionRequest) -> dict[str, str]:
-    """Where every image, video and sound is; the bare name of a kind stands for its first."""
+    """The path of every image, video and sound; the bare name of a kind means its first."""
     found: dict[str, str] = {}
     fields = {"image_url": "Images", "video_url": "Videos", "input_audio": "Audios"}
     counts = dict.fromkeys(fields.values(), 0)

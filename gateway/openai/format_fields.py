@@ -1,4 +1,4 @@
-"""The fields that hold an answer to a form: JSON, a schema, a grammar, an expression, a choice."""
+"""The fields that set the format of an answer: JSON, a schema, a grammar, a regex, a choice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NamedSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the answer must be."""
+    """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -37,7 +37,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's form of the same wish: one of the members."""
+    """vLLM's object for the same: one of its members is set."""
 
     json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
     regex: str | None = Field(None, description="A regular expression.")
@@ -47,7 +47,7 @@ class StructuredOutputs(Strict):
 
 
 class FormatFields(Strict):
-    """The form of the answer; at most one of the fields may be used."""
+    """The format of the answer; at most one of these fields may be used."""
 
     response_format: ResponseFormat | None = Field(
         None, description="OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside the type."
@@ -57,7 +57,7 @@ class FormatFields(Strict):
     guided_json: Schema | None = Field(None, description="vLLM: a JSON schema.")
     guided_regex: str | None = Field(None, description="vLLM: a regular expression.")
     guided_choice: list[str] | None = Field(
-        None, min_length=1, description="vLLM: one of these texts."
+        None, min_length=1, description="vLLM: the answer is one of these texts."
     )
     guided_grammar: str | None = Field(None, description="vLLM: a grammar, GBNF or Lark.")
     structured_outputs: StructuredOutputs | None = Field(

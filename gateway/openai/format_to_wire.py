@@ -1,4 +1,4 @@
-"""FormatFields → one constraint: what a backend's Grammar holds, and how it is to be read."""
+"""FormatFields → one constraint: the backend's Grammar, and its kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One wish for a form. `field`: where the client wrote it."""
+    """A requested format. `field`: its name in the request."""
 
     field: str
     kind: str  # json_schema, gbnf, lark or regex, as `mlx.grammar_type` names them
@@ -24,12 +24,12 @@ class Constraint:
 
 
 def constraint_of(fields: FormatFields) -> Constraint | None:
-    """The one form that is asked for. Raises ApiError for two, or for one that is malformed."""
+    """The requested format. Raises ApiError for two, or for a malformed one."""
     wishes = list(_wishes(fields))
     if len(wishes) > 1:
         raise bad_field(
             wishes[1].field,
-            f"{wishes[0].field} and {wishes[1].field} both ask for a form of the answer:"
+            f"{wishes[0].field} and {wishes[1].field} both set the format of the answer:"
             " send one of them",
         )
     return wishes[0] if wishes else None
@@ -128,7 +128,7 @@ def _escaped(character: str) -> str:
 
 
 def _grammar(field: str, text: str) -> Constraint:
-    """vLLM's users write either; only GBNF defines rules by `::=`."""
+    """A GBNF or Lark grammar, as vLLM accepts either; only GBNF defines rules with `::=`."""
     return Constraint(field, "gbnf" if "::=" in text else "lark", text)
 
 

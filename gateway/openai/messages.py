@@ -1,7 +1,7 @@
-"""The messages of a chat request, as OpenAI's clients and those of local servers write them.
+"""The messages of a chat request, as clients of OpenAI and of local servers send them.
 
-One class for every role: which fields a role may have is decided where the message is translated,
-so that an error names a path of the request and not an alternative of a union.
+One class serves every role: the translation checks which fields a role may have, so that an error
+names a path of the request and not an alternative of a union.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class MediaUrl(Strict):
-    """An image or a video by data URI, or by address where the gateway is allowed to fetch it."""
+    """An image or a video as a data URI, or as a URL if the gateway may fetch it."""
 
     url: str
 
@@ -41,7 +41,7 @@ class ContentPart(Strict):
 
     @property
     def field(self) -> str:
-        """The field that holds what the type says."""
+        """The field in which a part of this type has its content."""
         return "video_url" if self.type == "input_video" else self.type
 
 
@@ -64,7 +64,7 @@ class ToolCall(Strict):
 
 
 def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool that takes plain text, as one of a function."""
+    """A call of a tool that takes plain text, as a function call."""
     custom = call.get("custom")
     called = custom if isinstance(custom, dict) else call
     arguments = json.dumps({"input": called.get("input", "")}, ensure_ascii=False)
@@ -89,7 +89,7 @@ class ChatMessage(Strict):
     )
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
     thinking_blocks: list[dict[str, Any]] | None = Field(
-        None, description="LiteLLM: reasoning in pieces; counts where there is no other."
+        None, description="LiteLLM: reasoning in pieces; used if no other field has any."
     )
     reasoning_details: list[dict[str, Any]] | None = Field(
         None, description="OpenRouter: the same."
@@ -99,7 +99,7 @@ class ChatMessage(Strict):
 
     @property
     def thought(self) -> str:
-        """What the assistant thought, by whatever name."""
+        """The assistant's reasoning, under whatever name."""
         if plain := self.reasoning_content or self.reasoning:
             return plain
         pieces = [piece.get("thinking") for piece in self.thinking_blocks or ()]

@@ -21,8 +21,8 @@ from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
 
-# No chat template of a local model tells the two apart: those that know `developer` (gpt-oss)
-# render `system` the same way, and the others refuse a role that they do not know.
+# No chat template of a local model distinguishes the two: those that know `developer` (gpt-oss)
+# render `system` the same way, and the others refuse unknown roles.
 _ROLES = {"developer": "system", "function": "tool"}
 _ASSISTANT = (
     "tool_calls function_call reasoning_content reasoning thinking_blocks reasoning_details \
@@ -35,20 +35,20 @@ Kind = Literal["image", "video", "audio"]
 
 @dataclass(slots=True)
 class WireMessages:
-    """What a conversation becomes.
+    """A conversation for the backend.
 
-    messages: those of the wire's own message, because a copy of a long text takes time and memory.
-    media: of each kind the data URIs, each with the index of its message.
+    messages: the list in the protocol's own message, because a copy of a long text takes time and
+    memory. media: for each kind the data URIs, each with the index of its message.
     """
 
     messages: MutableSequence[pb.Message]
     media: dict[Kind, list[tuple[int, str]]] = field(
         default_factory=lambda: {"image": [], "video": [], "audio": []}
     )
-    fetched: int = 0  # bytes of images and videos that came from elsewhere
+    fetched: int = 0  # bytes of fetched images and videos
 
     def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
-        """Raises ApiError where all that was fetched is too much."""
+        """Raises ApiError if the fetched media are too large together."""
         self.fetched += len(content) if images.is_remote(url) else 0
         if self.fetched > settings.max_body_bytes:
             sentence = (
@@ -60,13 +60,13 @@ class WireMessages:
 async def wire_messages(
     messages: Sequence[ChatMessage], settings: GatewaySettings, options: pb.PredictOptions
 ) -> WireMessages:
-    """The conversation, one for one, in `options`. Raises ApiError with the path at fault."""
+    """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
     _require_few_remote(messages)
-    names: dict[str, str] = {}  # of the functions behind the calls so far, by the calls' ids
+    names: dict[str, str] = {}  # names of the called functions so far, by call id
     for index, message in enumerate(messages):
         if index % _AT_ONCE == _AT_ONCE - 1:
-            await asyncio.sleep(0)  # the streams of others
+            await asyncio.sleep(0)  # let other tasks run, such as streams
         place = f"messages[{index}]"
         _require_fitting(message, place)
         calls = _calls(message, index)
@@ -102,7 +102,7 @@ def _url(given: MediaUrl | str) -> str:
 
 
 def _require_fitting(message: ChatMessage, place: str) -> None:
-    """The fields that a role does not have."""
+    """Refuse fields that the role does not have."""
     if message.audio is not None:
         raise _refused(f"{place}.audio", "answers are text; leave it out")
     for name, role in _OF_ROLE.items():
@@ -137,7 +137,7 @@ async def _part(
     found: WireMessages,
     settings: GatewaySettings,
 ) -> str:
-    """The text of one part; media are added to what was found."""
+    """The text of one part; its media are collected."""
     _require_one_kind(part, place)
     value = getattr(part, part.field)
     if value is None:
@@ -171,7 +171,7 @@ async def _medium(
 
 
 def _require_one_kind(part: ContentPart, place: str) -> None:
-    """A part is what its type says, and nothing beside it would be read."""
+    """Refuse a part with content of two types, of which one would be ignored."""
     neutral = ("type", part.field)
     for name in ContentPart.model_fields:
         if name not in neutral and getattr(part, name):
@@ -192,7 +192,7 @@ def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
 
 
 def _answered_call(message: ChatMessage, names: dict[str, str]) -> str:
-    """A legacy result says which function it is of, not which call: the last one is meant."""
+    """A legacy result names a function, not a call: its last call is meant."""
     if message.role == "function" and _legacy_id(message.name or "") in names:
         return _legacy_id(message.name or "")
     return message.tool_call_id or ""

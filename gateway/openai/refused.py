@@ -1,7 +1,7 @@
-"""Fields of other servers that would change the answer and cannot be honoured: refused by name.
+"""Fields of other servers that would change the answer and are not supported: refused by name.
 
-Any other unknown field is left out of a request, and listed. Clients often send the value that
-means "off"; that passes. A test holds both sides of every row.
+Any other unknown field is left out and listed. Clients often send the value that means "off", which
+is accepted. A test covers both sides of every row.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import bad_field
-from gateway.tolerance import asks_for_nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What to do instead, and which values ask for nothing beside null, false, 0 and empty."""
+    """What to do instead, and which values mean "off" besides null, false, 0 and empty."""
 
     instead: str
     off: tuple[Any, ...] = ()
 
 
-_WHOLE = "a grammar holds the answer from its start"
+_WHOLE = "a grammar applies from the start of the answer"
 _FORM = "send response_format, or a grammar"
 _TEXT = "answers are text; leave it out"
 
@@ -30,7 +29,7 @@ COMMON: Mapping[str, Refused] = {
     "stop_token_ids": Refused("send the tokens' text as stop"),
     "stop_regex": Refused("send texts as stop"),
     "bad_words": Refused("use logit_bias with -100"),
-    "allowed_token_ids": Refused("hold the answer by guided_choice or a grammar"),
+    "allowed_token_ids": Refused("constrain the answer by guided_choice or a grammar"),
     "grammar_lazy": Refused(_WHOLE),
     "grammar_triggers": Refused(_WHOLE),
     "regex": Refused("send guided_regex"),
@@ -38,7 +37,7 @@ COMMON: Mapping[str, Refused] = {
     "structural_tag": Refused(_FORM),
     "lora": Refused("it is set in the model's file: ask for the model that has it"),
     "image_data": Refused("send images as image_url parts of a message"),
-    "t_max_predict_ms": Refused("bound an answer by max_tokens", (-1,)),
+    "t_max_predict_ms": Refused("limit an answer by max_tokens", (-1,)),
     "truncate_prompt_tokens": Refused("shorten the prompt", (-1,)),
 }
 CHAT: Mapping[str, Refused] = {
@@ -77,12 +76,12 @@ RESPONSES: Mapping[str, Refused] = {
 
 
 def without_refused(body: Any, table: Mapping[str, Refused]) -> Any:
-    """The body less the fields that ask for nothing. Raises ApiError for one that asks."""
+    """The body without fields that mean "off". Raises ApiError for one that does not."""
     if not isinstance(body, dict) or table.keys().isdisjoint(body):
         return body
     for name in table.keys() & body.keys():
         value, row = body[name], table[name]
-        if not asks_for_nothing(value) and value not in row.off:
+        if value and value not in row.off:
             raise bad_field(
                 name,
                 f"{name} is not supported with this value: {row.instead}",

@@ -1,4 +1,7 @@
-"""The answers as OpenAPI documents them. Nothing is built with these: answers are plain objects."""
+"""The answers' schemas for the OpenAPI document.
+
+No answer is built with them; answers are dicts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class CachedTokens(BaseModel):
-    """How much of the prompt was remembered."""
+    """How much of the prompt was cached."""
 
     cached_tokens: int
 
@@ -32,7 +35,7 @@ class UsageObject(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A token that could have stood there."""
+    """An alternative to the chosen token."""
 
     token: str
     bytes: list[int]
@@ -49,7 +52,7 @@ class ChatLogprobs(BaseModel):
 
 
 class FunctionOfCall(BaseModel):
-    """What is called, with arguments as JSON text."""
+    """The called function, with arguments as JSON text."""
 
     name: str
     arguments: str

@@ -1,7 +1,7 @@
 """mlx_lm.server's `role_mapping`: the prompt as texts around the messages, without a template.
 
-mlx_lm.server reads it for models that have no chat template; here it is honoured for every model,
-because a client that sends it means it.
+mlx_lm.server reads it for models that have no chat template; here it applies to every model,
+because a client that sends it expects that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wire import backend_pb2 as pb
 
 
 def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOptions) -> str:
-    """The prompt's text. Raises ApiError for none, and for what only a chat template can render."""
+    """The prompt's text. Raises ApiError for an empty one, and for what needs a chat template."""
     if options.Tools or any(message.tool_calls for message in found.messages):
         raise _refused("tools and tool calls")
     if any(found.media.values()):

@@ -1,7 +1,7 @@
-"""The fields that say how tokens are chosen and when to end: the same for chat and completions.
+"""The fields for sampling and for ending an answer, which chat and completions share.
 
-Names come from OpenAI, llama.cpp's server, mlx_lm.server, MLC-LLM and vLLM. Two names of one thing
-may both be sent if they agree.
+Names come from OpenAI, llama.cpp's server, mlx_lm.server, MLC-LLM and vLLM. Several names of one
+field may be sent if their values agree.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pydantic import Field
 
 from gateway.openai.base import Strict
 
-MOST_CHOICES = 128  # OpenAI's bound of `n`
+MOST_CHOICES = 128  # OpenAI's limit for `n`
 MOST_STOPS = 64
-MOST_ALTERNATIVES = 20  # OpenAI's bound of `top_logprobs`
+MOST_ALTERNATIVES = 20  # OpenAI's limit for `top_logprobs`
 MOST_TOKENS = 2**31 - 1
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
@@ -25,14 +25,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-100, le=100)]
 Divisor = Annotated[float, Field(ge=0, le=100)]
 Natural = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
-Count = Annotated[int, Field(ge=-1, le=MOST_TOKENS)]  # -1: all, or no bound
+Count = Annotated[int, Field(ge=-1, le=MOST_TOKENS)]  # -1: all, or no limit
 Window = Annotated[int, Field(ge=0, le=1 << 20)]
 Alternatives = Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 
 
 class SamplingFields(Strict):
-    """How tokens are chosen and when an answer ends. Null is as good as absent everywhere."""
+    """How tokens are chosen and when an answer ends. Null always means absent."""
 
     temperature: Temperature | None = Field(
         None, description="0 takes the likeliest token. Default: the model's, or 1."
@@ -51,15 +51,15 @@ class SamplingFields(Strict):
     )
     presence_penalty: Penalty | None = Field(
         None,
-        description="Taken from the logit of every token that the answer has; OpenAI: -2 to 2.",
+        description="Subtracted from the logit of every token in the answer; OpenAI: -2 to 2.",
     )
     frequency_penalty: Penalty | None = Field(
-        None, description="The same, as often as the answer has it; OpenAI: -2 to 2."
+        None, description="The same, multiplied by the number of occurrences; OpenAI: -2 to 2."
     )
     presence_context_size: Window | None = Field(
         None,
-        description="mlx_lm.server: presence_penalty counts among so many last tokens of prompt and"
-        " answer; 0 none. Without it: the whole answer, and nothing of the prompt.",
+        description="mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
+        " and answer; 0 none. Without it: the whole answer, and none of the prompt.",
     )
     frequency_context_size: Window | None = Field(
         None, description="The same for frequency_penalty."
@@ -75,7 +75,7 @@ class SamplingFields(Strict):
         None, description="Another name of repeat_last_n."
     )
     logit_bias: dict[TokenId, Bias] | None = Field(
-        None, description="Token id → what is added to its logit.", max_length=10_000
+        None, description="Token id → value added to its logit.", max_length=10_000
     )
     seed: Seed | None = Field(
         None,
@@ -83,21 +83,21 @@ class SamplingFields(Strict):
         " -1 draws one.",
     )
     max_tokens: Count | None = Field(
-        None, description="Most tokens to generate; -1: up to the end of the context."
+        None, description="Maximum tokens to generate; -1: up to the end of the context."
     )
     n_predict: Count | None = Field(None, description="Another name of max_tokens.")
     min_tokens: Window | None = Field(
         None, description="Tokens before which the answer cannot end."
     )
     ignore_eos: bool | None = Field(
-        None, description="Goes on where the model would end, up to max_tokens."
+        None, description="Continue after the end-of-sequence token, up to max_tokens."
     )
     stop: str | list[str] | None = Field(
         None,
         description=f"Up to {MOST_STOPS} texts; the first to appear ends the answer before it.",
     )
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = Field(
-        None, description="Answers to give; they run as one batch."
+        None, description="Number of answers; they run as one batch."
     )
     num_draft_tokens: Natural | None = Field(
         None,
@@ -105,7 +105,7 @@ class SamplingFields(Strict):
         " answer.",
     )
     n_probs: Alternatives | None = Field(
-        None, description="Log-probabilities with so many alternatives; 0 is off."
+        None, description="Log-probabilities with this number of alternatives; 0 is off."
     )
     adapters: str | None = Field(
         None, description="mlx_lm.server: one of the adapters of the model's file, by name."
@@ -123,8 +123,8 @@ class SamplingFields(Strict):
 
 
 class Options(SamplingFields):
-    """Ollama's object of sampling fields, under their names here and its own one."""
+    """Ollama's object of sampling fields, under the names used here and its own name."""
 
     n_predict: int | None = Field(
-        None, alias="num_predict", ge=-2, le=MOST_TOKENS, description="-1 and -2: no bound."
+        None, alias="num_predict", ge=-2, le=MOST_TOKENS, description="-1 and -2: no limit."
     )

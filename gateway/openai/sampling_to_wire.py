@@ -1,4 +1,4 @@
-"""SamplingFields → PredictOptions: the request's word, else the model's, else OpenAI's."""
+"""SamplingFields → PredictOptions: the request's value, else the model's, else OpenAI's default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wire import backend_pb2 as pb
 
 T = TypeVar("T")
 _WINDOW = 64  # llama.cpp's repeat_last_n
-_DRAW = -1  # the wire's seed that asks for a fresh one
+_DRAW = -1  # the wire's value for a random seed
 
 
 def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: ModelConfig) -> None:
@@ -37,13 +37,13 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
 
 
 def most_tokens(default: int, *given: tuple[str, int | None]) -> int:
-    """The bound that the names agree on; on the wire 0 is none. Raises ApiError."""
+    """The limit, on which all its names must agree; 0 on the wire is none. Raises ApiError."""
     value = agreed(*given)
     return max(default if value is None else value, 0)
 
 
 def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
-    """The seed of one choice: each has its own, and -1 stays -1. Larger ones are folded."""
+    """The seed of one choice: each has its own, and -1 stays -1. Larger ones are reduced."""
     seed = _first(fields.seed, config.parameters.seed, _DRAW)
     if seed == _DRAW:
         return _DRAW
@@ -54,7 +54,7 @@ def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
 
 
 def agreed(*given: tuple[str, T | None]) -> T | None:
-    """The value of several names of one thing. Raises ApiError where two differ."""
+    """The value of a field with several names. Raises ApiError if two differ."""
     present = [(name, value) for name, value in given if value is not None]
     for name, value in present[1:]:
         if value != present[0][1]:
@@ -73,14 +73,14 @@ def _first(given: T | None, default: T | None, otherwise: T) -> T:
 
 
 def _share(value: float) -> float:
-    """A share of 0 keeps the likeliest token alone; on the wire 0 would be off."""
+    """A share of 0 keeps only the likeliest token; on the wire 0 would turn the filter off."""
     return value or 1e-6
 
 
 def _write_addends(
     options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
-    """The additive penalties; one that looks back at no token is off."""
+    """The additive penalties; one with a window of 0 tokens is off."""
     for name in ("presence", "frequency"):
         window = getattr(fields, f"{name}_context_size")
         penalty = defaults.chosen(f"{name}_penalty", getattr(fields, f"{name}_penalty"))

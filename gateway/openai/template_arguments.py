@@ -1,4 +1,4 @@
-"""What a request and the model's file say of thinking, and of the chat template's variables."""
+"""The values of the request and the model's file for thinking and for template variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EFFORT = "reasoning_effort"
 def write_template_arguments(
     options: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
 ) -> None:
-    """Sets Metadata. Raises ApiError for what contradicts itself, or reaches no template."""
+    """Sets Metadata. Raises ApiError for contradictions, and for variables without a template."""
     if request.role_mapping is not None:
         _require_no_template(request)
         return
@@ -30,7 +30,7 @@ def write_template_arguments(
     wanted = _flag(variables.get(_THINKING)) if thinking is None else thinking
     effort = request.reasoning_effort or ("" if _EFFORT in variables else config.reasoning_effort)
     if effort == "none":
-        if wanted:  # then it is the file's, and the request is louder
+        if wanted:  # then the file sets it, and the request overrides it
             effort = ""
         else:
             thinking = False
@@ -50,7 +50,7 @@ def write_template_arguments(
 
 
 def _thinking(request: ChatCompletionRequest) -> bool | None:
-    """Whether the request's own fields ask for thinking."""
+    """Whether the request's own fields turn thinking on or off."""
     if request.reasoning_effort != "none":
         return request.enable_thinking
     if request.enable_thinking:
@@ -63,7 +63,7 @@ def _thinking(request: ChatCompletionRequest) -> bool | None:
 def _require_agreement(
     variables: Mapping[str, Any], thinking: bool | None, request: ChatCompletionRequest
 ) -> None:
-    """Backends let the field win over the variable, so one of the two would be ignored."""
+    """Refuse contradictions: backends let the field override the variable, and would ignore one."""
     if (
         thinking is not None
         and _THINKING in variables
@@ -86,7 +86,7 @@ def _contradiction(variables: Mapping[str, Any], name: str, field: str) -> ApiEr
 
 
 def _flag(value: Any) -> bool | None:
-    """A variable's value as backends read one that is true or false."""
+    """A true or false variable as backends write it."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.strip().lower())
     return value if isinstance(value, bool) else None

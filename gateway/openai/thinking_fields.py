@@ -1,6 +1,6 @@
-"""The fields of a chat request that say whether, how much and how visibly a model thinks.
+"""The fields of a chat request that set whether, how much and how visibly a model thinks.
 
-Servers have names of their own for the same thing, so there are several for each.
+Servers use different names, so there are several for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _known_switch(word: str) -> str:
 
 
 class Reasoning(Strict):
-    """OpenRouter's object of what other clients send as fields."""
+    """OpenRouter's object with the fields that other clients send one by one."""
 
     effort: ReasoningEffort | None = None
     max_tokens: Budget = Field(None, description="Another place of thinking_budget.")
@@ -34,7 +34,7 @@ class Reasoning(Strict):
 
 
 class Thinking(Strict):
-    """Anthropic's object, as LiteLLM, DeepSeek and GLM take it for chats too."""
+    """Anthropic's object, as LiteLLM, DeepSeek and GLM accept it for chats too."""
 
     type: Annotated[str, AfterValidator(_known_switch)] | None = Field(
         None, description="`enabled` or `disabled`: enable_thinking."
@@ -43,7 +43,7 @@ class Thinking(Strict):
 
 
 class ThinkingFields(Strict):
-    """Everything about reasoning that a chat request may say."""
+    """All fields of a chat request about reasoning."""
 
     reasoning_effort: ReasoningEffort | None = Field(
         None,
@@ -58,21 +58,22 @@ class ThinkingFields(Strict):
     enable_thinking: bool | None = Field(None, description="Reaches the chat template.")
     thinking_budget: Budget = Field(
         None,
-        description="Most tokens of reasoning, after which its end is forced; 0: none, -1: no"
-        " bound.",
+        description="Maximum tokens of reasoning, after which its end is forced; 0: none, -1:"
+        " no limit.",
     )
-    reasoning_budget: Budget = Field(None, description="The same, by llama.cpp's name.")
+    reasoning_budget: Budget = Field(None, description="The same, under llama.cpp's name.")
     thinking_budget_tokens: Budget = Field(None, description="Another of llama.cpp's.")
-    thinking_token_budget: Budget = Field(None, description="The same, by vLLM's name.")
+    thinking_token_budget: Budget = Field(None, description="The same, under vLLM's name.")
     reasoning: Reasoning | None = Field(
-        None, description="OpenRouter: reasoning fields; those beside it win."
+        None,
+        description="OpenRouter: reasoning fields; fields of the request itself take precedence.",
     )
     thinking: Thinking | None = Field(
-        None, description="Anthropic's object; the fields beside it win."
+        None, description="Anthropic's object; fields of the request itself take precedence."
     )
 
     def thinking_values(self) -> dict[str, Any]:
-        """The fields that the two objects stand for, where the request has none itself."""
+        """The fields that the two objects stand for, unless the request sets them itself."""
         values: dict[str, Any] = {}
         if self.thinking is not None:
             values["enable_thinking"] = _SWITCH.get(self.thinking.type or "auto")

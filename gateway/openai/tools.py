@@ -15,7 +15,7 @@ class FunctionDefinition(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
     strict: bool | None = Field(
-        None, description="Holds the arguments of calls to the schema by a grammar."
+        None, description="Enforces the schema for the arguments of calls, by a grammar."
     )
 
 
@@ -71,7 +71,7 @@ _Word = Literal["none", "auto", "required"]
 
 
 def _choice_in_other_words(value: Any) -> Any:
-    """Anthropic's choices; a tool that is not there cannot be demanded."""
+    """Anthropic's choices; an unknown tool cannot be required."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind == "tool" and isinstance(value, dict) and "name" in value:
         return {"type": "function", "function": {"name": value["name"]}}

@@ -1,4 +1,4 @@
-"""Tools, the choice among them, and their legacy forms → Tools and ToolChoice of the wire."""
+"""Tools, the choice among them, and their legacy forms → the protocol's Tools and ToolChoice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Offer:
 
     @property
     def may_call(self) -> bool:
-        """Whether an answer may hold a call at all."""
+        """Whether an answer may contain a call."""
         return bool(self.tools) and self.mode != "none"
 
     @property
@@ -32,7 +32,7 @@ class Offer:
 
 
 def offer_of(request: ChatCompletionRequest) -> Offer:
-    """What is offered. Raises ApiError for a choice that does not fit the tools."""
+    """The tools offered. Raises ApiError for a choice that does not fit the tools."""
     if is_legacy(request):
         return _legacy(request)
     tools = tuple(_tool(tool.function) for tool in request.tools or ())

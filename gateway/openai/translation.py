@@ -1,4 +1,4 @@
-"""Requests of other APIs as chat requests, with errors that name what the client itself sent.
+"""Translates requests of other APIs to chat requests, with errors about the client's own fields.
 
 A translation keeps beside the chat request where each of its parts came from: chat path → path of
 the client's own body. The longest path that begins an error's `param` names the place.
@@ -22,7 +22,7 @@ Part = tuple[Json, str]  # a part of a chat message's content, and where it came
 
 
 class Conversation:
-    """Chat messages so far, and for each the path of the client's body that it came from.
+    """Chat messages so far, each with the path in the client's body that it came from.
 
     Images of a tool's result are shown with the user turn that follows it, because chat requests
     know images of users only.
@@ -34,15 +34,18 @@ class Conversation:
         self._images: list[Part] = []
 
     def system(self, texts: Sequence[str], place: str) -> None:
-        """One system turn of several texts; many chat templates know one, at the beginning."""
+        """One system message with several texts.
+
+        Many chat templates allow one, at the beginning.
+        """
         self.add({"role": "system", "content": "\n\n".join(texts)}, place)
 
     def user(self, parts: Sequence[Part], place: str) -> None:
-        """A turn of text and image parts."""
+        """A user message with text and image parts."""
         self.turn("user", [*self._take_images(), *parts], place)
 
     def turn(self, role: str, parts: Sequence[Part], place: str) -> None:
-        """A turn of parts, under whatever role."""
+        """A message with parts, of any role."""
         path = f"messages[{len(self.messages)}]"
         for at, (_, origin) in enumerate(parts):
             self.places[f"{path}.content[{at}]"] = origin
@@ -50,7 +53,7 @@ class Conversation:
         self.add({"role": role, "content": content or ""}, place)
 
     def result(self, call_id: str, parts: Sequence[Part], place: str, before: str = "") -> None:
-        """What a call came to; `before` is put before its text."""
+        """The result of a call; `before` is put before its text."""
         texts = [part["text"] for part, _ in parts if part["type"] == "text"]
         images = self._take_images()
         message = {"role": "tool", "tool_call_id": call_id, "content": before + "\n".join(texts)}
@@ -63,7 +66,7 @@ class Conversation:
         self.messages.append(message)
 
     def close(self) -> None:
-        """Nothing follows, or nothing of the user: show what images are left."""
+        """Show the remaining images, before a message that is not the user's or at the end."""
         images = self._take_images()
         if images:
             self.turn("user", images, images[0][1])
@@ -75,7 +78,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A chat request, and where its parts came from."""
+    """A chat request, and where in the client's body its parts came from."""
 
     chat: ChatCompletionRequest
     places: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""One response as it comes in: the events of its stream, and the response object.
+"""Builds a response: the events of its stream, and the response object.
 
 Items follow each other: reasoning, message, and one for each call. Every event has the next
 sequence number; an item is announced, grows by deltas, and is sent whole when it is done.
@@ -35,7 +35,7 @@ class Answer:
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
         self._parts: list[str] = []
-        self._arguments = ""  # of the open item, where it is a call of a custom tool
+        self._arguments = ""  # of the open item, if it is a call of a custom tool
         self._logprobs: list[Json] = []
         self._before: Sequence[Json] = ()  # log-probabilities sent with what came before the text
         self._number = 0
@@ -77,7 +77,7 @@ class Answer:
         return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
-        """The last events of a response that broke."""
+        """The last events of a response that failed."""
         events = [] if self._number else self.beat()
         self._drop_open("incomplete")
         described = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
@@ -129,7 +129,7 @@ class Answer:
         return events
 
     def _input(self, text: str) -> list[Json]:
-        """The delta of a custom tool's text."""
+        """A delta of a custom tool's text."""
         sent = "".join(self._parts)
         if len(text) <= len(sent):
             return []
@@ -146,12 +146,12 @@ class Answer:
         return events
 
     def _close(self, status: str) -> list[Json]:
-        """Send the open item whole."""
+        """Send the open item in full."""
         if self._open is None:
             return []
         rest = []
         if status == "completed" and not self._parts and _text_in(self._arguments) is None:
-            # Arguments of another form are sent as the model wrote them.
+            # Arguments of another form are sent as the model generated them.
             rest = self._input(self._arguments)
         item = self._drop_open(status)
         if item["type"] == "function_call":
@@ -170,10 +170,10 @@ class Answer:
         return [*done, self._item("done")]
 
     def _drop_open(self, status: str) -> Json:
-        """Put together what the open item has become, if one is open."""
+        """Build the open item, if there is one."""
         if self._open is None:
             return {}
-        # A new object: the one that was announced has left with its event.
+        # A new object, because the one that was announced has been returned in an event.
         item = self._output[-1] | {"status": status}
         text = "".join(self._parts)
         if item["type"] == "function_call":
@@ -191,7 +191,7 @@ class Answer:
     def _end(self, done: Done) -> list[Json]:
         cut = done.finish_reason == "length"
         status = "incomplete" if cut else "completed"
-        # The bound may be reached right behind a call, which is whole all the same.
+        # The limit may be reached directly after a complete call.
         in_call = isinstance(self._open, int)
         whole = in_call and is_whole(self._arguments or "".join(self._parts))
         events = self._close("completed" if whole else status)
@@ -239,7 +239,7 @@ class Answer:
 
 
 def _text_in(arguments: str) -> str | None:
-    """The text in a custom tool's arguments, as far as they are written; None: there is none."""
+    """The text in a custom tool's arguments, as far as it was generated; None if there is none."""
     try:
         found = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -249,7 +249,8 @@ def _text_in(arguments: str) -> str | None:
 
 
 def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequence[Json]:
-    """The log-probabilities of `text`, of those sent right `before` and `beside` it.
+    """The log-probabilities of `text`, chosen from those sent directly `before` it and with it
+    (`beside`).
 
     Tokens that write no text of their own (the end of reasoning, the mark of a channel) are sent
     with the Reply that comes next; where text begins in the same step, the first Reply has the
@@ -268,7 +269,7 @@ def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequen
 
 
 def _written(entry: Json) -> bytes:
-    """What the token writes; backends other than ours may leave its bytes out."""
+    """The text of the token; backends other than ours may omit its bytes."""
     raw = entry.get("bytes")
     return str(entry["token"]).encode() if raw is None else bytes(raw)
 

@@ -1,4 +1,4 @@
-"""What a response object says of its request: the fields as they were understood."""
+"""The fields of the request that a response object repeats, with the values that were applied."""
 
 from __future__ import annotations
 

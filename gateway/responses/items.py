@@ -16,7 +16,7 @@ class InputText(Strict):
 
 
 class OutputText(Strict):
-    """Earlier text of the model; annotations and log-probabilities are not looked at."""
+    """Earlier text of the model; annotations and log-probabilities are ignored."""
 
     type: Literal["output_text"] = "output_text"
     text: str
@@ -32,7 +32,7 @@ class Refusal(Strict):
 
 
 class InputImage(Strict):
-    """An image by data URI, or by address where the gateway is allowed to fetch it."""
+    """An image as a data URI, or as a URL if the gateway may fetch it."""
 
     type: Literal["input_image"]
     image_url: str

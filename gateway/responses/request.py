@@ -1,7 +1,7 @@
 """The request of `/responses`, as OpenAI's API defines it.
 
-Every field is honoured by gateway/responses/to_chat, or repeated in the response; what else may be
-sent, see gateway/tolerance.
+gateway/responses/to_chat honours every field, or the response repeats it; gateway/tolerance handles
+all others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.tolerance import tolerable
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any] | None:
-    """A tool, or a choice of one, as chat requests write it."""
+    """A tool, or a choice of one, in the form of chat requests."""
     function = nested.get("function")
     return {**function, "type": "function"} if isinstance(function, dict) else None
 
@@ -36,11 +36,11 @@ class FunctionTool(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    _nested = rather(_flat, "name is missing: send what function holds beside the type")
+    _nested = rather(_flat, "name is missing: send the fields of function beside the type")
 
 
 class CustomTool(Strict):
-    """A tool that takes plain text; a grammar of it is shown to the model, and not enforced."""
+    """A tool that takes plain text; its grammar is shown to the model, but not enforced."""
 
     type: Literal["custom"]
     name: str = Field(min_length=1, max_length=256)
@@ -65,7 +65,7 @@ Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", otherwise=drop)]
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One tool; `place` is its path in the request, `namespace` "" outside of any."""
+    """One tool; `place` is its path in the request, `namespace` is "" if it is in none."""
 
     tool: _Own
     place: str
@@ -73,12 +73,12 @@ class Offered:
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The tool's name for the model."""
         return full_name(self.namespace, self.tool.name)
 
 
 def full_name(namespace: str, name: str) -> str:
-    """The name of a tool in a namespace, where chat templates know only one level of names."""
+    """The name of a tool in a namespace, because chat templates have no namespaces."""
     if not namespace or namespace.endswith("_"):
         return namespace + name
     return f"{namespace}__{name}"
@@ -147,12 +147,14 @@ Format = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, OneOf("a fo
 
 class TextConfig(Strict):
     format: Format | None = None
-    verbosity: str | None = Field(None, description="Told in the response alone.")
+    verbosity: str | None = Field(None, description="Only repeated in the response.")
 
 
 class ReasoningConfig(Strict):
     effort: ReasoningEffort | None = None
-    max_tokens: Budget = Field(None, description="Most tokens of reasoning; not OpenAI's.")
+    max_tokens: Budget = Field(
+        None, description="Maximum tokens of reasoning; not an OpenAI field."
+    )
 
 
 def _known(wanted: str) -> str:
@@ -173,24 +175,22 @@ _INCLUDED = (
     "message.input_image.image_url",
 )
 Includable = Annotated[str, AfterValidator(_known)]
-_TOLD = "Told in the response alone."
+_TOLD = "Only repeated in the response."
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 
 
 class PromptRequest(Request):
-    """What makes up the prompt."""
+    """The fields that make up the prompt."""
 
     refused = RESPONSES
 
     model: str | None = Field(None, min_length=1, description=MODEL)
     input: Input = Field(min_length=1)
     instructions: str | None = Field(
-        None, description="A system message before all; not carried to the next response."
+        None, description="A system message before the input; not inherited by the next response."
     )
-    previous_response_id: str | None = Field(
-        None, description="A stored response whose conversation continues."
-    )
+    previous_response_id: str | None = Field(None, description="The stored response to continue.")
     tools: list[Tool] | None = Field(None, max_length=1024)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -200,14 +200,14 @@ class PromptRequest(Request):
 
 
 class ResponsesRequest(PromptRequest):
-    """OpenAI's request, with the sampling fields that local models are used with."""
+    """OpenAI's request, with sampling fields for local models."""
 
     stream: bool | None = None
     store: bool | None = Field(
         None, description="Kept in memory for previous_response_id and GET; true by default."
     )
     max_output_tokens: int | None = Field(
-        None, ge=0, le=MOST_TOKENS, description="0: no bound, as without it."
+        None, ge=0, le=MOST_TOKENS, description="0: no limit, which is the default."
     )
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -215,14 +215,14 @@ class ResponsesRequest(PromptRequest):
     min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's.")
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Not OpenAI's.")
     thinking_budget: Budget = Field(
-        None, description="Another place of reasoning.max_tokens; not OpenAI's."
+        None, description="The same as reasoning.max_tokens; not an OpenAI field."
     )
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     include: list[Includable] | None = None
     metadata: dict[_Key, _Value] | None = Field(
-        None, max_length=16, description="Given back with the response."
+        None, max_length=16, description="Returned with the response."
     )
     user: str | None = Field(None, description=_TOLD)
     safety_identifier: str | None = Field(None, description=_TOLD)

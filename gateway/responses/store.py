@@ -1,8 +1,8 @@
-"""Stored responses, to be continued or fetched again: in memory, and bounded.
+"""Stored responses, to be continued or retrieved: in memory, and limited.
 
-A stored response holds its whole conversation, so that it can be continued when those before it
-are gone. The ones that were used least recently make room, and go after a while in any case;
-nothing outlives the process.
+A stored response holds its whole conversation, so that it can be continued after earlier ones were
+removed. The least recently used ones are removed for new ones, and all expire; nothing outlives the
+process.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MOST_BYTES = 256 << 20  # of all conversations together
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A response, the items it was given, and those of the responses before it."""
+    """A response, its input items, and the items of the responses before it."""
 
     response: Json
     earlier: tuple[Json, ...]
     given: tuple[Json, ...]
 
     def conversation(self) -> tuple[Json, ...]:
-        """Every item up to and with this response's own."""
+        """Every item up to and including this response's own."""
         return (*self.earlier, *self.given, *self.response["output"])
 
 
@@ -46,18 +46,19 @@ class Store:
         most_bytes: int = MOST_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seconds = seconds  # after its last use; 0: none is kept
+        self._seconds = seconds  # seconds after its last use; 0: none is stored
         self._most = most
         self._most_bytes = most_bytes
         self._clock = clock
-        # The least recently used first: the size of each, and when it was used.
+        # The least recently used first: the size and the time of the last use of each.
         self._kept: OrderedDict[str, tuple[Stored, int, float]] = OrderedDict()
-        self._holders: dict[str, dict[str, None]] = {}  # of each item, the responses that hold it
-        self._sizes: dict[str, int] = {}  # of each item, which many conversations may share
+        # for each item, the responses that contain it
+        self._holders: dict[str, dict[str, None]] = {}
+        self._sizes: dict[str, int] = {}  # for each item, which many conversations may share
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
-        """Store it and drop what there is no room for; one that can never fit is not stored."""
+        """Store it and remove others if there is no room; one that can never fit is not stored."""
         items = stored.conversation()
         sizes = {item["id"]: self._sizes.get(item["id"]) or _size(item) for item in items}
         size = sum(sizes.values())
@@ -73,13 +74,13 @@ class Store:
             self._drop(next(iter(self._kept)))
 
     def forget_old(self) -> None:
-        """Drop the responses that have not been used for long."""
+        """Remove responses that have not been used for long."""
         oldest = self._clock() - self._seconds
         while self._kept and next(iter(self._kept.values()))[2] < oldest:
             self._drop(next(iter(self._kept)))
 
     def get(self, name: str, param: str) -> Stored:
-        """Raises ApiError 404 about `param` if it is not, or no longer, there."""
+        """Raises ApiError 404 about `param` if it is not stored, or not any more."""
         if name not in self._kept:
             raise _missing(name, param)
         stored, size, _ = self._kept.pop(name)
@@ -87,13 +88,13 @@ class Store:
         return stored
 
     def delete(self, name: str) -> None:
-        """Raises ApiError 404 if it is not there."""
+        """Raises ApiError 404 if it is not stored."""
         if name not in self._kept:
             raise _missing(name, "response_id")
         self._drop(name)
 
     def item(self, name: str, param: str) -> Json:
-        """An item that a stored response was given or gave. Raises ApiError about `param`."""
+        """An input or output item of a stored response. Raises ApiError about `param`."""
         holders = self._holders.get(name)
         if holders is None:
             raise bad_field(
@@ -117,7 +118,7 @@ class Store:
 
 
 def _size(value: Any) -> int:
-    """Bytes that it takes; nothing is written out, because an item may be a very long text."""
+    """Its size in bytes, without serialising it, because an item may be a very long text."""
     inner: Iterable[Any] = ()
     if isinstance(value, dict):
         inner = value.values()
@@ -152,7 +153,7 @@ def as_stored(items: Sequence[Item]) -> tuple[Json, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """As `model_dump(exclude_none=True)`, which copies texts and stops streams for long ones."""
+    """Like `model_dump(exclude_none=True)`, which blocks streams while it copies long texts."""
     if isinstance(value, BaseModel):
         return {name: _plain(inner) for name, inner in value if inner is not None}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
@@ -164,7 +165,7 @@ def _stored(item: Json) -> Json:
 
 
 def resolved(sent: Sequence[Sent], store: Store) -> list[Item]:
-    """The input with every reference replaced. Raises ApiError for one to nothing that is kept."""
+    """The input with every reference replaced. Raises ApiError for an unknown reference."""
     return [
         ITEMS.validate_python([store.item(item.id, f"input[{index}].id")])[0]
         if isinstance(item, ItemReference)

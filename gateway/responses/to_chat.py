@@ -1,7 +1,7 @@
-"""A Responses request as the chat request that means the same.
+"""Translates a Responses request to the equivalent chat request.
 
-Items of the model that follow each other are one assistant message, as chat templates know it:
-reasoning, then text, then calls. An item that comes out of that order begins another message.
+Consecutive items of the model become one assistant message, as chat templates know it: reasoning,
+then text, then calls. An item out of that order begins another message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gateway.responses.request import (
 
 Json = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
-# What the chat request calls what Responses calls otherwise.
+# Names of Responses' fields in chat requests.
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -68,7 +68,7 @@ def chat_request(
 ) -> Translation:
     """The chat request of the items of earlier responses and of the input, references resolved.
 
-    Raises ApiError where something has no meaning here.
+    Raises ApiError for what cannot be translated.
     """
     conversation = _conversation(request, given, earlier)
     fields: Json = {"model": request.model, "messages": conversation.messages}
@@ -102,14 +102,14 @@ def chat_request(
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Alternatives ask for log-probabilities as well."""
+    """Requesting alternatives also requests log-probabilities."""
     return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 
 def _conversation(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item]
 ) -> Conversation:
-    """The instructions, the conversation before, and the input."""
+    """The instructions, the earlier conversation, and the input."""
     conversation = Conversation()
     items = [(item, _EARLIER) for item in earlier]
     items += [(item, f"input[{index}]") for index, item in enumerate(given)]
@@ -207,7 +207,7 @@ def _tool(each: Offered) -> Json:
 
 
 def _taking_text(tool: CustomTool) -> Json:
-    """The function that stands for a custom tool: its text is the one argument."""
+    """The function that replaces a custom tool: its text is the only argument."""
     texts = [tool.description or ""]
     form = tool.format or {}
     if isinstance(form.get("definition"), str):

@@ -1,1 +1,1 @@
-"""The endpoints: each leases a model and hands the body to the room that knows its API."""
+"""The endpoints: each leases a model and passes the body to the package for its API."""

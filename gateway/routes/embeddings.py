@@ -1,4 +1,4 @@
-"""`/embeddings`, as OpenAI has it."""
+"""`/embeddings`, as OpenAI defines it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
-Text = str | list[int]  # in words, or in token ids
+Text = str | list[int]  # as text, or as token ids
 _MOST_INPUTS = 2048  # OpenAI's
 _TOKENS = 1 << 31
 
@@ -46,7 +46,7 @@ def read_input(value: Any) -> list[Text]:
 
 
 def _is_tokens(value: Any) -> bool:
-    # Without a loop in Python: there may be millions.
+    # Without a Python loop, because there may be millions.
     if not isinstance(value, list) or set(map(type, value)) != {int}:
         return False
     return bool(min(value) >= 0 and max(value) < _TOKENS)
@@ -67,7 +67,7 @@ class EmbeddingRequest(Request):
         None, description="base64: little-endian 32-bit floats. Default: float."
     )
     dimensions: int | None = Field(
-        None, ge=1, description="Keep the first so many values, scaled to length 1 again."
+        None, ge=1, description="Keep this number of values, normalised to length 1 again."
     )
 
 
@@ -91,7 +91,7 @@ class EmbeddingResponse(BaseModel):
 
 @router.post("/embeddings", responses={200: {"model": EmbeddingResponse}})
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
-    """The vectors of texts, each a call of its own that the backend may batch."""
+    """The vectors of texts, each a separate call, which the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)
     entries = (
         {"object": "embedding", "index": place, "embedding": _encoded(vector, body.encoding_format)}
@@ -108,7 +108,7 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
 async def vectors_of(
     asked: EmbeddingRequest, gateway: Gateway
 ) -> tuple[Iterator[Sequence[float]], int]:
-    """The vectors, as long as they were asked for, and the tokens of all texts. Raises ApiError."""
+    """The vectors, shortened if requested, and the tokens of all texts. Raises ApiError."""
 
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
         requests = [_request(lease.identity, text) for text in asked.input]
@@ -128,9 +128,9 @@ async def vectors_of(
 
 
 def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Response:
-    """An object whose list `name` is written an entry at a time, before the rest of the object.
+    """A JSON object whose list `name` is written entry by entry, before its other fields.
 
-    Millions of numbers take seconds to write, in which streams would stand still.
+    Writing millions of numbers takes seconds, in which streams would be blocked.
     """
 
     async def written() -> AsyncIterator[bytes]:
@@ -154,7 +154,7 @@ def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
         raise bad_field(
             "model",
-            "this model gives a vector for every token, and no single one for a text",
+            "this model returns a vector for every token, and none for a whole text",
             "unsupported",
         )
     if dimensions is not None and dimensions > len(reply.embeddings):

@@ -1,4 +1,4 @@
-"""For those who operate the gateway: `/health`, `/ready` and `/metrics`."""
+"""For operators: `/health`, `/ready` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ready(BaseModel):
 
 @router.get("/health")
 async def health() -> Health:
-    """Always ok while the process lives: a load or a busy model does not make it unhealthy."""
+    """Always ok while the process runs: a load or a busy model does not make it unhealthy."""
     return Health()
 
 

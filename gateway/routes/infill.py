@@ -1,4 +1,4 @@
-"""`/infill`, as llama.cpp has it: the text between two others, for editors that complete code."""
+"""`/infill`, as in llama.cpp: the text between two others, for editors that complete code."""
 
 from __future__ import annotations
 
@@ -32,18 +32,16 @@ class ExtraFile(Strict):
 
 
 class InfillRequest(CompletionRequest):
-    """The texts before and after the gap; without a bound the model ends the answer."""
+    """The texts before and after the gap; without a limit the model ends the answer."""
 
     refused = refused.INFILL
     most_by_default = 0
 
-    prompt: str = Field("", description="The end of what comes before the gap.")
+    prompt: str = Field("", description="The last part of the text before the gap.")
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: list[ExtraFile] = Field(default_factory=list)
-    t_max_predict_ms: float | None = Field(
-        None, description="Time after the first token, in which the answer ends."
-    )
+    t_max_predict_ms: float | None = Field(None, description="Maximum time after the first token.")
 
     def before(self) -> str:
         return self.input_prefix + self.prompt
@@ -65,7 +63,10 @@ async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
 
 
 async def _answer(body: InfillRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
-    """Parts of the text; an empty one as soon as the request is accepted, the last with the end."""
+    """Parts of the text.
+
+    An empty one as soon as the request is accepted, the last with the totals.
+    """
     config = gateway.supervisor.resolve(body.model)
     model = body.model or config.name
     plan = completion_plan(body, config)

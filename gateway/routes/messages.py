@@ -25,13 +25,13 @@ FORMS |= dict.fromkeys(("/messages", "/messages/count_tokens"), errors.ERRORS)
 
 
 class ContentBlock(BaseModel):
-    """A block of the answer; which further fields it has depends on its type."""
+    """A block of the answer; its other fields depend on its type."""
 
     type: Literal["text", "thinking", "tool_use"]
 
 
 class Usage(BaseModel):
-    """Tokens of the request: the prompt has those of the first three fields together."""
+    """Tokens of the request; the first three fields together count the prompt."""
 
     input_tokens: int
     cache_creation_input_tokens: int

@@ -1,4 +1,4 @@
-"""`/models`: what may be asked for, under its own name and under its aliases."""
+"""`/models`: the models that requests may name, with their aliases."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _VALUES: Mapping[State, Literal["loaded", "loading"]] = {
 
 
 class Meta(BaseModel):
-    """What OpenAI's card has no field for."""
+    """Fields that OpenAI's card does not have."""
 
     description: str
     context_size: int | None  # tokens of prompt and answer; None: the model's own maximum
-    defaults: dict[str, float]  # what a request gets that does not say
+    defaults: dict[str, float]  # the values for a request that sets none
     alias_of: str | None
     aliases: list[str]
 
@@ -42,7 +42,7 @@ class LoadState(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """OpenAI's description of a model, and those of Anthropic and llama.cpp beside it.
+    """OpenAI's description of a model, with the fields of Anthropic and llama.cpp.
 
     `created` and `created_at` are when the gateway began to serve it.
     """
@@ -60,7 +60,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """A page of cards; all of them where no limit was sent."""
+    """A page of cards; all of them if no limit was sent."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -73,8 +73,8 @@ class ModelList(BaseModel):
 async def list_models(
     gateway: GatewayDep,
     limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
-    after_id: Annotated[str | None, Query(description="The page begins behind it.")] = None,
-    before_id: Annotated[str | None, Query(description="The page ends before it.")] = None,
+    after_id: Annotated[str | None, Query(description="The page begins after this model.")] = None,
+    before_id: Annotated[str | None, Query(description="The page ends before this model.")] = None,
 ) -> ModelList:
     """Every model, by its own name first, then by its aliases; in pages as Anthropic's are."""
     states = _states(gateway)
@@ -84,7 +84,7 @@ async def list_models(
         for name in (model.name, *model.aliases)
     ]
     if after_id is not None and before_id is not None:
-        raise bad_field("before_id", "after_id and before_id are both there: send one")
+        raise bad_field("before_id", "after_id and before_id are both given: send one")
     if after_id is not None:
         cards = cards[_place(cards, after_id, "after_id") + 1 :]
     if before_id is not None:
@@ -105,7 +105,7 @@ def _place(cards: list[ModelCard], name: str, param: str) -> int:
 
 @router.get("/models/{model:path}")
 async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
-    """One model by name or alias, which may hold slashes."""
+    """One model by name or alias, which may contain slashes."""
     return _card(gateway, gateway.supervisor.resolve(model), model, _states(gateway))
 
 
@@ -115,7 +115,7 @@ class Named(Request):
 
 @router.post("/models/load")
 async def load_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
-    """Begin to load a model. `/models` and `/api/status` report the progress."""
+    """Start loading a model. `/models` and `/api/status` report the progress."""
     gateway.supervisor.begin_load(body.model)
     return {"success": True}
 
@@ -154,5 +154,5 @@ def _card(
 
 
 def context_size(model: ModelConfig) -> int | None:
-    """The smaller of the two bounds that the file sets; None where it sets none."""
+    """The smaller of the two limits that the file sets; None if it sets none."""
     return min((size for size in (model.context_size, model.max_model_len) if size), default=None)

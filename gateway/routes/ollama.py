@@ -36,7 +36,7 @@ from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors
 from gateway.routes.models import context_size
 from gateway.supervisor.status import State
 
-VERSION = "0.12.0"  # of the API that this follows
+VERSION = "0.12.0"  # whose API this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
 FORMS |= {f"/api/{name}": ERRORS for name in "chat generate embed show tags ps".split()}
 
@@ -124,7 +124,7 @@ async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
 
 @router.get("/api/version")
 async def version() -> dict[str, str]:
-    """The version of Ollama whose API this is."""
+    """The version of Ollama whose API this follows."""
     return {"version": VERSION}
 
 

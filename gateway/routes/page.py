@@ -1,7 +1,7 @@
-"""The page at `/`: its files, and nothing else that lies beside them.
+"""The page at `/`: its own files and no others.
 
-The files are read once, at the first import, by the names that are there: no path of a request
-ever reaches the file system. The page needs no key; what it asks the API for does.
+The files are read once, at the first import, under their own names: no path of a request ever
+reaches the file system. The page needs no key; the API that it calls does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TYPES = {
     ".svg": "image/svg+xml; charset=utf-8",
     ".woff2": "font/woff2",
 }
-# No inline script or style, nothing from elsewhere, no frame around it, no form that leaves.
-# `data:` is for the images that a person attached.
+# No inline scripts or styles, nothing from elsewhere, no frames around it, no forms that leave.
+# `data:` is for images that a user attaches.
 SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -66,7 +66,7 @@ _FILES = {
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The chat."""
+    """The chat page."""
     return _answer(request, _FILES[INDEX])
 
 
@@ -85,7 +85,7 @@ def _answer(request: Request, file: _File) -> Response:
         "cross-origin-resource-policy": "same-origin",
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
-        # A browser asks each time, so that a page and its modules are never of two versions.
+        # Browsers check each time, so that the page and its modules always have the same version.
         "cache-control": "no-cache",
         "etag": file.etag,
     }

@@ -40,14 +40,16 @@ class RerankRequest(Request):
     model: str | None = Field(None, description=MODEL)
     query: str = Field(min_length=1)
     documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
-    top_n: int | None = Field(None, ge=1, description="Only the best so many; all by default.")
+    top_n: int | None = Field(
+        None, ge=1, description="Return only this number of best documents; all by default."
+    )
     return_documents: bool | None = Field(
-        None, description="Whether results carry their text, as they do by default."
+        None, description="Whether results include their text; they do by default."
     )
 
 
 class Ranked(BaseModel):
-    """A document's place in the request, and how well it answers the query."""
+    """A document's index in the request, and its relevance to the query."""
 
     index: int
     relevance_score: float

@@ -1,4 +1,4 @@
-"""`/responses`: OpenAI's Responses, and what was stored of them."""
+"""`/responses`: OpenAI's Responses, and those that are stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.responses.to_chat import chat_request
 
 
 async def known_query(request: Request) -> None:
-    """Raises ApiError for a parameter that the route does not declare."""
+    """Raises ApiError for a query parameter that the route does not declare."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
     known = {field.alias for field in route.dependant.query_params}
@@ -36,7 +36,7 @@ async def known_query(request: Request) -> None:
         if name not in known:
             raise bad_field(
                 name[:64],
-                f"{name[:64]} is no query parameter of this endpoint: leave it out",
+                f"{name[:64]} is not a query parameter of this endpoint: leave it out",
                 "unknown_parameter",
             )
 
@@ -62,7 +62,7 @@ StoreDep = Annotated[Store, Depends(_store)]
 
 
 class OutputItem(BaseModel):
-    """An item; which further fields it has depends on its type."""
+    """An item; its other fields depend on its type."""
 
     id: str
     type: Literal[
@@ -85,7 +85,7 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """A response, with the fields of its request besides."""
+    """A response, with fields of its request."""
 
     id: str
     object: Literal["response"]
@@ -123,7 +123,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     """An answer as a list of items, whole or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
     if keep:
-        # Also without any further request.
+        # also if no further request arrives
         asyncio.get_running_loop().call_later(
             keep + gateway.settings.request_timeout, store.forget_old
         )
@@ -162,7 +162,7 @@ async def count_input_tokens(
 
 @router.post("/responses/compact", include_in_schema=False)
 async def compact() -> None:
-    """A sibling of `/responses/{response_id}` that only OpenAI can serve: not found, as others."""
+    """Not supported, and answered with 404 like an unknown path; only OpenAI can serve it."""
     raise ApiError(
         404, "conversations are not compacted here: send a shorter input", code="unknown_url"
     )
@@ -201,7 +201,7 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: Annotated[str | None, Query(description="The id after which the page begins.")] = None,
 ) -> JSONResponse:
-    """The items that a stored response was given, those of earlier responses included."""
+    """The input items of a stored response, including those of earlier responses."""
     stored = store.get(response_id, "response_id")
     items = [*stored.earlier, *stored.given]
     if order == "desc":
@@ -209,7 +209,7 @@ async def list_input_items(
     if after is not None:
         places = [at for at, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise bad_field("after", "after names no item of this response")
+            raise bad_field("after", "after does not name an item of this response")
         items = items[places[0] + 1 :]
     page = items[:limit]
     return JSONResponse(
@@ -225,7 +225,7 @@ async def list_input_items(
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One response on its way: what it answers, and where it is kept."""
+    """One response in progress: what it answers, and where it will be stored."""
 
     body: ResponsesRequest
     earlier: tuple[Json, ...]
@@ -234,7 +234,7 @@ class _Turn:
     store: Store
 
     def take(self, event: Event) -> list[Json]:
-        """The events of the stream that an event of the generation becomes."""
+        """The stream's events for an event of the generation."""
         grown = self.reply.take(event)
         if isinstance(event, Done) and self.body.store is not False:
             self.store.put(Stored(self.reply.response, self.earlier, as_stored(self.given)))

@@ -1,7 +1,7 @@
-"""`/api/status`: what the models are doing, for the page, which asks by the clock.
+"""`/api/status`: what the models are doing, for the page, which polls it.
 
-A request for it loads no model and keeps none loaded. A backend's own words stay in the log,
-because they may name paths.
+A request for it loads no model and keeps none loaded. A backend's own messages stay in the log,
+because they may contain paths.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from gateway.errors import without_folders
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.routes.models import context_size
 
-DEFAULT_SLOTS = 16  # of our own backend: the default of its option `parallel`
+DEFAULT_SLOTS = 16  # the default of our own backend's option `parallel`
 _PARALLEL = "parallel"
 
 router = APIRouter(tags=["page"])
 
 
 class ModelNow(BaseModel):
-    """One model now."""
+    """The current state of one model."""
 
     name: str
     state: str
-    running: int = Field(description="Requests that hold the model, or wait for it.")
-    slots: int | None = Field(description="Answers that it writes at a time; null: unknown.")
-    tokens_per_second: float = Field(description="Of all answers together, lately.")
+    running: int = Field(description="Requests that use the model, or wait for it.")
+    slots: int | None = Field(description="Answers that it generates at a time; null: unknown.")
+    tokens_per_second: float = Field(description="Of all answers together, recently.")
     memory_bytes: int
     context_size: int | None = Field(description="Tokens of prompt and answer; null: unknown.")
-    download_mib: int | None = Field(description="That are there, while it is fetched.")
+    download_mib: int | None = Field(description="Already downloaded, during a download.")
     download_of_mib: int | None = Field(description="All of them.")
-    error: str = Field(description="Why the last load or run ended; empty if it did not.")
+    error: str = Field(description="Why the last load or run ended; empty if there was no error.")
 
 
 class Status(BaseModel):
-    """All models of the folder, and what else is loaded."""
+    """All models of the folder, and all other loaded ones."""
 
     models: list[ModelNow]
 
@@ -56,7 +56,7 @@ async def read_status(gateway: GatewayDep) -> Status:
                 state=str(status.state),
                 running=status.leases,
                 slots=slots(config) if config else None,
-                tokens_per_second=counts.tokens_per_second if counts else 0.0,
+                tokens_per_second=counts.get("tokens_per_second", 0.0),
                 memory_bytes=status.memory_bytes,
                 context_size=context_size(config) if config else None,
                 download_mib=status.download[0] if status.download else None,
@@ -68,7 +68,7 @@ async def read_status(gateway: GatewayDep) -> Status:
 
 
 def slots(config: ModelConfig) -> int | None:
-    """How many answers a model's backend writes at a time, as far as its file tells."""
+    """How many answers a model's backend generates at a time, if its file says so."""
     if config.address or config.backend not in OWN_BACKENDS:
         return None
     options = dict(option.partition(":")[::2] for option in config.options)
@@ -76,4 +76,4 @@ def slots(config: ModelConfig) -> int | None:
     try:
         return int(given)
     except (TypeError, ValueError):
-        return None  # the backend refuses to load with it, in a sentence
+        return None  # the backend refuses to load with it, and says why

@@ -19,7 +19,7 @@ from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["tokenizer"], route_class=JsonRoute)
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-_MOST_PIECES = 4096  # tokens; each different one is looked up by itself
+_MOST_PIECES = 4096  # tokens; each different one is looked up separately
 
 
 class TokenizeRequest(Request):
@@ -29,11 +29,11 @@ class TokenizeRequest(Request):
     content: str | None = Field(None, description="llama.cpp: the text.")
     prompt: str | None = Field(None, description="vLLM: the text.")
     add_special: Literal[False] | None = Field(
-        None, description="llama.cpp: only false. The text is tokenized as it stands."
+        None, description="llama.cpp: only false. The text is tokenized without additions."
     )
     add_special_tokens: Literal[False] | None = Field(None, description="vLLM: only false.")
     parse_special: Literal[True] | None = Field(
-        None, description="llama.cpp: only true. Text such as <|im_end|> is that token."
+        None, description="llama.cpp: only true. Text such as <|im_end|> becomes that token."
     )
     with_pieces: bool | None = Field(
         None, description="llama.cpp: tokens as {id, piece}; bytes of half a character are �."
@@ -49,7 +49,7 @@ class TokenPiece(BaseModel):
 class TokenizeResponse(BaseModel):
     tokens: list[int] | list[TokenPiece]
     count: int
-    max_model_len: int | None  # the context, where the model's file sets it
+    max_model_len: int | None  # the context, if the model's file sets it
     token_strs: list[str] | None
 
 
@@ -67,7 +67,7 @@ class DetokenizeResponse(BaseModel):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeResponse:
-    """The token ids of a text. Nothing is added to it, no beginning-of-sequence token either."""
+    """The token ids of a text. Nothing is added, not even a beginning-of-sequence token."""
     text = _text(body)
     seconds = gateway.settings.request_timeout
     config = gateway.supervisor.resolve(body.model)

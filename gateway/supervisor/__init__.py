@@ -1,1 +1,1 @@
-"""Backends as processes: spawned on first use, watched, restarted, unloaded, never orphaned."""
+"""Backends as processes: started on first use, monitored, restarted, unloaded, never orphaned."""

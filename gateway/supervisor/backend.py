@@ -1,4 +1,4 @@
-"""A backend that a model is loaded into: a process that was started here, or an address."""
+"""A backend with a loaded model: a process that was started here, or one at an address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
 from gateway.supervisor.warden import Warden, backend_environ
 from wire import backend_pb2 as pb
 
-_START_LIMIT = 60.0  # seconds from the spawn to the first successful Health
+_START_LIMIT = 60.0  # seconds from the start to the first successful Health
 _REACH_LIMIT = 5.0  # the same for a backend that should already be running
 _PROBE_LIMIT = 2.0  # for one Health call while it starts
 _PROBE_PAUSE = 0.05
@@ -23,17 +23,17 @@ _DEAF_GRACE = 1.0  # for a backend that has never answered
 
 
 class Backend:
-    """One backend and the connection to it; `process` is None for one that is not ours."""
+    """One backend and the connection to it; `process` is None if it was not started here."""
 
     def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.doubted = False  # a request found it gone
-        self.emptied = False  # a request got the answer that no model is loaded
+        self.doubted = False  # a request found it dead
+        self.emptied = False  # a request was answered that no model is loaded
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str, warden: Warden) -> Backend:
-        """A backend that answers Health. Raises LoadFailed; nothing stays behind then."""
+        """A backend that answers Health. Raises LoadFailed, and leaves nothing behind then."""
         if config.address:
             backend = cls(None, Connection(config.address, os.environ.get(TOKEN, "")))
         else:
@@ -72,7 +72,10 @@ class Backend:
             raise LoadFailed(self.process.exited.result())
 
     async def load(self, model: pb.ModelOptions) -> None:
-        """LoadModel. Raises LoadFailed, with the process's last line where it ended meanwhile."""
+        """LoadModel.
+
+        Raises LoadFailed, with the last line of the process if that ended meanwhile.
+        """
         try:
             await self.connection.load(model)
         except ConnectionError:
@@ -81,12 +84,12 @@ class Backend:
 
     @property
     def alive(self) -> bool:
-        """Whether a request that is sent now can be answered, as far as the system knows."""
+        """Whether a request sent now can be answered, as far as the system knows."""
         running = self.process is None or self.process.alive
         return running and self.connection.up and not self.doubted and not self.emptied
 
     async def answers(self, limit: float) -> bool:
-        """Whether it has not ended, nor lost its model, and answers Health within `limit` s."""
+        """Whether it still runs, has its model, and answers Health within `limit` s."""
         if self.emptied or (self.process is not None and not self.process.alive):
             return False
         try:
@@ -100,7 +103,7 @@ class Backend:
         return self.process.last_line if self.process else ""
 
     async def stop(self, free: bool, grace: float = _STOP_GRACE) -> None:
-        """Free, if asked to; then the process, then the connection."""
+        """Call Free if requested; then end the process, then close the connection."""
         try:
             if free:
                 await self.connection.free(_FREE_LIMIT)
@@ -110,7 +113,7 @@ class Backend:
             await self.connection.close()
 
     async def end(self) -> str:
-        """End at once what does not answer; a sentence that says what was wrong with it."""
+        """Kill a backend that does not answer; returns a sentence that says what was wrong."""
         if self.process is None:
             lost = "has lost its model" if self.emptied else "no longer answers"
             return f"the backend {lost}"

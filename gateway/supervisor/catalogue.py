@@ -1,4 +1,4 @@
-"""Which models can be asked for, by which names."""
+"""Which models requests may name, and under which names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from gateway.models.reading import PLAIN_NAME, ModelFolder, read_folder, stamp_o
 from gateway.supervisor import failures
 
 HUB_ID = re.compile(rf"{PLAIN_NAME.pattern}/{PLAIN_NAME.pattern}", re.ASCII)
-UNNAMED = "default_model"  # what clients of mlx_lm.server send to get the model it was started with
+# the name that clients of mlx_lm.server send for the model that it was started with
+UNNAMED = "default_model"
 _log = logging.getLogger("gateway.supervisor")
 
 
 class Catalogue:
-    """The models of the folder, and those of the hub where the owner allows them.
+    """The models of the folder, and those of the hub if the operator allows them.
 
     A request's name reaches the file system only as the name of a folder in the models folder.
     """
@@ -34,14 +35,14 @@ class Catalogue:
 
     @property
     def broken(self) -> dict[str, str]:
-        """For each name of a file that cannot be used, the sentence that says why."""
+        """For each name in an invalid file, the error."""
         return dict(self._folder.broken)
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """The model of this name or alias; for None or UNNAMED the only one there is.
+        """The model of this name or alias; for None or UNNAMED the only model.
 
-        Raises ApiError: 404 for what does not exist, 500 for a file that cannot be used, 400 where
-        a name is needed.
+        Raises ApiError: 404 for an unknown name, 500 for an invalid file, 400 if a name is
+        required.
         """
         if name is None:
             if len(self._folder.models) != 1:
@@ -59,11 +60,11 @@ class Catalogue:
         raise failures.not_found(name)
 
     def is_outdated(self) -> bool:
-        """Whether the folder has changed since it was read; waits for the disk. Raises OSError."""
+        """Whether the folder has changed since it was read; blocks on the disk. Raises OSError."""
         return stamp_of(self._models_dir) != self._stamp
 
     def reload(self) -> None:
-        """Read the folder again; it stays as it was if it is gone."""
+        """Read the folder again; the old models stay if it does not exist any more."""
         try:
             self._stamp = stamp_of(self._models_dir)
             self._folder = read_folder(self._models_dir)

@@ -1,4 +1,4 @@
-"""The gateway's end of the wire to one backend: a channel whose calls carry its token."""
+"""The gateway's connection to one backend: a channel whose calls carry its token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 
 class _Authorized:
-    """A channel as a stub sees it, whose calls carry one more metadata entry.
+    """A channel for a stub, whose calls carry one more metadata entry.
 
     Interceptors would do the same, at a cost for every message of every stream.
     """
@@ -62,7 +62,7 @@ class Connection:
 
     @property
     def up(self) -> bool:
-        """Whether the socket is known to be connected."""
+        """Whether the socket is currently connected."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def healthy(self, limit: float) -> bool:
@@ -72,7 +72,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise LoadFailed(
-                    "the backend wants another token than LOCALAI_GRPC_AUTH_TOKEN"
+                    "the backend needs another token than LOCALAI_GRPC_AUTH_TOKEN"
                 ) from None
             return False
         except grpc.aio.UsageError:  # closed meanwhile
@@ -104,7 +104,7 @@ class Connection:
         return status.memory.total
 
     async def free(self, limit: float) -> None:
-        """Free; a failure means nothing, because the process is ended next."""
+        """Free; a failure does not matter, because the process is ended next."""
         try:
             await self.stub.Free(pb.HealthMessage(), timeout=limit)
         except grpc.aio.AioRpcError:

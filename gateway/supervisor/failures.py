@@ -1,4 +1,4 @@
-"""What went wrong with a backend, in a sentence that a client may read."""
+"""What went wrong with a backend, in sentences that clients may read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def end_of(code: int | None, last_line: str) -> str:
     Without a code it was ended because the warden had been killed.
     """
     if code is None:
-        return "the backend was ended, because the process that watches over backends was killed"
+        return "the backend was ended, because the process that starts backends was killed"
     if code < 0:
         try:
             return f"the backend was ended by {signal.Signals(-code).name}"
@@ -59,10 +59,10 @@ def no_room(name: str) -> ApiError:
 
 
 def too_large(name: str, needed: int, limit: int) -> ApiError:
-    """For a model that would not fit alone; sizes in bytes."""
+    """For a model that would not fit even alone; sizes are in bytes."""
     message = (
         f"the model {name!r} needs about {needed >> 20} MiB, and this gateway may use"
-        f" {limit >> 20} MiB for models: take a smaller one, or start it with a larger"
+        f" {limit >> 20} MiB for models: choose a smaller one, or start it with a larger"
         " --max-memory-bytes"
     )
     return ApiError(500, message, SERVER, "no_room")
@@ -84,7 +84,7 @@ def not_named(count: int) -> ApiError:
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
-    """For an adapter or a draft model that the model's file does not offer."""
+    """For an adapter or a draft model that the model's file does not list."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     message = f"{param} is {value!r}: this model's configuration offers {offered}"
     return bad_field(param, message)

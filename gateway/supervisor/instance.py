@@ -1,8 +1,8 @@
-"""One model's life: stopped, starting, loading, ready, stopping, and round again.
+"""One model's states: stopped, starting, loading, ready, stopping, and stopped again.
 
 All changes of state happen here, on the event loop, without an await between a check and the action
 that depends on it. At most one task at a time works on a model; requests only wait for it, so a
-client that leaves cancels nothing for the others.
+client that disconnects cancels nothing for the others.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gateway.supervisor.status import ModelStatus, State
 from gateway.supervisor.warden import Warden
 from wire import backend_pb2 as pb
 
-_POLL = 3.0  # seconds between two looks at a backend that is ready
+_POLL = 3.0  # seconds between two checks of a ready backend
 _HEALTH_LIMIT = 10.0
 _STATUS_LIMIT = 5.0
-_MISSES = 3  # Health calls in a row without an answer, before the process is ended
+_MISSES = 3  # Health calls in a row without an answer, after which the process is killed
 _log = logging.getLogger("gateway.supervisor")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is loaded: a model of the folder, and what a request chose to go with it."""
+    """What is loaded: a model, with the adapter and the draft model that a request chose."""
 
     name: str
     adapter: str = ""
@@ -43,7 +43,7 @@ class Key:
 
 
 class ModelInstance:
-    """The only mutator of one model's state."""
+    """One model's state. Only this class changes it."""
 
     def __init__(
         self,
@@ -66,24 +66,24 @@ class ModelInstance:
         self._load_timeout = load_timeout
         self._warden = warden
         self._watch: asyncio.Future[None] | None = None
-        self._leaving: set[asyncio.Future[None]] = set()  # ends of lost backends, under way
+        self._leaving: set[asyncio.Future[None]] = set()  # running tasks that end lost backends
         self._ready_at = 0.0
         self._loaded_since: float | None = None
         self._restarts = 0
 
     @property
     def working(self) -> bool:
-        """Whether a load or an unload is under way."""
+        """Whether a load or an unload is running."""
         return self.work is not None and not self.work.done()
 
     @property
     def occupied(self) -> bool:
-        """Whether it has a backend, or gets one."""
+        """Whether it has a backend, or is getting one."""
         return self.state in (State.STARTING, State.LOADING, State.READY)
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is lost by forgetting it: no process, and no fresh failure."""
+        """Whether it can be forgotten: it has no process, and no recent failure."""
         failed = policy.remembered(self.failures, self.last_used, time.monotonic())
         return self.state is State.STOPPED and not (self.working or self._leaving or failed)
 
@@ -109,7 +109,7 @@ class ModelInstance:
         )
 
     def begin_load(self, after: Sequence[asyncio.Future[ApiError | None]]) -> None:
-        """Start a backend and load the model, once the tasks `after` are done."""
+        """Start a backend and load the model, after the tasks `after`."""
         assert not self.working
         self.state = State.STARTING
         self.work = asyncio.ensure_future(self._load(after))
@@ -121,7 +121,7 @@ class ModelInstance:
         self.work = asyncio.ensure_future(self._unload(free=True))
 
     async def settled(self) -> ApiError | None:
-        """Wait for the load or unload under way; what went wrong with a load, if anything did."""
+        """Wait for a running load or unload; returns the load's error, if any."""
         work = self.work
         assert work is not None
         await asyncio.wait((work,))
@@ -130,8 +130,8 @@ class ModelInstance:
     async def usable(self) -> bool:
         """Whether a request may be sent now.
 
-        A backend whose process has just died, or whose connection is not up, is looked at again
-        first: the news may be on its way.
+        A backend whose process has just died, or that is not connected, is checked first, because
+        the gateway may not have been notified yet.
         """
         backend = self.backend
         if self.state is not State.READY or backend is None:
@@ -144,7 +144,7 @@ class ModelInstance:
         return False
 
     async def shut(self) -> None:
-        """Give up whatever is under way and end the process; for the end of the gateway."""
+        """Cancel whatever is running and end the process, when the gateway ends."""
         if self.work is not None and not self.work.done():
             if self.state is not State.STOPPING:
                 self.work.cancel()
@@ -172,7 +172,7 @@ class ModelInstance:
         return None
 
     async def _within_limit(self, start: Coroutine[Any, Any, None]) -> None:
-        """Raises TimeoutError where it takes too long; a download may, while it makes progress."""
+        """Raises TimeoutError after the limit, unless a download is progressing."""
         work = asyncio.ensure_future(start)
         fetched = None
         try:
@@ -240,7 +240,7 @@ class ModelInstance:
                 return
 
     def _lost(self, backend: Backend, sentence: str) -> None:
-        """Forget a backend that has gone without being asked to."""
+        """Forget a backend that ended by itself."""
         if self.backend is not backend or self.state is not State.READY:
             return
         watch, self._watch = self._watch, None

@@ -1,4 +1,4 @@
-"""LoadModel as a model's file asks for it."""
+"""The LoadModel message for a model's file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.models.config import ModelConfig
 from wire import backend_pb2 as pb
 
-# Keys of the file that are passed on as they are. The wire spells them in camel case,
+# Keys of the file that are passed on unchanged. The protocol writes them in camel case,
 _SAME = """
     context_size max_model_len overrides type dtype quantization load_format trust_remote_code
     embeddings reranking mmproj cache_type_k cache_type_v rope_scaling yarn_ext_factor
@@ -45,11 +45,11 @@ def load_request(
 
 
 def _options(config: ModelConfig) -> list[str]:
-    """The last entry of a key counts, so the file's own options stay the last word."""
+    """Options as a list. The last entry of a key counts, so the file's own options come last."""
     return [f"n_draft:{config.n_draft}", *config.options] if config.n_draft else config.options
 
 
 def _local(models_dir: Path, reference: str) -> str:
-    """A folder under the models folder by its path; anything else as it is written."""
+    """A folder under the models folder as a path; anything else unchanged."""
     folder = models_dir / reference
     return str(folder) if reference and folder.exists() else reference

@@ -1,4 +1,4 @@
-"""What the supervisor decides, apart from what it does: whom to unload, and when to try again.
+"""The supervisor's decisions: which models to unload, and when to try again.
 
 Everything here is a pure function of what is passed in; times are seconds of one clock.
 """
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 LONGEST_PAUSE = 30.0
-GOOD_RUN = 60.0  # seconds after which a crash is a new story, not the next one in a row
+GOOD_RUN = 60.0  # seconds of service after which a crash counts as the first
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that has a backend, or gets one now. `memory` in bytes, 0 where it is not known."""
+    """A model that has a backend, or is getting one. `memory` in bytes, 0 if unknown."""
 
     id: int  # any unique number
     memory: int
-    busy: bool  # leased, or being loaded
+    busy: bool  # in use by a request, or being loaded
     pinned: bool
     last_used: float
     idle_after: float  # seconds; 0: never
@@ -26,7 +26,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the whole gateway; 0 means none."""
+    """Limits for the whole gateway; 0 means none."""
 
     models: int = 0
     memory: int = 0  # bytes
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failed loads and crashes in a row, the last sentence, and when the next try is due."""
+    """Failed loads and crashes in a row, the last error, and the time of the next try."""
 
     count: int = 0
     retry_at: float = 0.0
@@ -47,9 +47,9 @@ class Failures:
 
 
 def make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loaded] | None:
-    """The models to unload so that one more of `coming` bytes fits; None if that is impossible.
+    """The models to unload so that one more of `coming` bytes fits; None if impossible.
 
-    The longest unused come first, and none is unloaded without need.
+    The least recently used come first, and none is unloaded without need.
     """
     return _unload_until_within(loaded, 1, coming, limits)
 
@@ -69,7 +69,7 @@ def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:
     latest = max(loaded, key=lambda model: model.last_used)
     others = [model for model in loaded if model is not latest]
     leaving = _unload_until_within(others, 1, latest.memory, limits)
-    if leaving is None:  # those in use exceed the limits alone; unload all others
+    if leaving is None:  # the models in use exceed the limits alone; unload all others
         return [model for model in others if not model.busy and not model.pinned]
     return leaving
 
@@ -96,7 +96,7 @@ def _unload_until_within(
 
 
 def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
-    """Models without a request for as long as their setting says."""
+    """Models without a request for longer than their setting allows."""
     return [
         model
         for model in loaded
@@ -119,5 +119,5 @@ def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Fa
 
 
 def remembered(failures: Failures, last_used: float, now: float) -> bool:
-    """Whether the next failure would still be one in a row with these."""
+    """Whether the next failure would still count as one in a row with these."""
     return failures.count > 0 and now < max(failures.retry_at, last_used) + GOOD_RUN

@@ -1,4 +1,4 @@
-"""One backend as a process: started, listened to, ended with all its children."""
+"""One backend as a process: started, its log read, ended with all its children."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ OWN_RUN = Path(__file__).parents[2] / "run.sh"  # a wheel has no such file: see 
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
 _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
-# What our own backend says of a download, every two seconds (backend/engine/loading/hub_process).
+# Our own backend's log line about a download, every two seconds
+# (backend/engine/loading/hub_process).
 DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
 _LEVEL = re.compile(r"level=(error|warning|debug)\b")
 _LONGEST_LINE = 8192
-_LAST_WORDS = 1.0  # seconds for what a dead process has written to be read
+_LAST_WORDS = 1.0  # seconds for reading what a dead process has written
 _log = logging.getLogger("gateway.backend")
 
 
 class BackendProcess:
-    """A running backend. `exited` is done when it is gone, with a sentence that says why."""
+    """A running backend. `exited` is done when it has ended, with a sentence that says why."""
 
     def __init__(self, child: Child, name: str) -> None:
         self.pid = child.pid
         self.token = ""
         self.port = 0
         self.last_line = ""
-        self.download: tuple[int, int] | None = None  # MiB that are there, and all, once it began
+        # MiB already downloaded, and in all, once the download has begun
+        self.download: tuple[int, int] | None = None
         self._child = child
         self._name = name
         self._bound = asyncio.Event()
@@ -70,7 +72,7 @@ class BackendProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs at this moment; asks the system, because news of an end take a while."""
+        """Whether it runs now; asks the system, because notifications are delayed."""
         return not self.exited.done() and _running(self.pid)
 
     async def listening(self) -> int:
@@ -84,7 +86,7 @@ class BackendProcess:
         return self.port
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, `grace` seconds, SIGKILL; returns when the process is gone."""
+        """SIGTERM, `grace` seconds, SIGKILL; returns when the process has ended."""
         try:
             if not self.exited.done():
                 self._child.signal(signal.SIGTERM)
@@ -94,7 +96,7 @@ class BackendProcess:
         await asyncio.wait((self.exited,))
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, if it is still there."""
+        """SIGKILL to the whole group, if it still exists."""
         if not self.exited.done():
             self._child.signal(signal.SIGKILL)
 

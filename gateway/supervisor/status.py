@@ -7,9 +7,10 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a model is. FAILED is tried again by the next request, BACKING_OFF not before time.
+    """The state of a model.
 
-    BROKEN has a file that cannot be used.
+    FAILED is tried again by the next request, BACKING_OFF only after its pause. BROKEN has an
+    invalid file.
     """
 
     STOPPED = "stopped"
@@ -24,16 +25,19 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One model now. `progress` and `error` may name paths: they are for the owner, not clients."""
+    """The current state of one model.
+
+    `progress` and `error` may contain paths, so clients do not get them.
+    """
 
     name: str
     state: State
     pid: int | None = None  # of a backend that was started here
     port: int | None = None
-    progress: str = ""  # the backend's last words while it loads
+    progress: str = ""  # the backend's last log line while it loads
     memory_bytes: int = 0
-    download: tuple[int, int] | None = None  # MiB that are there, and all, while it is fetched
-    leases: int = 0  # requests that hold the model now, or wait for it
+    download: tuple[int, int] | None = None  # MiB already downloaded, and in all, during a download
+    leases: int = 0  # requests that use the model, or wait for it
     loaded_since: float | None = None  # seconds since the epoch
     restarts: int = 0  # after crashes
-    error: str = ""  # of the last failure; empty after a load that went well
+    error: str = ""  # of the last failure; empty after a successful load

@@ -1,7 +1,7 @@
-"""Which models there are, which of them have a backend now, and their leases.
+"""All models, the backends of the loaded ones, and their leases.
 
-`policy` decides and `instance` acts on one model; this module has what concerns all models: limits,
-leases and the end.
+`policy` decides and `instance` acts on one model; this module handles what concerns all models:
+limits, leases and shutdown.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from gateway.supervisor.load_request import load_request
 from gateway.supervisor.status import ModelStatus, State
 from gateway.supervisor.warden import Warden
 
-_TICK = 1.0  # seconds between two looks at what is idle, too large, or new in the folder
+_TICK = 1.0  # seconds between two checks for idle, grown or new models
 _log = logging.getLogger("gateway.supervisor")
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A loaded model that stays loaded while it is held."""
+    """A loaded model, which stays loaded until the lease is released."""
 
     config: ModelConfig
     stub: Stub
-    identity: str  # what ModelIdentity of a request must be
-    # The backend seems to be gone (True: its model), so it is looked at before it is lent again.
+    identity: str  # the ModelIdentity to send with requests
+    # The backend seems to be dead (True: without its model), so it is checked before it is leased
+    # again.
     doubt: Callable[[bool], None]
 
 
@@ -53,7 +54,7 @@ class Supervisor:
         self._catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
         self._checkpoints = Checkpoints(settings.models_dir)
         self._instances: dict[Key, ModelInstance] = {}
-        self._outdated: list[ModelInstance] = []  # of files that have changed since
+        self._outdated: list[ModelInstance] = []  # instances of files that have changed since
         memory = settings.max_memory_bytes
         self._limits = policy.Limits(
             settings.max_loaded_models, device_memory() if memory is None else memory
@@ -68,15 +69,15 @@ class Supervisor:
 
     @property
     def models(self) -> list[ModelConfig]:
-        """Every model that can be asked for by a name of its own, in the order of the folder."""
+        """Every model that has a name of its own, in the order of the folder."""
         return [self._checkpoints.completed(model) for model in self._catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """As `Catalogue.resolve`, completed by the checkpoint where the model's file is silent."""
+        """Like `Catalogue.resolve`, with the checkpoint's values for what the file does not set."""
         return self._checkpoints.completed(self._catalogue.resolve(name))
 
     def status(self) -> list[ModelStatus]:
-        """Every model of the folder, and what else is loaded."""
+        """Every model of the folder, and all other loaded ones."""
         statuses = {
             Key(model.name): ModelStatus(model.name, State.STOPPED) for model in self.models
         }
@@ -89,23 +90,23 @@ class Supervisor:
         ]
 
     def size_of(self, config: ModelConfig) -> int:
-        """Bytes that a model will about need; 0 where that is not known yet."""
+        """Approximate size of a model in bytes; 0 if it is not known yet."""
         return self._checkpoints.weight_bytes(config)
 
     @property
     def preloading(self) -> bool:
-        """Whether a model that is to be loaded at the start is still on its way."""
+        """Whether a model to preload has not been loaded yet."""
         return self._preloads is not None and not self._preloads.done()
 
     def peek(self, name: str) -> Stub | None:
-        """A model's backend if it is ready now: for a look, which keeps nothing loaded."""
+        """A model's backend if it is ready; this does not keep it loaded."""
         instance = self._instances.get(Key(name))
         if instance is None or instance.backend is None or instance.state is not State.READY:
             return None
         return instance.backend.connection.stub
 
     async def start(self) -> None:
-        """Begin to watch, and to load what is to be preloaded. SIGHUP reads the folder at once."""
+        """Start watching, and start to preload models. SIGHUP rereads the folder at once."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         if self._limits.memory:
             _log.info(
@@ -130,9 +131,9 @@ class Supervisor:
                 self._outdated.append(self._instances.pop(key))
 
     async def stop(self, patience: float = 0.0, after: float = 0.0) -> None:
-        """Refuse new requests, give running ones `patience` seconds more, end every process.
+        """Refuse new requests, give running ones `patience` seconds more, and end every process.
 
-        after: the seconds that they have had already.
+        after: the seconds that have already passed.
         """
         self._stopping = True
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
@@ -144,7 +145,7 @@ class Supervisor:
             async with asyncio.timeout(patience):
                 await self._unused.wait()
         except TimeoutError:
-            _log.warning("requests are cut: they still run after %g s", after + patience)
+            _log.warning("cancelling requests that still run after %g s", after + patience)
         await asyncio.gather(*(instance.shut() for instance in self._all()))
         await self._warden.close()
 
@@ -237,14 +238,14 @@ class Supervisor:
                 raise problem
 
     async def _until_one_is_released(self) -> None:
-        """Or for a moment: what stops makes room as well."""
+        """Wait for a released lease, or briefly, because a stopping backend makes room as well."""
         self._released.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TICK):
                 await self._released.wait()
 
     def _begin_load(self, instance: ModelInstance) -> bool:
-        """Make room and start the load; False while models in use prevent it. Raises ApiError."""
+        """Make room and start the load; False if models in use prevent it. Raises ApiError."""
         now = time.monotonic()
         name, past = instance.key.name, instance.failures
         if past.retry_at > now:
@@ -270,7 +271,7 @@ class Supervisor:
         return True
 
     def _at_the_address_of(self, instance: ModelInstance) -> list[ModelInstance]:
-        """Other instances that use the backend at the same address, which holds one model."""
+        """Other instances with the backend at the same address, which has one model at a time."""
         address = instance.config.address
         return [
             other
@@ -318,11 +319,11 @@ class Supervisor:
                 self._forget()
                 self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
                 self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
-            except Exception as fault:  # the next round may go well
-                _log.error("the limits could not be kept this time: %r", fault)
+            except Exception as fault:  # the next round may succeed
+                _log.error("the limits could not be enforced this time: %r", fault)
 
     def _forget(self) -> None:
-        """Let go of what no file describes any more, and of unlisted models that rest."""
+        """Remove instances that no file describes any more, and unlisted models at rest."""
         for instance in self._outdated:
             if instance.state is State.READY and not instance.leases:
                 instance.begin_unload("its file has changed")
@@ -336,5 +337,5 @@ class Supervisor:
         for name in names:
             try:
                 await self.load(name)
-            except Exception as problem:  # the other models are still to come
+            except Exception as problem:  # the other models still have to be preloaded
                 _log.error("%s is not loaded: %s", name, problem)

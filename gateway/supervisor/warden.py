@@ -1,4 +1,4 @@
-"""The gateway's side of the warden (`warden_process`), and of the backends that it starts."""
+"""The gateway's side of the warden (`warden_process`) and of the backends that it starts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ROOT = Path(__file__).parents[2]
 
 
 def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """The gateway's environment without what is the gateway's alone, and `extra`.
+    """The gateway's environment without its own variables, and with `extra`.
 
-    That is what its start script set for it, and its settings: keys among them, which code of a
-    model's checkpoint must not read.
+    Its own are those of its start script, and its settings: these include keys, which code in a
+    checkpoint must not read.
     """
     found = {name: value for name, value in environ.items() if not name.startswith(SETTINGS)}
     if found.get("PYTHONPATH") == str(_ROOT):
@@ -42,7 +42,7 @@ def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dic
 
 
 class Child:
-    """`stderr` is the reading end of what it writes there, for the caller to close."""
+    """`stderr` is the reading end of the child's stderr; the caller closes it."""
 
     def __init__(
         self, pid: int, stderr: FileIO, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -53,12 +53,12 @@ class Child:
         self._writer = writer
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal its process group, unless that is gone already."""
+        """Signal its process group, if it still exists."""
         if not self._writer.is_closing():
             self._writer.write(bytes((number,)))
 
     async def wait(self) -> int | None:
-        """Its exit code (negative: a signal) once it is gone with its group.
+        """Its exit code (negative: a signal) once it and its group have ended.
 
         None if the warden was killed; the process is then killed as well, because nothing would end
         it together with the gateway.
@@ -75,12 +75,15 @@ class Child:
 
 
 PROGRAM = Path(__file__).with_name("warden_process.py")
-_LOOK = 1.0  # seconds between two looks whether the process that is to answer still runs
+_LOOK = 1.0  # seconds between two checks whether the warden still runs
 _log = logging.getLogger("gateway.supervisor")
 
 
 class Warden:
-    """Starts processes. Its own is started with the first one, and again if it was killed."""
+    """Starts processes.
+
+    The warden itself is started with the first one, and again if it was killed.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,10 +92,14 @@ class Warden:
     async def spawn(
         self, command: Sequence[str], folder: Path, environ: Mapping[str, str]
     ) -> Child:
-        """Start a command in a folder. Raises OSError or LoadFailed; nothing stays behind then."""
+        """Start a command in a folder.
+
+        Raises OSError or LoadFailed, and leaves nothing behind then.
+        """
         request = json.dumps([list(command), str(folder), dict(environ)])
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed:
-            # macOS may lose what is closed before it is received: `passed` waits for the answer.
+            # macOS may lose a descriptor that is closed before it is received, so `passed` waits
+            # for the answer.
             ours, pen = os.pipe()
             stderr = failed.enter_context(FileIO(ours))
             passed.callback(os.close, pen)
@@ -129,8 +136,8 @@ class Warden:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
-            # Without closing file descriptors, which are none that programs inherit, subprocess
-            # uses posix_spawn, which runs no fork handlers.
+            # Without close_fds (no descriptors are inheritable), subprocess uses posix_spawn, which
+            # runs no fork handlers.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(PROGRAM)],
                 stdin=theirs.fileno(),
@@ -142,14 +149,14 @@ class Warden:
         return self._process
 
     async def close(self) -> None:
-        """End the process, and with it every one that it has started."""
+        """End the warden, and with it every process that it has started."""
         if self._process is not None and self._socket is not None:
             self._socket.close()
             await asyncio.to_thread(self._process.wait)
 
 
 async def _answer(reader: asyncio.StreamReader, process: subprocess.Popen[bytes]) -> int | str:
-    """The pid of what was started, or a sentence."""
+    """The pid of the started process, or a sentence that says why there is none."""
     while process.poll() is None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK):

@@ -1,9 +1,9 @@
-"""The warden: starts the backends, reports their ends, and ends those of a gateway that is gone.
+"""The warden: starts the backends, reports their exits, and ends them if the gateway has ended.
 
 It runs as a process of its own, on the standard library alone and in one thread, because a process
 that uses gRPC cannot fork safely: gRPC's fork handlers crash the child before it becomes another
-program. As the parent it also knows every backend from its first moment, so that none outlives a
-gateway that is killed: backends of others need not watch their parent as ours do.
+program. As the parent it knows every backend from the start, so that none outlives a gateway that
+is killed; backends other than ours may not watch their parent.
 
 Standard input is a socket to the gateway. Each byte on it brings two file descriptors: a socket,
 the link of one backend, and the stderr of that backend. On the link
@@ -35,7 +35,7 @@ _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 class _Backend:
     def __init__(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self.link = link
-        self.left = False  # by the gateway
+        self.left = False  # closed by the gateway
         self.kill_at = math.inf
         self._process = process
 
@@ -57,21 +57,21 @@ class _Backend:
         code = self._process.poll()
         if code is None:
             return False
-        self.signal(bytes((signal.SIGKILL,)))  # what it has started must not outlive it
+        self.signal(bytes((signal.SIGKILL,)))  # its children must not outlive it
         _tell(self.link, code)
         self.link.close()
         return True
 
 
 def signal_group(group: int, number: int) -> None:
-    """Signal a process group, if it is still there."""
-    # macOS refuses for a group of zombies.
+    """Signal a process group, if it still exists."""
+    # macOS refuses if the group has only zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def _received(link: socket.socket) -> bytes:
-    """What has come; nothing where the other end is gone."""
+    """The received bytes; none if the other end has closed."""
     try:
         return link.recv(1 << 16)
     except ConnectionError:
@@ -84,7 +84,7 @@ def _tell(link: socket.socket, answer: int | str) -> None:
 
 
 def _start(link: socket.socket, stderr: int) -> _Backend | None:
-    """The backend that is asked for over a new link; None where there is none."""
+    """Start the backend that a new link describes; None if there is none."""
     asked = b""
     while b"\n" not in asked:
         more = _received(link)
@@ -101,14 +101,15 @@ def _start(link: socket.socket, stderr: int) -> _Backend | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            # Its group is signalled as a whole, and gets no signal that is meant for the gateway.
+            # The group can be signalled as a whole, and gets no signals that are meant for the
+            # gateway.
             start_new_session=True,
         )
     except OSError as problem:
         place = f"{problem.filename}: " if problem.filename else ""
         _tell(link, f"{place}{problem.strerror}")
         return None
-    except ValueError as problem:  # a null byte, say
+    except ValueError as problem:  # for instance a null byte
         _tell(link, str(problem))
         return None
     _tell(link, process.pid)
@@ -124,8 +125,8 @@ def _main() -> None:
     for end in (woken, waker):
         end.setblocking(False)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    # Whoever signals all processes of a service means the gateway, which drains. Handlers, unlike
-    # ignored signals, are not inherited.
+    # A signal to all processes of a service is meant for the gateway, which drains. Handlers,
+    # unlike ignored signals, are not inherited.
     for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     gateway = [socket.socket(fileno=0)]
@@ -149,7 +150,7 @@ def _main() -> None:
                 gateway.clear()
                 for backend in backends:
                     backend.leave()
-            elif len(files) == 2:  # the system drops what this process has no room for
+            elif len(files) == 2:  # the system drops descriptors for which this process has no room
                 link = socket.socket(fileno=files[0])
                 started = _start(link, files[1])
                 os.close(files[1])

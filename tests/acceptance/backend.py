@@ -1,4 +1,4 @@
-"""The backend as a host has it: run.sh in a process of its own, spoken to over a socket."""
+"""The backend as a host runs it: run.sh in a process of its own, called over a socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT = 60.0
 
 
 class Backend:
-    """A running backend; `stub` speaks to it, `log` is what it wrote to stderr.
+    """A running backend; `stub` calls it; `log` has what it wrote to stderr.
 
     before: called in the new process, before it runs. arguments: behind --addr.
     """
@@ -78,7 +78,7 @@ class Backend:
         return result
 
     def memory(self) -> int:
-        """Bytes that MLX holds, as Status tells them."""
+        """Bytes that MLX holds, as Status reports them."""
         status: pb.StatusResponse = self.stub.Status(pb.HealthMessage(), timeout=WAIT)
         return status.memory.breakdown["mlx_active"]
 
@@ -86,7 +86,7 @@ class Backend:
         return psutil.Process(self.child.pid)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Ask again and again over the wire, a round trip each, until the answer is yes."""
+        """Poll over the wire, one round trip each, until the condition is true."""
         for _ in range(20_000):
             if holds():
                 return
@@ -107,7 +107,10 @@ class Backend:
 
 
 def chat(*turns: str, **fields: Any) -> pb.PredictOptions:
-    """A chat request; turns alternate between user and assistant. Greedy unless asked."""
+    """A chat request whose messages alternate between user and assistant.
+
+    Greedy unless `fields` say otherwise.
+    """
     roles = ("user", "assistant")
     messages = [pb.Message(role=roles[place % 2], content=turn) for place, turn in enumerate(turns)]
     fields.setdefault("Metadata", {"enable_thinking": "false"})
@@ -125,7 +128,7 @@ def said(backend: Backend, request: pb.PredictOptions) -> str:
 
 
 def refusal(backend: Backend, request: pb.PredictOptions) -> str:
-    """The sentence of an INVALID_ARGUMENT, which the request must get."""
+    """The message of the INVALID_ARGUMENT with which the request must fail."""
     with pytest.raises(grpc.RpcError) as caught:
         backend.stub.Predict(request, timeout=WAIT)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

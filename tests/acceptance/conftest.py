@@ -1,4 +1,4 @@
-"""One loaded backend for the tests that leave it as they found it, and a bare one for the rest."""
+"""A backend with a model loaded, for tests that leave it unchanged, and one without a model."""
 
 from __future__ import annotations
 

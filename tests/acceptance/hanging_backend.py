@@ -1,6 +1,6 @@
-"""`python -m backend` that goes wrong after SIGUSR1, in the way that the first argument names.
+"""`python -m backend` with a fault that SIGUSR1 sets off; the first argument names it.
 
-`released`: a decode step waits for ever, like a kernel that never ends. `held`: the same inside a
+`released`: a decode step blocks for ever, like a kernel that never ends. `held`: the same inside a
 native call that keeps the interpreter's lock. `slow`: every decode step takes half a second more.
 `slow-load`: a stage of a load takes 15 seconds more. `hung-load`: it waits for ever.
 """
@@ -37,7 +37,10 @@ _WAYS: dict[str, tuple[Any, str, Callable[[], None]]] = {
 
 
 def main() -> int:
-    """Run the backend with the fault built in; stdout has the engine thread's id, then faults."""
+    """Run the backend with the fault built in.
+
+    Stdout gets the engine thread's id, then each fault.
+    """
     wrong = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: wrong.set())
     place, name, go_wrong = _WAYS[sys.argv[1]]

@@ -1,4 +1,4 @@
-"""What agents change from request to request, and what of their prompts is found all the same."""
+"""What agents change from request to request does not keep their prompts from being reused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
-def test_a_turn_of_an_agent_is_read_once(bare: Backend) -> None:
+def test_only_the_new_turn_of_an_agent_is_prefilled(bare: Backend) -> None:
     bare.load()
     tools = [_tool(name) for name in ("read", "write", "search")]
     request = pb.PredictOptions(UseTokenizerTemplate=True, Tokens=1)

@@ -1,4 +1,4 @@
-"""Each bad input gets its own status and sentence, and the next request is served."""
+"""Each bad input gets its own status and message, and the next request is served."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def healthy(served: Backend) -> Iterator[Backend]:
     ],
     ids=lambda value: "" if isinstance(value, str) else str(sorted(value.items()))[:60],
 )
-def test_a_bad_field_is_named(healthy: Backend, fields: dict[str, Any], words: str) -> None:
+def test_the_error_names_the_bad_field(
+    healthy: Backend, fields: dict[str, Any], words: str
+) -> None:
     request = pb.PredictOptions(**fields)
     for call in (
         lambda: healthy.stub.Predict(request, timeout=WAIT),
@@ -59,8 +61,10 @@ def test_a_bad_field_is_named(healthy: Backend, fields: dict[str, Any], words: s
         assert words in (refused.value.details() or "")
 
 
-def test_absurd_samplers_answer_and_harm_nobody(healthy: Backend) -> None:
-    """Peers' defect 1: `top_k` beyond the vocabulary broke the process for good."""
+def test_extreme_sampling_values_get_an_answer_and_do_not_affect_other_requests(
+    healthy: Backend,
+) -> None:
+    """In another server, `top_k` beyond the vocabulary broke the process for good."""
     for fields in (
         {"TopK": 2**31 - 1},
         {"TopP": 1e-30},
@@ -73,7 +77,7 @@ def test_absurd_samplers_answer_and_harm_nobody(healthy: Backend) -> None:
         assert healthy.stub.Predict(request, timeout=WAIT).tokens
 
 
-def test_a_message_above_50_mib(healthy: Backend) -> None:
+def test_a_message_above_50_mib_is_refused(healthy: Backend) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         healthy.stub.Predict(pb.PredictOptions(Prompt="x" * (50 * 2**20 + 1)), timeout=WAIT)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -86,14 +90,14 @@ def test_a_prompt_of_almost_50_mib_is_refused_at_once(healthy: Backend) -> None:
     assert "the context holds 4096" in (refused.value.details() or "")
 
 
-def test_bytes_that_are_not_utf8(healthy: Backend) -> None:
+def test_bytes_that_are_not_utf8_are_refused(healthy: Backend) -> None:
     call: Any = healthy.channel.unary_unary("/backend.Backend/Predict")
     with pytest.raises(grpc.RpcError) as refused:
         call(b"\x0a\x02\xff\xfe", timeout=WAIT)
     assert refused.value.code() is INVALID
 
 
-def test_not_loaded(bare: Backend) -> None:
+def test_requests_without_a_loaded_model_are_refused(bare: Backend) -> None:
     calls = {
         bare.stub.Predict: chat("Hi"),
         bare.stub.PredictStream: chat("Hi"),
@@ -109,7 +113,7 @@ def test_not_loaded(bare: Backend) -> None:
     assert bare.load().success
 
 
-def test_models_that_cannot_be_loaded(bare: Backend, tmp_path: Path) -> None:
+def test_each_model_that_cannot_be_loaded_gets_its_own_error(bare: Backend, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     for reference, code, words in (
@@ -125,8 +129,8 @@ def test_models_that_cannot_be_loaded(bare: Backend, tmp_path: Path) -> None:
         assert str(tmp_path) not in details
 
 
-def test_settings_that_cannot_work_fail_the_load(bare: Backend) -> None:
-    """Peers' defect 5: a wrong type loaded, and failed every request after."""
+def test_a_setting_with_a_bad_value_fails_the_load(bare: Backend) -> None:
+    """In another server, a value of the wrong type loaded and then failed every request."""
     for options, code, words in (
         ({"Options": ["max_cache_entries:abc"]}, INVALID, "max_cache_entries"),
         ({"EngineArgs": '{"paralel": 4}'}, INVALID, "parallel"),

@@ -1,4 +1,4 @@
-"""Agents' answers over the wire: reasoning, calls, results, and eight of them at once."""
+"""Agents' answers over the wire: reasoning, calls and results, one at a time and eight at once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REQUESTS = {
 
 
 def _ask(backend: Backend, name: str) -> Seen:
-    """Ask both ways; what a host's client sees must be the same."""
+    """Ask with a unary call and with a stream; both must show a host's client the same."""
     request = REQUESTS[name]
     tools = bool(request.Tools) and name != "declined"
     stream = streamed(backend.stub.PredictStream(request, timeout=WAIT), tools=tools)
@@ -80,7 +80,7 @@ def _cities(seen: Seen) -> list[Any]:
     return [json.loads(arguments)["city"] for _, arguments in seen.calls]
 
 
-def test_reasoning_is_told_apart_from_the_answer(answers: dict[str, Seen]) -> None:
+def test_reasoning_is_separate_from_the_answer(answers: dict[str, Seen]) -> None:
     seen = answers["reasoning"]
     assert "3 + 4" in seen.content
     assert seen.reasoning
@@ -104,7 +104,7 @@ def test_plain_answers_have_no_calls(answers: dict[str, Seen]) -> None:
     assert any("\u4e00" <= character <= "\u9fff" for character in answers["chinese"].content)
 
 
-def test_an_answer_that_was_begun_goes_on(served: Backend) -> None:
+def test_a_prefilled_answer_is_continued(served: Backend) -> None:
     metadata = {"enable_thinking": "false", "mlx.continue_final_message": "true"}
     begun = chat("Count to 9.", "1 2 3", Metadata=metadata)
     stream = streamed(served.stub.PredictStream(begun, timeout=WAIT), tools=False)
@@ -118,7 +118,9 @@ def test_an_answer_that_was_begun_goes_on(served: Backend) -> None:
     assert "</think>" not in seen.content + seen.reasoning
 
 
-def test_eight_at_once_are_eight_alone(served: Backend, answers: dict[str, Seen]) -> None:
+def test_eight_concurrent_answers_equal_those_of_lone_requests(
+    served: Backend, answers: dict[str, Seen]
+) -> None:
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         together = dict(zip(REQUESTS, pool.map(lambda n: _ask(served, n), REQUESTS), strict=True))
     for name, seen in together.items():
@@ -129,7 +131,7 @@ def test_eight_at_once_are_eight_alone(served: Backend, answers: dict[str, Seen]
         )
 
 
-def test_a_call_cut_by_the_limit_is_left_out_and_stays_partial_in_a_stream(
+def test_a_call_cut_by_the_limit_is_dropped_from_the_answer_but_partial_in_a_stream(
     served: Backend,
 ) -> None:
     whole = served.stub.Predict(REQUESTS["one call"], timeout=WAIT)

@@ -1,4 +1,4 @@
-"""Answers that must have a form: grammars, schemas and demanded calls, beside free answers."""
+"""Answers with a required form: grammars, schemas and forced calls, beside free answers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_schema_holds_at_any_temperature(served: Backend, seed: int) -> None:
     assert text_of(served.stub.PredictStream(request, timeout=WAIT)) == text
 
 
-def test_a_grammar_of_a_host_holds_up_to_the_limit(served: Backend) -> None:
+def test_a_host_grammar_holds_up_to_the_token_limit(served: Backend) -> None:
     whole = 0
     for seed in range(24):
         request = chat("Say hello.", Grammar=JSON_OBJECT, Tokens=60, Seed=seed, **HOT)
@@ -80,7 +80,7 @@ def test_a_grammar_of_a_host_holds_up_to_the_limit(served: Backend) -> None:
     assert whole
 
 
-def test_a_grammar_that_ends_ends_the_answer(served: Backend) -> None:
+def test_an_answer_ends_when_its_grammar_ends(served: Backend) -> None:
     reply = _said(served, pb.PredictOptions(Prompt="x", Grammar='root ::= "yes" | "no"'))
     assert reply.message in (b"yes", b"no")
     for ending in ({"IgnoreEOS": True}, {"Metadata": {"mlx.min_tokens": "50"}}):
@@ -96,7 +96,9 @@ def test_a_grammar_that_ends_ends_the_answer(served: Backend) -> None:
         ('root ::= [α-γ]{2} "é"', "gbnf", r"[α-γ]{2}é"),
     ],
 )
-def test_every_kind_of_grammar(served: Backend, grammar: str, kind: str, wanted: str) -> None:
+def test_every_kind_of_grammar_is_enforced(
+    served: Backend, grammar: str, kind: str, wanted: str
+) -> None:
     request = pb.PredictOptions(
         Prompt="x", Grammar=grammar, Metadata={"mlx.grammar_type": kind}, Seed=1, **HOT
     )
@@ -104,7 +106,7 @@ def test_every_kind_of_grammar(served: Backend, grammar: str, kind: str, wanted:
     jsonschema.validate(text, {"type": "string", "pattern": f"^{wanted}$"})
 
 
-def test_reasoning_comes_before_the_form(served: Backend) -> None:
+def test_reasoning_precedes_the_constrained_answer(served: Backend) -> None:
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     request = chat("What is 3 + 4?", Grammar=json.dumps(schema), Metadata=THINKING, Tokens=120)
     seen = unary(_said(served, request), tools=False)
@@ -113,8 +115,8 @@ def test_reasoning_comes_before_the_form(served: Backend) -> None:
 
 
 @pytest.mark.parametrize("metadata", [THINKING, {"enable_thinking": "false"}])
-def test_a_demanded_call_is_made(served: Backend, metadata: dict[str, str]) -> None:
-    """The question alone would be answered in words."""
+def test_a_required_call_is_made(served: Backend, metadata: dict[str, str]) -> None:
+    """Without the constraint the model would answer this question in words."""
     tools = json.dumps([WEATHER, TIME])
     request = chat(
         "What is the capital of France?", Tools=tools, ToolChoice='"required"', Metadata=metadata
@@ -146,7 +148,7 @@ def test_a_named_function_is_called(served: Backend, seed: int) -> None:
     jsonschema.validate(json.loads(seen.calls[0][1]), TIME["function"]["parameters"])  # type: ignore[index]
 
 
-def test_a_strict_tool_is_called_as_declared_and_only_when_it_helps(served: Backend) -> None:
+def test_a_strict_tool_is_called_as_declared_and_only_when_needed(served: Backend) -> None:
     strict = json.loads(TOOLS)
     strict[0]["function"]["strict"] = True
     tools = json.dumps(strict)
@@ -158,7 +160,7 @@ def test_a_strict_tool_is_called_as_declared_and_only_when_it_helps(served: Back
     assert (told.content, told.calls) == ("The capital of France is Paris.", [])
 
 
-def test_free_and_bound_answers_share_a_batch(served: Backend) -> None:
+def test_constrained_and_free_answers_share_a_batch(served: Backend) -> None:
     free = [chat(f"Count to {last}.") for last in (20, 31, 42, 53)]
     bound = [chat("Say hello.", Grammar=json.dumps(PERSON), Seed=seed, **HOT) for seed in range(4)]
     bound.append(chat("What is the weather in Rome?", Tools=TOOLS, ToolChoice="required"))
@@ -208,8 +210,8 @@ space ::= " "?
 @pytest.mark.parametrize(
     "choice", ['"auto"', '"required"', '{"type": "function", "function": {"name": "required"}}']
 )
-def test_strict_tools_are_called_in_the_models_own_form(served: Backend, choice: str) -> None:
-    """LocalAI makes a grammar of its own for them, in which no model has learned to call."""
+def test_strict_tools_are_called_in_the_model_s_own_format(served: Backend, choice: str) -> None:
+    """LocalAI makes a grammar of its own for them, in a format that no model has learned."""
     strict: dict[str, Any] = copy.deepcopy(WEATHER)
     strict["function"]["strict"] = True
     request = chat(

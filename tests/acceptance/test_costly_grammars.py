@@ -1,4 +1,4 @@
-"""Grammars that would take the process, or everybody's time, with them."""
+"""Grammars that would end the process, or take all of the time, if nothing limited them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _chain(first: str, rule: str, last: str, length: int) -> str:
 
 
 def _references(length: int, *, nested: bool = False) -> str:
-    """Each of them leads to the next, as it is or as a property."""
+    """Definitions that each refer to the next, either directly or as a property."""
     shared: dict[str, Any] = {}
     for n in range(length):
         following = {"$ref": f"#/$defs/d{n + 1}"}
@@ -102,7 +102,7 @@ def test_a_grammar_that_costs_too_much_is_refused_alone(
     assert said(served, _asking('root ::= "a" | "b"', "gbnf")) in ("a", "b")
 
 
-def test_a_quick_grammar_passes_slow_ones(served: Backend) -> None:
+def test_a_quick_grammar_overtakes_slow_ones(served: Backend) -> None:
     costly = [_asking(_patterns(length), "json_schema") for length in range(30, 34)]
     slow = [served.stub.Predict.future(each, timeout=WAIT) for each in costly]
     assert said(served, _asking('root ::= "d"', "gbnf")) == "d"
@@ -111,7 +111,7 @@ def test_a_quick_grammar_passes_slow_ones(served: Backend) -> None:
         call.cancel()
 
 
-def test_arguments_nested_deeply_are_refused_in_a_sentence(served: Backend) -> None:
+def test_deeply_nested_arguments_are_refused_with_a_message(served: Backend) -> None:
     arguments = '{"a":' * 900 + "1" + "}" * 900
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [
@@ -123,7 +123,7 @@ def test_arguments_nested_deeply_are_refused_in_a_sentence(served: Backend) -> N
     assert "nested too deeply" in refusal(served, request)
 
 
-def test_the_process_that_tries_grammars_ends_with_the_model(bare: Backend) -> None:
+def test_the_process_that_tries_grammars_ends_with_the_backend(bare: Backend) -> None:
     bare.load()
     before = bare.process().children()
     assert said(bare, _asking('root ::= "a"', "gbnf")) == "a"
@@ -133,7 +133,7 @@ def test_the_process_that_tries_grammars_ends_with_the_model(bare: Backend) -> N
     assert bare.stub.Health(pb.HealthMessage(), timeout=WAIT)
 
 
-def test_a_call_that_is_left_early_does_not_keep_others_waiting(served: Backend) -> None:
+def test_an_abandoned_call_does_not_delay_others(served: Backend) -> None:
     costly = _asking(_patterns(30), "json_schema")
     leaving = [served.stub.Predict.future(costly, timeout=WAIT) for _ in range(2)]
     for call in leaving:

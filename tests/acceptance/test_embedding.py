@@ -38,7 +38,7 @@ def refusal(backend: Backend, request: pb.PredictOptions) -> grpc.RpcError:
     return caught.value
 
 
-def test_two_hundred_texts_are_the_references_in_any_company(real: Backend) -> None:
+def test_two_hundred_texts_equal_the_reference_whatever_shares_their_batch(real: Backend) -> None:
     said = minilm.reference_vectors()
     order = list(range(len(TEXTS)))
     random.Random(6).shuffle(order)
@@ -65,7 +65,7 @@ def test_two_hundred_texts_are_the_references_in_any_company(real: Backend) -> N
     assert (best == np.arange(len(QUESTIONS))).mean() >= 0.9
 
 
-def test_tokens_give_the_vector_of_their_text(real: Backend) -> None:
+def test_tokens_give_the_same_vector_as_their_text(real: Backend) -> None:
     text = embed(real, "Hello world")
     tokens = [101, 7592, 2088, 102]
     result = real.stub.Embedding(pb.PredictOptions(EmbeddingTokens=tokens), timeout=WAIT)
@@ -73,7 +73,7 @@ def test_tokens_give_the_vector_of_their_text(real: Backend) -> None:
     np.testing.assert_allclose(result.embeddings, text.embeddings, atol=1e-6)
 
 
-def test_what_cannot_be_embedded(real: Backend) -> None:
+def test_inputs_that_cannot_be_embedded_are_refused(real: Backend) -> None:
     both = refusal(real, pb.PredictOptions(Embeddings="a", EmbeddingTokens=[1]))
     neither = refusal(real, pb.PredictOptions())
     for error in (both, neither):
@@ -103,7 +103,7 @@ def test_what_cannot_be_embedded(real: Backend) -> None:
         ("TokenClassify", pb.TokenClassifyRequest(text="x")),
     ],
 )
-def test_what_an_embedding_model_is_not_made_for(
+def test_an_embedding_model_refuses_other_methods(
     real: Backend, method: str, request_: object
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
@@ -123,7 +123,7 @@ def test_clients_that_disconnect_do_not_affect_others(real: Backend) -> None:
     assert embed(real, TEXTS[0]) == pytest.approx(before, abs=1e-6)
 
 
-def test_a_model_that_generates_embeds_while_it_writes() -> None:
+def test_a_generating_model_embeds_while_it_generates() -> None:
     backend = Backend()
     try:
         backend.load(TINY_TEXT, Embeddings=True, Options=["pooling:mean"])
@@ -146,7 +146,7 @@ def test_a_model_that_generates_embeds_while_it_writes() -> None:
         assert backend.close() == 0
 
 
-def test_vectors_of_tokens_where_the_host_pools() -> None:
+def test_the_vectors_of_all_tokens_are_returned_where_the_host_pools() -> None:
     backend = Backend()
     try:
         backend.load(minilm.ensure(), Embeddings=True, Options=["pooling:none"])

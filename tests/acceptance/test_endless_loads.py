@@ -1,4 +1,7 @@
-"""Loads that could not end, or would take the machine, are refused, and the old model goes on."""
+"""Loads that would never end, or exhaust the machine, are refused.
+
+The old model stays in service.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_load_that_cannot_end_is_refused(damage: str, served: Backend, tmp_path: Path) -> None:
+def test_a_load_that_would_never_end_is_refused(
+    damage: str, served: Backend, tmp_path: Path
+) -> None:
     model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
     before = said(served, GREETING)
     change, words = DAMAGES[damage]
@@ -91,7 +96,7 @@ def test_a_load_that_cannot_end_is_refused(damage: str, served: Backend, tmp_pat
     assert said(served, GREETING) == before
 
 
-def test_a_template_that_loops_for_one_request_fails_it_alone(
+def test_a_template_that_loops_for_one_request_fails_only_that_request(
     bare: Backend, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))

@@ -1,4 +1,4 @@
-"""Requests with any value in any field: each gets an answer or a clear status."""
+"""Requests with random values in random fields: each gets an answer or a clear status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLEAR = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 
 def _outcome(backend: Backend, seed: int) -> str:
-    """How a request ended; a refusal must be a sentence that a person can act on."""
+    """How a request ended; a refusal must have a message that a person can act on."""
     request = random_request(random.Random(seed))
     call = backend.stub.PredictStream(request, timeout=WAIT)
     if seed % 2:
@@ -47,7 +47,7 @@ def _play(backend: Backend, seeds: range) -> Counter[str]:
         return Counter(clients.map(lambda seed: _outcome(backend, seed), seeds))
 
 
-def test_any_value_in_any_field(bare: Backend) -> None:
+def test_random_values_in_random_fields(bare: Backend) -> None:
     bare.load(ContextSize=256, Options=["prompt_cache_mib:16"])
     witness = chat("Count to 40.", Seed=5, Temperature=0.6)
     expected = text_of(bare.stub.PredictStream(witness, timeout=WAIT))

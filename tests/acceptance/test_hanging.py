@@ -1,4 +1,4 @@
-"""A process cannot hang: what takes too long ends it, and what merely waits does not."""
+"""A process cannot hang: an operation that takes too long ends it; waiting alone does not."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from wire.backend_pb2_grpc import BackendStub
 
 WAIT = 60.0
 LIMIT = 3
-PAST_BOTH = LIMIT + GRACE + 3  # seconds that are too many for the process and its monitor
+# enough seconds that neither the process nor its monitor reaches them
+PAST_BOTH = LIMIT + GRACE + 3
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
 NOTHING = pb.HealthMessage()
 PTRACE_ATTACH, PTRACE_DETACH, WAIT_FOR_THREADS = 16, 17, 0x40000000
 
 
 class Faulty:
-    """A backend with a fault that waits to happen, and a model."""
+    """A loaded backend with a fault that SIGUSR1 sets off."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -66,7 +67,7 @@ class Faulty:
         return stream
 
     def states(self) -> set[int]:
-        """All states that Status tells until it fails."""
+        """All states that Status reports until it fails."""
         told = set()
         try:
             while True:
@@ -75,7 +76,7 @@ class Faulty:
             return told
 
     def ended(self) -> tuple[int, str]:
-        """The exit code, and the last line on stderr."""
+        """The exit code and the last line on stderr."""
         return self.process.wait(), self.process.lines[-1]
 
 
@@ -97,7 +98,7 @@ def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
         assert next(served).status == health_pb2.HealthCheckResponse.SERVING
         running = [backend.stream() for _ in range(2)]
         waiting = backend.stub.PredictStream(ENDLESS, timeout=WAIT)
-        backend.stub.Health(NOTHING)  # behind it on the wire, so that one has arrived
+        backend.stub.Health(NOTHING)  # it was sent after the stream, so the stream has arrived
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(backend.states)
             backend.go_wrong()
@@ -115,7 +116,7 @@ def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
         assert line == f'level=error event=exit cause="{cause}"'
 
 
-def test_whoever_waits_for_a_command_is_told_as_well() -> None:
+def test_callers_that_wait_for_a_command_get_an_error_too() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -127,7 +128,7 @@ def test_whoever_waits_for_a_command_is_told_as_well() -> None:
         assert backend.ended()[0] == 1
 
 
-def test_a_step_that_hangs_with_the_interpreters_lock_ends_the_process() -> None:
+def test_a_step_that_hangs_holding_the_interpreters_lock_ends_the_process() -> None:
     with faulty("held") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -146,13 +147,14 @@ def test_an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> Non
             pytest.skip(f"no thread may be stopped here: {os.strerror(ctypes.get_errno())}")
         os.waitpid(backend.engine_thread, WAIT_FOR_THREADS)
         assert failure_of(lambda: stream).code is grpc.StatusCode.UNAVAILABLE
-        os.waitpid(backend.engine_thread, WAIT_FOR_THREADS)  # its end is told to us first
+        # this process traces the thread, so it must collect its exit status
+        os.waitpid(backend.engine_thread, WAIT_FOR_THREADS)
         code, line = backend.ended()
-        assert code in (1, -signal.SIGKILL)  # it may have held the interpreter's lock, or not
+        assert code in (1, -signal.SIGKILL)  # whether or not the thread held the interpreter's lock
         assert "the engine hangs: " in line
 
 
-def test_a_load_that_nobody_waits_for_any_more_may_not_hang() -> None:
+def test_an_abandoned_load_may_not_hang() -> None:
     with faulty("hung-load") as backend:
         backend.go_wrong()
         failure = failure_of(lambda: backend.load(timeout=LIMIT))
@@ -162,14 +164,14 @@ def test_a_load_that_nobody_waits_for_any_more_may_not_hang() -> None:
         assert f"command Load has not ended within {LIMIT} s" in line
 
 
-def test_a_load_that_somebody_waits_for_may_take_its_time() -> None:
+def test_a_load_with_a_waiting_caller_may_take_its_time() -> None:
     with faulty("slow-load") as backend:
         backend.go_wrong()
         backend.load()
         next(backend.stream())
 
 
-def test_a_step_that_hangs_is_noticed_while_a_load_waits_behind_it() -> None:
+def test_a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -183,13 +185,13 @@ def test_a_step_that_hangs_is_noticed_while_a_load_waits_behind_it() -> None:
         assert "command Load" not in line
 
 
-def test_an_idle_process_is_left_alone() -> None:
+def test_an_idle_process_is_not_ended() -> None:
     with faulty("released") as backend:
-        time.sleep(PAST_BOTH)  # its subject is time that passes
+        time.sleep(PAST_BOTH)  # what is tested is that time passes
         next(backend.stream())
 
 
-def test_a_process_that_is_stopped_and_goes_on_slowly_is_left_alone() -> None:
+def test_a_process_that_is_stopped_and_continues_slowly_is_not_ended() -> None:
     with faulty("slow") as backend:
         stream = backend.stream()
         backend.process.signal(signal.SIGSTOP)

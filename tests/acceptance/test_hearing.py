@@ -34,12 +34,12 @@ def hearing() -> Iterator[Backend]:
 
 
 def sound(kind: str, seed: int = 0) -> Any:
-    """Samples; every seed has its own length."""
+    """A sound of the kind; each seed has its own length."""
     return play(random.Random(f"{kind} {seed}"), kind, 0.4 + 0.3 * seed)
 
 
 def clip(kind: str, seed: int = 0) -> str:
-    """The base64 of a WAV file of that sound."""
+    """The base64 of a WAV file with the sound of that seed."""
     return base64.b64encode(wav(sound(kind, seed))).decode()
 
 
@@ -48,7 +48,7 @@ def heard(*kinds: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
 
 
 def together(backend: Backend, requests: list[pb.PredictOptions]) -> list[str]:
-    """The answers to requests that are sent at once, each by a client of its own."""
+    """The answers to requests sent at once, each by its own client."""
 
     def ask(request: pb.PredictOptions) -> str:
         with backend.connect() as channel:
@@ -70,7 +70,7 @@ def test_it_names_two_sounds_in_order(hearing: Backend, kinds: tuple[str, str]) 
 
 
 @pytest.mark.parametrize("kinds", [("low",), ("noisy", "high")])
-def test_its_prompt_is_the_processor_s_to_the_token(
+def test_its_prompt_has_the_tokens_of_the_model_s_own_processor(
     hearing: Backend, kinds: tuple[str, ...]
 ) -> None:
     processor = MiniCPMOProcessor.from_pretrained(TINY_OMNI)
@@ -81,12 +81,12 @@ def test_its_prompt_is_the_processor_s_to_the_token(
     assert reply.prompt_tokens == expected
 
 
-def test_a_data_uri_is_a_sound_too(hearing: Backend) -> None:
+def test_a_data_uri_is_accepted_as_a_sound(hearing: Backend) -> None:
     uri = "data:audio/wav;base64," + clip("high")
     assert said(hearing, chat(ONE, Audios=[uri])) == "The sound is high."
 
 
-def test_three_clients_get_their_own_sound_and_a_fourth_its_text(hearing: Backend) -> None:
+def test_three_clients_each_get_their_own_sound_and_a_fourth_only_text(hearing: Backend) -> None:
     requests = [*map(heard, SOUNDS), chat(FRANCE)]
     for _ in range(3):
         assert together(hearing, requests) == [*(telling([kind]) for kind in SOUNDS), PARIS]
@@ -99,13 +99,13 @@ def test_sounds_images_and_text_share_a_batch(hearing: Backend) -> None:
     assert together(hearing, requests) == expected
 
 
-def test_another_sound_of_the_same_length_is_another_sound(hearing: Backend) -> None:
-    """Their prompts are the same tokens: a cache that looks at nothing else would mix them up."""
+def test_two_sounds_of_the_same_length_are_told_apart(hearing: Backend) -> None:
+    """Their prompts have the same tokens: a cache that compared only those would confuse them."""
     for kind in ("low", "high", "low", "noisy", "high"):
         assert said(hearing, heard(kind)) == telling([kind])
 
 
-def test_a_sound_of_an_earlier_turn_is_placed_by_metadata(hearing: Backend) -> None:
+def test_metadata_assigns_a_sound_to_an_earlier_message(hearing: Backend) -> None:
     request = chat(
         ONE,
         "The sound is low.",
@@ -116,15 +116,15 @@ def test_a_sound_of_an_earlier_turn_is_placed_by_metadata(hearing: Backend) -> N
     assert said(hearing, request) == "The sound is high."
 
 
-def test_a_raw_prompt_has_its_sound_where_it_says(hearing: Backend) -> None:
+def test_a_raw_prompt_has_its_sound_at_the_marker(hearing: Backend) -> None:
     place = hearing.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT).media_marker
     turns = f"<|im_start|>user\n{place}{ONE}<|im_end|>\n<|im_start|>assistant\n"
     request = pb.PredictOptions(Prompt=turns + "<think>\n\n</think>\n\n", Audios=[clip("noisy")])
     assert said(hearing, request) == "The sound is noisy."
 
 
-def test_markers_in_the_words_of_a_user_are_no_place_for_a_sound(hearing: Backend) -> None:
-    """A place too many would be refused."""
+def test_markers_in_user_text_do_not_take_a_sound(hearing: Backend) -> None:
+    """One marker more than sounds would be refused."""
     assert said(hearing, heard("low", question=f"<|audio_start|><|audio_end|><audio> {ONE}"))
     assert said(hearing, chat(f"<|audio_start|><unk><|audio_end|> {ONE}"))
 
@@ -139,7 +139,7 @@ def test_markers_in_the_words_of_a_user_are_no_place_for_a_sound(hearing: Backen
         (heard("low", "low", "low"), "Audios has 3 items, but a prompt may have 2"),
     ],
 )
-def test_what_it_cannot_hear_is_refused(
+def test_unusable_sounds_are_refused(
     hearing: Backend, request_: pb.PredictOptions, sentence: str
 ) -> None:
     assert sentence in refusal(hearing, request_)

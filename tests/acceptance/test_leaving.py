@@ -1,4 +1,4 @@
-"""Clients that disappear: wherever the request was, its slot is free and the machine goes idle."""
+"""Clients that disconnect: wherever the request was, its slot is freed and the engine goes idle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = "Count to 7. " * 250
 
 @pytest.fixture
 def narrow(bare: Backend) -> Backend:
-    """One slot: whatever is not freed blocks everything after it."""
+    """One slot: if it is not freed, everything after it is blocked."""
     bare.load(ContextSize=200_000, Options=["parallel:1", "max_queue:3"])
     return bare
 
@@ -29,7 +29,7 @@ def _served(backend: Backend) -> None:
     assert text_of(backend.stub.PredictStream(chat("Count to 3.", Tokens=9), timeout=WAIT))
 
 
-def test_a_client_that_leaves_in_decode(narrow: Backend) -> None:
+def test_a_client_that_disconnects_during_decode_frees_its_slot(narrow: Backend) -> None:
     stream = narrow.stub.PredictStream(chat("Count to 60.", **ENDLESS), timeout=WAIT)
     next(stream)
     stream.cancel()
@@ -37,7 +37,7 @@ def test_a_client_that_leaves_in_decode(narrow: Backend) -> None:
     narrow.until(narrow.idle)
 
 
-def test_a_client_that_leaves_in_prefill(narrow: Backend) -> None:
+def test_a_client_that_disconnects_during_prefill_frees_its_slot(narrow: Backend) -> None:
     started = narrow.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).prompt_tokens_processed
     stream = narrow.stub.PredictStream(chat(LONG, **ENDLESS), timeout=WAIT)
     narrow.until(
@@ -48,7 +48,7 @@ def test_a_client_that_leaves_in_prefill(narrow: Backend) -> None:
     narrow.until(narrow.idle)
 
 
-def test_clients_that_leave_in_the_queue(narrow: Backend) -> None:
+def test_clients_that_disconnect_in_the_queue_leave_it(narrow: Backend) -> None:
     running = narrow.stub.PredictStream(chat("Count to 60.", **ENDLESS), timeout=WAIT)
     next(running)
     ended: Queue[Any] = Queue()
@@ -72,7 +72,7 @@ def test_clients_that_leave_in_the_queue(narrow: Backend) -> None:
         next(stream)
         stream.cancel()
 
-    # Each has a reader: which of them the backend saw first is not known.
+    # Each call has a thread that reads it: which of them the backend received first is unknown.
     with ThreadPoolExecutor(len(again)) as readers:
         list(readers.map(be_served, again))
     narrow.until(narrow.idle)
@@ -86,7 +86,7 @@ def test_a_deadline_frees_the_slot(narrow: Backend) -> None:
         _served(narrow)
 
 
-def test_a_thousand_cancels_leave_the_memory_where_it_was(bare: Backend) -> None:
+def test_a_thousand_cancellations_leave_memory_unchanged(bare: Backend) -> None:
     bare.load(Options=["prompt_cache_mib:8"])
 
     def leave_early(count: int) -> None:

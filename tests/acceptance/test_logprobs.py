@@ -1,4 +1,4 @@
-"""Log-probabilities over the wire: piece by piece with a stream, and of the prompt itself."""
+"""Log-probabilities over the wire: of each streamed piece, and of the prompt."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def _content(reply: pb.Reply) -> list[dict[str, Any]]:
     ],
     ids=str,
 )
-def test_a_stream_tells_each_token_once(served: Backend, fields: dict[str, Any]) -> None:
+def test_a_stream_returns_each_token_once(served: Backend, fields: dict[str, Any]) -> None:
     request = chat("Count to 5. What time is it in Rome?", **fields)
     request.TopLogprobs = 2
-    # A prompt that is in the cache already is computed in another pass, and rounded otherwise.
+    # A prompt that is already cached is computed in another pass, and rounds differently.
     served.stub.Predict(request, timeout=WAIT)
     whole = _content(served.stub.Predict(request, timeout=WAIT))
     *silent, last = served.stub.PredictStream(request, timeout=WAIT)
@@ -58,7 +58,7 @@ def test_a_stream_tells_each_token_once(served: Backend, fields: dict[str, Any])
     assert read == written
 
 
-def test_a_plain_answer_has_the_tokens_of_each_piece_with_it(served: Backend) -> None:
+def test_each_piece_of_a_unary_answer_comes_with_its_tokens(served: Backend) -> None:
     request = pb.PredictOptions(
         Prompt=RAW, Tokens=30, Logprobs=1, Metadata={"mlx.stream_logprobs": "true"}, IgnoreEOS=True
     )
@@ -70,7 +70,7 @@ def test_a_plain_answer_has_the_tokens_of_each_piece_with_it(served: Backend) ->
     assert last.logprobs == b""
 
 
-def test_a_prompt_in_tokens_is_the_prompt(served: Backend) -> None:
+def test_a_prompt_of_token_ids_scores_as_its_text(served: Backend) -> None:
     text = "2 plus 3 is"
     tokens = list(served.stub.TokenizeString(pb.PredictOptions(Prompt=text), timeout=WAIT).tokens)
     given = pb.PredictOptions(Tokens=8, Metadata={"mlx.prompt_token_ids": json.dumps(tokens)})
@@ -89,7 +89,7 @@ def _told_of_prompt(backend: Backend, request: pb.PredictOptions) -> tuple[Any, 
     return told, reply
 
 
-def test_the_tokens_of_a_prompt_are_told_with_their_text(served: Backend) -> None:
+def test_prompt_tokens_are_returned_with_their_text(served: Backend) -> None:
     request = pb.PredictOptions(Prompt=RAW, TopLogprobs=3, Tokens=7)
     told, reply = _told_of_prompt(served, request)
     assert (reply.message, reply.tokens, told["content"]) == (b"", 0, [])
@@ -104,7 +104,7 @@ def test_the_tokens_of_a_prompt_are_told_with_their_text(served: Backend) -> Non
     assert all(entry["logprob"] <= 1e-6 and len(entry["top_logprobs"]) == 3 for entry in rest)
 
 
-def test_what_follows_a_prompt_is_told_beside_it_as_without_it(served: Backend) -> None:
+def test_generated_tokens_are_the_same_with_and_without_prompt_logprobs(served: Backend) -> None:
     request = pb.PredictOptions(Prompt="2 plus 3 is", Logprobs=1, Tokens=4)
     alone = json.loads(served.stub.Predict(request, timeout=WAIT).logprobs)
     request.Metadata["mlx.prompt_logprobs"] = "true"
@@ -140,7 +140,7 @@ def test_what_follows_a_prompt_is_told_beside_it_as_without_it(served: Backend) 
         (chat("x", Metadata={"mlx.prompt_logprobs": "true"}), "but Messages are given"),
     ],
 )
-def test_what_cannot_be_told_is_refused(
+def test_unsupported_logprobs_requests_are_refused(
     served: Backend, request_: pb.PredictOptions, words: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as refused:

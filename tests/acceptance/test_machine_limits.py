@@ -1,4 +1,4 @@
-"""Limits that the system sets are kept to, not run into."""
+"""Limits that the system sets are observed, not run into."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DROP_FROM_BOUNDS, MAY_RAISE_LIMITS = 24, 24
 
 
 def unprivileged(soft: int, hard: int) -> None:
-    """Set the limit of open files, and lose the right to raise it again."""
+    """Set the limit of open files, and give up the right to raise it again."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     ctypes.CDLL(None).prctl(DROP_FROM_BOUNDS, MAY_RAISE_LIMITS, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("soft", "hard"), [(1024, 1024), (512, 8192), (8192, 8192)])
-def test_a_load_leaves_the_limit_of_open_files(soft: int, hard: int) -> None:
-    # Where this process has imported mlx-lm, its own hard limit is 4096, and may be final.
+def test_a_load_does_not_change_the_limit_of_open_files(soft: int, hard: int) -> None:
+    # If this process has imported mlx-lm, its own hard limit is 4096 and may not be raised.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = min(soft, most), min(hard, most)
     with started(lambda: unprivileged(soft, hard)) as backend:
@@ -55,7 +55,7 @@ def started(before: Callable[[], None]) -> Iterator[Backend]:
 
 @contextmanager
 def group(limit: int) -> Iterator[Path]:
-    """A control group of its own with that much memory."""
+    """A control group with that much memory."""
     for top in GROUPS:
         folder = top / f"faults-{os.getpid()}"
         try:
@@ -75,14 +75,14 @@ def group(limit: int) -> Iterator[Path]:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Path:
-    """A model with a context that memory cannot hold."""
+    """A model whose context is larger than memory."""
     model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**7}))
     return model
 
 
-def test_a_full_control_group_is_an_answer_not_the_end(endless: Path) -> None:
+def test_a_full_control_group_refuses_a_request_and_does_not_end_the_process(endless: Path) -> None:
     with group(700 * MIB) as folder:
 
         def enter() -> None:
@@ -97,7 +97,7 @@ def test_a_full_control_group_is_an_answer_not_the_end(endless: Path) -> None:
             backend.stub.Health(pb.HealthMessage())
 
 
-def test_few_addresses_are_an_answer_not_the_end(endless: Path) -> None:
+def test_a_limited_address_space_refuses_a_load_and_does_not_end_the_process(endless: Path) -> None:
     most = 3 << 30
 
     def bounded() -> None:

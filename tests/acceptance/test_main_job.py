@@ -1,4 +1,4 @@
-"""The main job on a real model: load, answer, stream, tokenise, free, load again, leave."""
+"""The main job on a real model: load, answer, stream, tokenise, free, load again, shut down."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_health_is_ok_before_and_after_the_model(bare: Backend) -> None:
     assert bare.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
 
 
-def test_a_stream_and_a_unary_answer_are_the_same_and_well_formed(served: Backend) -> None:
+def test_stream_and_unary_call_give_the_same_well_formed_answer(served: Backend) -> None:
     for fields in ({}, {"Temperature": 0.8, "Seed": 7}, {"Temperature": 1.0, "TopP": 0.9}):
         request = chat(STORY, Tokens=60, **fields)
         replies = list(served.stub.PredictStream(request, timeout=WAIT))
@@ -45,7 +45,7 @@ def test_the_model_answers(served: Backend) -> None:
     assert "Paris" in reply.message.decode()
 
 
-def test_eight_clients_at_once_get_their_own_answers(served: Backend) -> None:
+def test_eight_concurrent_clients_each_get_their_own_answer(served: Backend) -> None:
     names = ["Kim", "Ana", "Tom", "Eva", "Max", "Ida", "Leo", "Zoe"]
 
     def ask(name: str) -> str:
@@ -61,7 +61,7 @@ def test_eight_clients_at_once_get_their_own_answers(served: Backend) -> None:
     assert sum(name in answer for name, answer in alone.items()) >= 6
 
 
-def test_characters_arrive_whole(served: Backend) -> None:
+def test_characters_are_never_split(served: Backend) -> None:
     replies = list(served.stub.PredictStream(chat("Say hello in Chinese."), timeout=WAIT))
     text = "".join(reply.message.decode() for reply in replies)
     assert any("\u4e00" <= character <= "\u9fff" for character in text)
@@ -77,7 +77,7 @@ def test_stop_strings_over_token_boundaries_are_never_sent(served: Backend) -> N
         assert text_of(iter(replies)) == whole.partition(stop)[0]
         unary = served.stub.Predict(request, timeout=WAIT)
         assert unary.message.decode() == whole.partition(stop)[0]
-        # Peers' defect 6 is to go on generating after the stop.
+        # Another server went on generating after the stop string.
         assert (unary.tokens < told.tokens) == (stop in whole)
 
 
@@ -90,7 +90,7 @@ def test_tokens_counts_exactly_what_was_generated(served: Backend) -> None:
     assert (again.message, again.tokens) == (natural.message, natural.tokens)
 
 
-def test_no_limit_ends_at_the_context(bare: Backend) -> None:
+def test_an_answer_without_a_limit_ends_at_the_context(bare: Backend) -> None:
     bare.load(ContextSize=128)
     for tokens in (0, -1):
         request = chat(STORY, Tokens=tokens, IgnoreEOS=True)
@@ -98,7 +98,7 @@ def test_no_limit_ends_at_the_context(bare: Backend) -> None:
         assert reply.prompt_tokens + reply.tokens == 128
 
 
-def test_tokens_and_text_round_trip(served: Backend) -> None:
+def test_tokens_and_text_survive_a_round_trip(served: Backend) -> None:
     for text in ("Hello there", "héllo 你好 😀\n\n  x", "<|im_start|>user\nhi<|im_end|>"):
         tokens = served.stub.TokenizeString(pb.PredictOptions(Prompt=text), timeout=WAIT)
         assert tokens.length == len(tokens.tokens) > 0
@@ -106,8 +106,8 @@ def test_tokens_and_text_round_trip(served: Backend) -> None:
         assert back.content == text
 
 
-def test_the_prompt_is_counted_whole_when_most_of_it_is_cached(served: Backend) -> None:
-    """Peers' defect 7."""
+def test_prompt_tokens_are_counted_in_full_when_most_are_cached(served: Backend) -> None:
+    """Another server counted only the tokens that it computed."""
     request = chat("Count to 7. " * 20, Tokens=3)
     first = served.stub.Predict(request, timeout=WAIT)
     second, call = served.stub.Predict.with_call(request, timeout=WAIT)
@@ -135,7 +135,7 @@ def test_free_and_load_again_release_the_memory(bare: Backend) -> None:
         assert bare.memory() <= loaded
 
 
-def test_loads_of_two_models_leave_the_process_as_it_was(bare: Backend) -> None:
+def test_loads_of_two_models_leak_nothing(bare: Backend) -> None:
     process = bare.process()
 
     def load_and_free(times: int) -> tuple[int, int, int]:
@@ -151,7 +151,7 @@ def test_loads_of_two_models_leave_the_process_as_it_was(bare: Backend) -> None:
     assert process.memory_info().rss <= resident + 3 * 2**20
 
 
-def test_a_failed_load_leaves_the_loaded_model_as_it_was(bare: Backend) -> None:
+def test_a_failed_load_leaves_the_loaded_model_unchanged(bare: Backend) -> None:
     bare.load()
     with pytest.raises(grpc.RpcError) as refused:
         bare.load(TINY_TEXT.parent / "no_such_model")
@@ -159,7 +159,7 @@ def test_a_failed_load_leaves_the_loaded_model_as_it_was(bare: Backend) -> None:
     assert bare.stub.Predict(chat("Count to 5."), timeout=WAIT).message
 
 
-def test_a_stream_goes_on_while_another_model_is_loaded(bare: Backend) -> None:
+def test_a_stream_continues_while_another_model_is_loaded(bare: Backend) -> None:
     vision = TINY_TEXT.parent / "tiny_vision"
     bare.load(vision)
     bare.load(ContextSize=100_000)
@@ -176,7 +176,7 @@ def test_a_stream_goes_on_while_another_model_is_loaded(bare: Backend) -> None:
     assert sum(told[before:]) > 40
 
 
-def test_sigterm_in_the_middle_of_streams_ends_them_and_the_process(bare: Backend) -> None:
+def test_sigterm_during_streams_ends_them_and_the_process(bare: Backend) -> None:
     bare.load()
     streams = [bare.stub.PredictStream(chat(STORY, IgnoreEOS=True), timeout=WAIT) for _ in range(4)]
     for stream in streams:
@@ -188,7 +188,7 @@ def test_sigterm_in_the_middle_of_streams_ends_them_and_the_process(bare: Backen
     assert bare.child.wait(WAIT) == 0
 
 
-def test_metrics_and_metadata_tell_of_the_model(served: Backend) -> None:
+def test_metrics_and_metadata_describe_the_model(served: Backend) -> None:
     before = served.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).tokens_generated
     reply = served.stub.Predict(chat("Count to 9."), timeout=WAIT)
     served.until(served.idle)

@@ -1,4 +1,4 @@
-"""Ranks on this machine, each a process of its own, as one backend."""
+"""Several ranks on this machine, each its own process, serve as one backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def answers() -> Iterator[list[str]]:
-    """What one process answers."""
+    """The answers of a single process."""
     backend = Backend()
     backend.load(Options=["load_trial:false"])
     yield [text_of(backend.stub.PredictStream(each, timeout=WAIT)) for each in QUESTIONS]
@@ -57,7 +57,7 @@ def test_two_ranks_answer_as_one_process_does(ranks: Backend, answers: list[str]
     assert ranks.stub.Free(pb.HealthMessage(), timeout=WAIT).success
 
 
-def test_a_load_that_fails_changes_nothing_for_the_next(ranks: Backend, tmp_path: Path) -> None:
+def test_a_load_that_fails_does_not_affect_the_next(ranks: Backend, tmp_path: Path) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         ranks.load(tmp_path / "none")
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
@@ -72,7 +72,7 @@ def test_a_load_that_fails_changes_nothing_for_the_next(ranks: Backend, tmp_path
         ({"Embeddings": True}, "only models that generate text"),
     ],
 )
-def test_what_ranks_do_not_serve_is_refused(
+def test_requests_that_ranks_do_not_support_are_refused(
     ranks: Backend, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(grpc.RpcError, match=words) as caught:

@@ -30,7 +30,7 @@ def rerank(backend: Backend, documents: list[str], top_n: int = 0) -> pb.RerankR
     return result
 
 
-def test_documents_come_back_best_first_with_their_place_and_text(ranker: Backend) -> None:
+def test_documents_are_returned_best_first_with_index_and_text(ranker: Backend) -> None:
     documents = list(TEXTS) * 3
     result = rerank(ranker, documents)
     scores = [one.relevance_score for one in result.results]
@@ -69,7 +69,7 @@ def test_a_score_does_not_depend_on_other_requests(ranker: Backend) -> None:
         ),
     ],
 )
-def test_what_cannot_be_ranked(
+def test_requests_that_cannot_be_ranked_are_refused(
     ranker: Backend, request_: pb.RerankRequest, code: str, words: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
@@ -78,7 +78,7 @@ def test_what_cannot_be_ranked(
     assert words in str(caught.value.details())
 
 
-def test_entities_lie_where_their_bytes_do(tmp_path: Path) -> None:
+def test_entities_are_located_by_byte_offsets(tmp_path: Path) -> None:
     backend = Backend()
     try:
         backend.load(write("bert_labels", tmp_path))

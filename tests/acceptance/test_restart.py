@@ -1,4 +1,4 @@
-"""A conversation's prefix outlives the process, and serves nobody else's model."""
+"""A conversation's KV outlives the process, and is used for no other model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _process(*options: str, **fields: Any) -> Iterator[Backend]:
 
 
 def _saved(backend: Backend, folder: Path) -> None:
-    """Wait for an entry: a save that has not ended a second after SIGTERM is left."""
+    """Wait until an entry is on disk: a save still running a second after SIGTERM is dropped."""
     backend.until(
         lambda: (
             backend.idle() and any(p.is_file() and p.suffix != ".part" for p in folder.rglob("*"))
@@ -36,7 +36,7 @@ def _saved(backend: Backend, folder: Path) -> None:
 
 
 def _processed(backend: Backend, request: pb.PredictOptions) -> tuple[str, int, int]:
-    """The answer, the prompt's tokens, and how many of them were computed."""
+    """The answer, the number of prompt tokens, and how many of them were computed."""
     before = backend.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).prompt_tokens_processed
     reply = backend.stub.Predict(request, timeout=WAIT)
     after = backend.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).prompt_tokens_processed
@@ -44,7 +44,9 @@ def _processed(backend: Backend, request: pb.PredictOptions) -> tuple[str, int, 
 
 
 @pytest.mark.parametrize("own_file", [False, True])
-def test_the_next_turn_after_a_restart_computes_what_is_new(tmp_path: Path, own_file: bool) -> None:
+def test_the_next_turn_after_a_restart_computes_only_the_new_tokens(
+    tmp_path: Path, own_file: bool
+) -> None:
     options = [] if own_file else [f"prompt_cache_dir:{tmp_path}"]
     disk = {"PromptCachePath": str(tmp_path / "talk"), "PromptCacheAll": True} if own_file else {}
     with _process(*options) as backend:
@@ -59,7 +61,7 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(tmp_path: Path, own_
         assert processed < prompt_tokens // 4
 
 
-def test_another_form_of_the_model_does_not_read_it(tmp_path: Path) -> None:
+def test_another_dtype_of_the_model_does_not_read_it(tmp_path: Path) -> None:
     folder = f"prompt_cache_dir:{tmp_path}"
     with _process(folder) as backend:
         _processed(backend, chat(FIRST))
@@ -70,7 +72,7 @@ def test_another_form_of_the_model_does_not_read_it(tmp_path: Path) -> None:
             assert processed == prompt_tokens
 
 
-def test_damaged_and_foreign_files_are_a_miss(tmp_path: Path) -> None:
+def test_damaged_and_foreign_files_are_cache_misses(tmp_path: Path) -> None:
     folder = f"prompt_cache_dir:{tmp_path}"
     with _process(folder) as backend:
         said, _, _ = _processed(backend, chat(FIRST))
@@ -88,7 +90,7 @@ def test_damaged_and_foreign_files_are_a_miss(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "not ours"
 
 
-def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_file_is_not_removed(tmp_path: Path) -> None:
     mine = tmp_path / "letter"
     mine.write_text("dear reader")
     with _process() as backend:
@@ -96,7 +98,7 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert mine.read_text() == "dear reader"
 
 
-def test_read_only_writes_nothing(tmp_path: Path) -> None:
+def test_a_read_only_cache_writes_nothing(tmp_path: Path) -> None:
     with _process(f"prompt_cache_dir:{tmp_path}") as backend:
         _processed(backend, chat(FIRST, PromptCacheRO=True, PromptCacheAll=True))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

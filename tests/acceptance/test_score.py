@@ -54,7 +54,9 @@ def test_scores_are_sums_of_natural_logarithms(served: Backend, reference: tuple
     assert CANDIDATES[best] in (" Paris", " P")
 
 
-def test_more_is_returned_if_requested(served: Backend, reference: tuple[Any, Any]) -> None:
+def test_optional_results_are_returned_if_requested(
+    served: Backend, reference: tuple[Any, Any]
+) -> None:
     answer = _score(served, include_token_logprobs=True, length_normalize=True)
     for candidate, score in zip(CANDIDATES, answer.candidates, strict=True):
         expected = _plain(reference, PROMPT, candidate)
@@ -64,7 +66,7 @@ def test_more_is_returned_if_requested(served: Backend, reference: tuple[Any, An
         assert score.length_normalized_log_prob == pytest.approx(mean, abs=1e-3)
 
 
-def test_only_empty_candidates_need_no_model(served: Backend) -> None:
+def test_a_request_with_only_empty_candidates_needs_no_forward_pass(served: Backend) -> None:
     request = pb.ScoreRequest(prompt="x", candidates=["", ""], length_normalize=True)
     answer = served.stub.Score(request, timeout=WAIT)
     assert list(answer.candidates) == [pb.CandidateScore()] * 2
@@ -75,7 +77,7 @@ def _processed(backend: Backend) -> int:
     return int(metrics.prompt_tokens_processed)
 
 
-def test_a_prefix_is_read_once_and_its_stable_part_is_remembered(bare: Backend) -> None:
+def test_a_prefix_is_prefilled_once_and_its_stable_part_is_cached(bare: Backend) -> None:
     bare.load()
     stable = "Which of these is the topic? " * 12
     tokens = bare.stub.TokenizeString(pb.PredictOptions(Prompt=stable), timeout=WAIT).length
@@ -119,7 +121,7 @@ def test_a_prefix_is_read_once_and_its_stable_part_is_remembered(bare: Backend) 
         ),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
+def test_requests_that_cannot_be_scored_are_refused(
     served: Backend, request_: pb.ScoreRequest, code: grpc.StatusCode, words: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as refused:
@@ -142,7 +144,7 @@ def test_a_cancelled_caller_frees_the_engine_and_streams_continue(served: Backen
     served.until(served.idle)
 
 
-def test_without_a_model(bare: Backend) -> None:
+def test_score_without_a_model_is_refused(bare: Backend) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         bare.stub.Score(pb.ScoreRequest(prompt="x", candidates=["y"]), timeout=WAIT)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -1,4 +1,4 @@
-"""How long an answer thinks, asked of the real process with a model that thinks."""
+"""Thinking budgets on the real process, with a model that thinks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(served: Backend) -> N
         assert _thought(served, request) == free
 
 
-def test_a_budget_of_nothing_is_no_reasoning(served: Backend) -> None:
+def test_a_budget_of_zero_means_no_reasoning(served: Backend) -> None:
     for metadata in ({}, {"enable_thinking": "true"}, {"reasoning_effort": "none"}):
         request = _ask(**{"mlx__thinking_budget": 0, **metadata})
         seen = _told(served, request)
@@ -58,7 +58,7 @@ def test_a_budget_of_nothing_is_no_reasoning(served: Backend) -> None:
         assert seen.content
 
 
-def test_an_effort_is_a_budget_where_the_template_has_no_word_for_it(bare: Backend) -> None:
+def test_an_effort_becomes_a_budget_if_the_template_does_not_use_it(bare: Backend) -> None:
     bare.load(Options=["thinking_budget:3"])
     seen = _told(bare, _ask(enable_thinking="true"))
     long = _told(bare, _ask(enable_thinking="true", reasoning_effort="low"))
@@ -70,14 +70,14 @@ def test_an_effort_is_a_budget_where_the_template_has_no_word_for_it(bare: Backe
 
 
 @pytest.mark.parametrize("most", [0, 2, 500])
-def test_a_form_holds_behind_reasoning_that_was_ended(served: Backend, most: int) -> None:
+def test_a_grammar_holds_after_reasoning_that_a_budget_ended(served: Backend, most: int) -> None:
     request = _ask(enable_thinking="true", mlx__thinking_budget=most)
     request.Grammar = json.dumps(FORM)
     seen = _told(served, request)
     assert isinstance(json.loads(seen.content)["sum"], int)
 
 
-def test_a_budget_needs_an_answer_that_is_read(served: Backend) -> None:
+def test_a_budget_needs_a_parsed_chat_answer(served: Backend) -> None:
     request = pb.PredictOptions(Prompt="Hi", Metadata={"mlx.thinking_budget": "5"})
     assert "only in an answer to Messages" in refusal(served, request)
     request = _ask(mlx__thinking_budget="much")

@@ -1,4 +1,4 @@
-"""A model is told of tools in words where its template shows none, and no token speaks of them."""
+"""Tools described in text, for a model whose template does not render them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CALL = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model without its template, and with other names for its tokens of tools."""
+    """The tiny model without its template, and with its tool tokens renamed."""
     copy = tmp_path_factory.mktemp("models") / "toolless"
     shutil.copytree(TINY_TEXT, copy)
     (copy / "chat_template.jinja").write_text(TEMPLATE)
@@ -61,7 +61,7 @@ def _count(backend: Backend, request: pb.PredictOptions) -> int:
 
 
 def _ask(backend: Backend, request: pb.PredictOptions) -> Seen:
-    """Ask both ways; what a host's client sees must be the same."""
+    """Ask with a unary call and with a stream; both must show a host's client the same."""
     tools = bool(request.Tools)
     whole = unary(backend.stub.Predict(request, timeout=WAIT), tools=tools)
     stream = streamed(backend.stub.PredictStream(request, timeout=WAIT), tools=tools)
@@ -71,7 +71,7 @@ def _ask(backend: Backend, request: pb.PredictOptions) -> Seen:
     return whole
 
 
-def test_tools_reach_the_prompt(toolless: Backend) -> None:
+def test_tools_are_described_in_the_prompt(toolless: Backend) -> None:
     bare = _count(toolless, chat("What is the weather?"))
     shown = _count(toolless, chat("What is the weather?", Tools=TOOLS))
     more = _count(toolless, chat("What is the weather?", Tools=json.dumps([WEATHER, TIME])))
@@ -80,13 +80,13 @@ def test_tools_reach_the_prompt(toolless: Backend) -> None:
     assert _count(toolless, hidden) == bare
 
 
-def test_a_prompt_without_tools_is_what_the_template_writes(toolless: Backend) -> None:
+def test_a_prompt_without_tools_is_what_the_template_renders(toolless: Backend) -> None:
     rendered = "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
     messages, raw = chat("What is 3 + 4?"), pb.PredictOptions(Prompt=rendered)
     assert _count(toolless, messages) == _count(toolless, raw)
 
 
-def test_calls_and_results_of_a_history_reach_the_prompt(toolless: Backend) -> None:
+def test_calls_and_results_in_the_history_are_in_the_prompt(toolless: Backend) -> None:
     history = chat("What is the weather in Paris?")
     history.Messages.add(role="assistant", tool_calls=json.dumps([CALL]))
     history.Messages.add(role="tool", tool_call_id="call_1", content="21 degrees")
@@ -104,7 +104,7 @@ def test_calls_and_results_of_a_history_reach_the_prompt(toolless: Backend) -> N
 
 
 @pytest.mark.parametrize("heat", [{}, {"Temperature": 1.2, "TopP": 1.0, "Seed": 7}])
-def test_a_demanded_call_is_written_by_grammar(toolless: Backend, heat: dict[str, Any]) -> None:
+def test_a_required_call_is_written_by_grammar(toolless: Backend, heat: dict[str, Any]) -> None:
     tools = json.dumps([_closed(WEATHER, "city", "Paris", "Rome"), TIME])
     single = {"enable_thinking": "false", "mlx.parallel_tool_calls": "false"}
     allowed = {
@@ -121,7 +121,7 @@ def test_a_demanded_call_is_written_by_grammar(toolless: Backend, heat: dict[str
 
 
 def _closed(tool: dict[str, Any], argument: str, *values: str) -> dict[str, Any]:
-    """The tool with few values of one argument, so that a call by chance has an end."""
+    """The tool with few values for its one argument, so that a random call comes to an end."""
     schema = {
         "type": "object",
         "properties": {argument: {"enum": values}},
@@ -130,8 +130,8 @@ def _closed(tool: dict[str, Any], argument: str, *values: str) -> dict[str, Any]
     return {**tool, "function": {**tool["function"], "parameters": schema}}
 
 
-def test_a_call_is_one_only_where_tools_are_offered(toolless: Backend) -> None:
-    """The grammar makes the model write one and the same text."""
+def test_a_call_is_parsed_only_if_tools_are_offered(toolless: Backend) -> None:
+    """The grammar makes the model write the same text in both requests."""
     lark = f"start: {json.dumps(WRITTEN)}"
     metadata = {"enable_thinking": "false", "mlx.grammar_type": "lark"}
     written = chat("What is the weather?", Grammar=lark, Metadata=metadata)
@@ -153,7 +153,7 @@ def test_metadata_names_the_format_of_calls(toolless: Backend) -> None:
     assert "tool" not in told.rendered_template
 
 
-def test_a_format_without_calls_that_was_named_stays(model: Path, bare: Backend) -> None:
+def test_a_configured_format_without_calls_is_kept(model: Path, bare: Backend) -> None:
     assert bare.load(model, Options=["tool_parser:plain"]).success
     assert any("does not render tools" in line for line in bare.log)
     sentence = refusal(bare, chat("Hi", Tools=TOOLS, ToolChoice="required"))

@@ -1,4 +1,4 @@
-"""What an answer tells in its trailing metadata, read by a client on the real process."""
+"""An answer's trailing metadata, read by a client of the real process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ THOUGHT = "mlx-reasoning-tokens"
 
 
 def _trailers(backend: Backend, request: pb.PredictOptions) -> list[dict[str, str | bytes]]:
-    """Those of the unary call and of the stream."""
+    """The trailing metadata of the unary call and of the stream."""
     _, unary = backend.stub.Predict.with_call(request, timeout=WAIT)
     stream = backend.stub.PredictStream(request, timeout=WAIT)
     list(stream)
     return [dict(call.trailing_metadata()) for call in (unary, stream)]
 
 
-def test_an_answer_tells_why_it_ended(served: Backend) -> None:
+def test_it_has_the_finish_reason(served: Backend) -> None:
     for trailers in _trailers(served, chat("Count to 5.")):
         assert trailers[FINISH] == "stop"
         assert STOP not in trailers
@@ -32,13 +32,13 @@ def test_an_answer_tells_why_it_ended(served: Backend) -> None:
 
 
 @pytest.mark.parametrize("stops", [["3"], ["nothing", "3", "9"], ["é\n", "3"]])
-def test_an_answer_tells_which_stop_string_ended_it(served: Backend, stops: list[str]) -> None:
+def test_it_has_the_stop_string_that_ended_the_answer(served: Backend, stops: list[str]) -> None:
     for trailers in _trailers(served, chat("Count to 5.", StopPrompts=stops)):
         assert trailers[FINISH] == "stop"
         assert trailers[STOP] == next(stop for stop in stops if "3" in stop).encode()
 
 
-def test_an_answer_tells_how_much_of_its_prompt_was_remembered(bare: Backend) -> None:
+def test_it_has_the_number_of_cached_prompt_tokens(bare: Backend) -> None:
     bare.load()
     request = chat("What is the capital of France, and what is 3 plus 4?")
     reply, first = bare.stub.Predict.with_call(request, timeout=WAIT)
@@ -47,7 +47,7 @@ def test_an_answer_tells_how_much_of_its_prompt_was_remembered(bare: Backend) ->
     assert dict(second.trailing_metadata())[CACHED] == str(reply.prompt_tokens - 1)
 
 
-def test_an_answer_tells_how_much_of_it_was_reasoning(served: Backend) -> None:
+def test_it_has_the_number_of_reasoning_tokens(served: Backend) -> None:
     quick = chat("What is 7 plus 5?")
     thinking = chat("What is 7 plus 5?", Metadata={"enable_thinking": "true"})
     told = {trailers[THOUGHT] for trailers in _trailers(served, thinking)}
@@ -56,7 +56,7 @@ def test_an_answer_tells_how_much_of_it_was_reasoning(served: Backend) -> None:
     assert [trailers[THOUGHT] for trailers in _trailers(served, quick)] == ["0", "0"]
 
 
-def test_a_call_that_fails_has_none_of_it(served: Backend) -> None:
+def test_a_failed_call_has_none_of_it(served: Backend) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         served.stub.Predict(chat("Hi", Temperature=-1), timeout=WAIT)
     error: Any = refused.value

@@ -1,4 +1,4 @@
-"""Nobody has to read what the backend writes, and its standard streams may be closed."""
+"""The backend works if nobody reads its log, or its standard streams are closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALLEST_PIPE = 4096
 
 
 class Unread:
-    """A backend whose stderr is read up to the line that names its port."""
+    """A backend whose stderr is read only up to the line that names its port."""
 
     def __init__(self, *, closed: str = "") -> None:
         self.child = subprocess.Popen(
@@ -63,7 +63,7 @@ def unread(closed: str = "") -> Iterator[Unread]:
         backend.pipe.close()
 
 
-def test_a_full_log_stops_nothing_and_what_is_missing_is_counted() -> None:
+def test_a_full_log_pipe_blocks_nothing_and_dropped_lines_are_counted() -> None:
     with unread() as backend:
         for _ in range(1500):
             backend.stub.Free(NOTHING, timeout=WAIT)
@@ -79,7 +79,7 @@ def test_a_full_log_stops_nothing_and_what_is_missing_is_counted() -> None:
         assert backend.end() == 0
 
 
-def test_the_last_line_is_written_before_the_end() -> None:
+def test_the_last_line_is_written_before_the_exit() -> None:
     with unread() as backend:
         backend.child.send_signal(signal.SIGTERM)
         backend.read += backend.pipe.read()
@@ -88,14 +88,14 @@ def test_the_last_line_is_written_before_the_end() -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
-def test_closed_standard_streams_stop_nothing(closed: str) -> None:
+def test_closed_standard_streams_do_not_block(closed: str) -> None:
     with unread(closed) as backend:
         backend.stub.Health(NOTHING, timeout=WAIT)
         assert backend.end() == 0
         assert b"Traceback" not in backend.read + backend.pipe.read()
 
 
-def test_nobody_at_the_other_end_of_the_log_stops_nothing() -> None:
+def test_a_closed_log_pipe_does_not_block() -> None:
     with unread() as backend:
         backend.pipe.close()
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Images over the wire: the real process, one client or several, and everything that text has."""
+"""Images over the wire: the real process, one client or several, with all features of text."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def seen(*colours: str, question: str = ONE, **fields: Any) -> pb.PredictOptions
     return chat(question, Images=images, **fields)
 
 
-def test_it_names_what_it_is_shown(sighted: Backend) -> None:
+def test_it_names_the_colour_of_the_image(sighted: Backend) -> None:
     assert said(sighted, seen("blue")) == "The image is blue."
     assert said(sighted, seen("red", "green", question=MANY)) == "The images are red and green."
 
 
-def test_a_data_uri_is_an_image_too(sighted: Backend) -> None:
+def test_a_data_uri_is_accepted_as_an_image(sighted: Backend) -> None:
     uri = "data:image/png;base64," + encoded(picture("orange"))
     assert said(sighted, chat(ONE, Images=[uri])) == "The image is orange."
 
 
-def test_four_clients_get_their_own_picture_and_a_fifth_its_text(sighted: Backend) -> None:
+def test_four_clients_each_get_their_own_image_and_a_fifth_only_text(sighted: Backend) -> None:
     colours = ["yellow", "black", "purple", "white"]
     requests = [*map(seen, colours), chat("What is the capital of France?")]
 
@@ -66,12 +66,12 @@ def test_four_clients_get_their_own_picture_and_a_fifth_its_text(sighted: Backen
             assert text == "The capital of France is Paris."
 
 
-def test_a_stream_says_the_same_with_seed_and_temperature(sighted: Backend) -> None:
+def test_a_stream_equals_the_unary_answer_with_seed_and_temperature(sighted: Backend) -> None:
     request = seen("pink", Temperature=0.8, Seed=3, Tokens=30)
     assert text_of(sighted.stub.PredictStream(request, timeout=WAIT)) == said(sighted, request)
 
 
-def test_stops_logprobs_and_limits_hold(sighted: Backend) -> None:
+def test_stop_strings_logprobs_and_limits_work(sighted: Backend) -> None:
     reply = sighted.stub.Predict(seen("red", StopPrompts=[" is"], Logprobs=1), timeout=WAIT)
     assert reply.message == b"The image"
     assert json.loads(reply.logprobs)["content"]
@@ -79,7 +79,7 @@ def test_stops_logprobs_and_limits_hold(sighted: Backend) -> None:
     assert reply.tokens == 2
 
 
-def test_a_grammar_binds_what_is_said_of_an_image(sighted: Backend) -> None:
+def test_a_grammar_holds_for_an_answer_about_an_image(sighted: Backend) -> None:
     grammar = 'root ::= "The image is " ("red" | "blue" | "green") "!"'
     assert said(sighted, seen("blue", Grammar=grammar)) == "The image is blue!"
     assert said(sighted, seen("red", Grammar=grammar)) == "The image is red!"
@@ -103,7 +103,7 @@ def test_it_thinks_about_an_image(sighted: Backend) -> None:
     assert "<think>" not in content
 
 
-def test_a_picture_of_an_earlier_turn_is_placed_by_metadata(sighted: Backend) -> None:
+def test_metadata_assigns_an_image_to_an_earlier_message(sighted: Backend) -> None:
     request = chat(
         ONE,
         "The image is purple.",
@@ -125,13 +125,13 @@ def test_a_picture_of_an_earlier_turn_is_placed_by_metadata(sighted: Backend) ->
         (chat(ONE, Images=["http://127.0.0.1/x.png"]), "Images[0] "),
     ],
 )
-def test_what_it_cannot_be_shown_is_refused(
+def test_unusable_images_are_refused(
     sighted: Backend, request_: pb.PredictOptions, sentence: str
 ) -> None:
     assert sentence in refusal(sighted, request_)
 
 
-def test_a_clip_is_seen(sighted: Backend) -> None:
+def test_it_answers_about_a_video(sighted: Backend) -> None:
     for colour, name in ((RED, "red"), (BLUE, "blue")):
         request = chat(ONE, Videos=[in_base64(saved(plain([colour] * 8)))])
         reply: pb.Reply = sighted.stub.Predict(request, timeout=WAIT)
@@ -153,7 +153,7 @@ def test_a_clip_is_seen(sighted: Backend) -> None:
     ],
     ids=["text", "cut off", "wide", "ten hours", "broken"],
 )
-def test_a_hostile_clip_gets_a_sentence_and_others_go_on(
+def test_a_hostile_video_is_refused_and_other_requests_continue(
     sighted: Backend, content: bytes, sentence: str
 ) -> None:
     stream = sighted.stub.PredictStream(chat("Count to 60.", Tokens=200), timeout=WAIT)
@@ -165,20 +165,20 @@ def test_a_hostile_clip_gets_a_sentence_and_others_go_on(
     assert said(sighted, seen("blue")) == "The image is blue."
 
 
-def test_a_load_says_how_many_videos(sighted: Backend) -> None:
+def test_a_load_option_sets_how_many_videos_a_request_may_have(sighted: Backend) -> None:
     clips = [in_base64(saved(plain([RED] * 2)))] * 17
     assert "Videos has 17 items, but a prompt may have 16" in refusal(
         sighted, chat(ONE, Videos=clips)
     )
 
 
-def test_the_last_of_two_items_is_named_where_it_is_broken(sighted: Backend) -> None:
+def test_the_error_names_the_broken_one_of_two_items(sighted: Backend) -> None:
     request = seen("red")
     request.Images.append("aGk=")
     assert refusal(sighted, request).startswith("Images[1] ")
 
 
-def test_a_cancelled_picture_leaves_nothing_behind(sighted: Backend) -> None:
+def test_a_cancelled_image_leaves_nothing_behind(sighted: Backend) -> None:
     call = sighted.stub.PredictStream(
         seen("red", question="Count to 60.", Tokens=500), timeout=WAIT
     )
@@ -188,13 +188,13 @@ def test_a_cancelled_picture_leaves_nothing_behind(sighted: Backend) -> None:
     assert said(sighted, seen("white")) == "The image is white."
 
 
-def test_metadata_tells_where_media_go_in_a_raw_prompt(sighted: Backend) -> None:
+def test_metadata_says_where_media_go_in_a_raw_prompt(sighted: Backend) -> None:
     told = sighted.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
     assert told.media_marker == "<__media__>"
     assert said(sighted, _raw(told.media_marker)) == "The image is black."
 
 
-def test_status_tells_what_is_kept_of_pictures(sighted: Backend) -> None:
+def test_status_reports_cached_image_features(sighted: Backend) -> None:
     said(sighted, seen("white"))
     status = sighted.stub.Status(pb.HealthMessage(), timeout=WAIT)
     assert status.memory.breakdown["media_features"] > 0

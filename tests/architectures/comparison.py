@@ -1,7 +1,7 @@
-"""An architecture in the engine against its own plain passes: alone, in company, in later turns.
+"""An architecture in the engine against its own plain passes: alone, in a batch, in later turns.
 
-Every answer is chosen among tokens of text, greedily, and held to what one forward pass over prompt
-and answer chooses at each place; where rounding tips a choice, both tokens are right.
+Answers are greedy, limited to text tokens, and compared with the best token at each position of one
+forward pass over prompt and answer; where two tokens are equal but for rounding, both are right.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from tests.engine.rounds import Rounds, engine_model
 
 TOKENS = 48  # of an answer
 _WORDS = range(1, 100)
-_CLOSE = 1e-3  # of the logits' range, in another order of summation
+_CLOSE = 1e-3  # relative to the range of the logits: another order of summation
 _OPENING = 4  # tokens of a prompt that open the answer
 _FEW = 8  # tokens of an answer whose length does not matter
-_FORGOTTEN = 5  # tokens behind the last one that must matter to the answer
+_FORGOTTEN = 5  # tokens before the last one on which the answer must depend
 
 _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What was found of a model: whether its answers are right, and what is not computed again.
+    """What was found out about a model: whether its answers are right, and which KV is reused.
 
-    batched: whether it is served in batches; else `company` waits for each other. reused: a later
-    turn begins with the KV of the earlier one, though its template drops what opened the answer.
-    kept: so does a prompt whose first request was cancelled while it was read.
+    batched: whether it is served in batches; otherwise the requests of `company` run one at a time.
+    reused: a later turn starts from the KV of the earlier one, although the template drops the text
+    that opened the answer. kept: so does a repeated prompt whose first request was cancelled during
+    prefill.
     """
 
     batched: bool
@@ -53,7 +54,7 @@ class Compared:
 
 
 def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
-    """The model as a load would serve it, and what it answers."""
+    """Load the model as the backend would, and compare its answers."""
     served = engine_model(model, batches=kv.can_batch(kv.new_row(model)))
     loaded: Any = SimpleNamespace(name=name)
     words = list(_WORDS)
@@ -77,7 +78,7 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
 
 
 def _reuses_a_turn(model: Any, served: EngineModel) -> bool:
-    """A prompt whose last tokens opened the answer, and are gone in the next turn."""
+    """A later turn whose prompt lacks the last tokens of the first one, which opened the answer."""
     rounds = Rounds(served)
     prompt = _text(60, 6)
     stays = len(prompt) - _OPENING
@@ -92,7 +93,7 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
     prompt = _text(200, 8)
     _submit(rounds, 1, prompt, _FEW)
     rounds.step()
-    while rounds.scheduler.planner.sequences[1].filled < len(prompt) // 2:
+    while rounds.scheduler.planner.sequences.by_number[1].filled < len(prompt) // 2:
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.drain()
@@ -103,7 +104,7 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
 def _right_in_company(
     model: Any, served: EngineModel, prompts: Sequence[Sequence[int]], tokens: int
 ) -> bool:
-    """Three at once, of which one leaves early, and one that joins then."""
+    """Three requests at once, one of which leaves early, and a fourth that joins then."""
     rounds = Rounds(served)
     limits = [tokens, tokens // 3, tokens]
     for ticket, (prompt, limit) in enumerate(zip(prompts, limits, strict=True), 1):
@@ -142,7 +143,7 @@ def _all_right(
 
 
 def _right(model: Any, prompt: Sequence[int], said: Sequence[int]) -> bool:
-    """By one pass, or where a model does not agree with that itself, by mlx-lm's own steps."""
+    """Compare with one pass or, if the model does not agree with that itself, mlx-lm's steps."""
     if len(said) == 0:
         return False
     whole = _plain(model, [*prompt, *said[:-1]])[len(prompt) - 1 :]
@@ -164,7 +165,7 @@ def _steps(model: Any, prompt: Sequence[int], said: Sequence[int]) -> mx.array:
 
 
 def sensitive(model: Any, prompt: Sequence[int]) -> bool:
-    """Whether what the model chooses depends on more than the last tokens."""
+    """Whether the model's choices depend on more than the last tokens."""
     other = [*prompt[: -_FORGOTTEN - 1], prompt[-_FORGOTTEN - 1] % 90 + 1, *prompt[-_FORGOTTEN:]]
     own = _plain(model, prompt)[-1]
     change = mx.abs(own - _plain(model, other)[-1]).max()
@@ -172,7 +173,7 @@ def sensitive(model: Any, prompt: Sequence[int]) -> bool:
 
 
 def _plain(model: Any, tokens: Sequence[int]) -> mx.array:
-    """Logits of the words, [tokens, words], of one pass with an empty cache."""
+    """Logits of the text tokens, [tokens, words], from one pass with an empty cache."""
     logits: mx.array = model(mx.array([list(tokens)]), cache=kv.new_row(model))[0]
     return logits[:, _WORDS[0] : _WORDS[-1] + 1].astype(mx.float32)
 

@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _cases(report: Path) -> Iterator[tuple[str, str, Mapping[str, str]]]:
-    """The test, the family, and what was recorded of it."""
+    """Each test with its family and its recorded properties."""
     for case in ET.parse(report).iter("testcase"):
         test, _, name = case.get("name", "").partition("[")
         found = {one.get("name", ""): one.get("value", "") for one in case.iter("property")}

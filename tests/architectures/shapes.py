@@ -1,7 +1,7 @@
 """Every text architecture of mlx-lm in a size that computes in milliseconds.
 
 A configuration is made from the fields of the architecture's own argument class: a field has its
-small value wherever it appears. Listed beside them are the architectures that need other values.
+small value wherever it appears. Architectures that need other values are listed separately.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.engine.loading.architectures import aliases, model_types
+from backend.engine.loading.early_layers import start_layers_early
 from backend.engine.loading.row_masks import fit_row_masks
 
 VOCABULARY = 128
@@ -335,7 +336,7 @@ UNBUILT = {
 if not mx.metal.is_available():
     UNBUILT |= dict.fromkeys(("bitnet", "muse_spark"), "its kernels are written for Metal")
 
-# What decides an answer is also how its prompt is cut into passes, in mlx-lm itself.
+# In mlx-lm itself, the way a prompt is cut into passes changes the answer.
 DISAGREES = {
     "plamo3": "a prefill pass of mlx-lm's lets a token see one more than its window's cache keeps"
 }
@@ -347,7 +348,7 @@ def architectures() -> list[str]:
 
 
 def configuration(model_type: str) -> dict[str, Any]:
-    """What `config.json` holds."""
+    """The contents of `config.json`."""
     module = importlib.import_module(f"mlx_lm.models.{model_type}")
     config = _filled(module.ModelArgs, _OTHER.get(model_type, {}))
     if "text_config" in _names(module.ModelArgs):
@@ -408,12 +409,15 @@ def tiny_model(model_type: str) -> Any:
     model.eval()
     fit_row_masks(model)
     mx.eval(model.parameters())
+    start_layers_early(model)
     return model
 
 
 def _drawn(name: str, value: mx.array, key: mx.array) -> mx.array:
-    """Layers outweigh the embeddings, so that what was read before decides, and not the last
-    token alone."""
+    """Scaled so that the layers outweigh the embeddings.
+
+    Otherwise the last token alone would decide, and not what was read before it.
+    """
     if value.ndim < 2 or not mx.issubdtype(value.dtype, mx.floating):
         return value
     width = 0.3 if "embed" in name else 1.5 / math.sqrt(value.shape[-1])

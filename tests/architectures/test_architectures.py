@@ -1,4 +1,5 @@
-"""Text architectures of mlx-lm, built small: alone, in company, in later turns, after a cancel.
+"""Text architectures of mlx-lm, built small: alone, in a batch, in later turns, after a
+cancellation.
 
 `make test` takes every tenth and those with caches of their own; `make test-long` and
 `make test-models` take all.
@@ -32,7 +33,7 @@ _CHOSEN = _ALL if TEST_LONG else _SAMPLE
 
 
 @pytest.mark.parametrize("architecture", _CHOSEN)
-def test_it_answers_as_its_own_forward_passes(
+def test_answers_equal_those_of_plain_forward_passes(
     architecture: str, record_property: Callable[[str, object], None]
 ) -> None:
     if why := UNBUILT.get(architecture):
@@ -51,7 +52,7 @@ def test_it_answers_as_its_own_forward_passes(
 
 
 @pytest.mark.parametrize("architecture", _QUANTISED)
-def test_it_answers_the_same_way_when_quantised(
+def test_quantised_answers_equal_those_of_plain_forward_passes(
     architecture: str,
 ) -> None:
     found = compare(quantised_model(architecture), architecture, _FEW_TOKENS)

@@ -1,4 +1,4 @@
-"""`make doctor` on a small model, and what it makes of answers that differ."""
+"""`make doctor` on a small model, and its verdict on answers that differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answer(tokens: list[str], best: dict[str, float]) -> Answer:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
-def test_only_equal_answers_do_not_differ(one: list[str], other: list[str]) -> None:
+def test_equal_answers_do_not_differ(one: list[str], other: list[str]) -> None:
     best = {"a": -0.5, "b": -0.75, "c": -4.0}
     found = difference(answer(one, best), answer(other, best))
     assert (found is None) == (one == other)

@@ -1,4 +1,4 @@
-"""The arithmetic of ranks: what it must say whatever the figures are."""
+"""The arithmetic of ranks: properties that hold whatever the figures are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.simulation.setup import Setup, links, setups
 
 
 @pytest.mark.parametrize("setup", setups(), ids=lambda setup: setup.name)
-def test_one_rank_is_one_process(setup: Setup) -> None:
+def test_one_rank_costs_what_one_process_does(setup: Setup) -> None:
     for link in links():
         assert decode_seconds(setup, link, 1, "tensor", 4, 100) == setup.decode_seconds(4, 100)
 
@@ -28,7 +28,7 @@ def test_a_pipeline_is_never_faster_and_waits_for_its_links(setup: Setup) -> Non
             )
 
 
-def test_tensor_gains_where_links_are_fast_and_weights_many() -> None:
+def test_tensor_parallelism_gains_with_fast_links_and_many_weights() -> None:
     hybrid, nvlink = setups()[-1], links()[-1]
     free = replace(nvlink, latency=0.0, bandwidth=1e30)
     alone, launch = hybrid.decode_seconds(1, 100), hybrid.machine.launch

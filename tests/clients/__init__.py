@@ -1,1 +1,1 @@
-"""Programs that people point at the gateway, run as they are, in environments of their own."""
+"""Real client programs, unchanged and in environments of their own, against the gateway."""

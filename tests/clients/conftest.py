@@ -1,4 +1,4 @@
-"""The gateway that the clients are pointed at, and the time that their installation may take."""
+"""The gateway for the clients, and the time that their installation may take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["gateway"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test comes first installs its client."""
+    """Give every test the time to install its client, because any of them may be the first."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):

@@ -1,7 +1,7 @@
 """The clients' own environments: a venv from a hashed lock, and node_modules from package-lock.
 
-They are built under `build/` at the first use and again when the lock changes. Without the
-registries the tests of clients say that they were skipped.
+They are built under `build/` at the first use and again when the lock changes. If the registries
+cannot be reached, the clients' tests are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ClientFailed(AssertionError):
 
 
 def _once(folder: Path, source: Path, install: Any) -> Path:
-    """`folder`, made by `install` unless it was made from this very `source`."""
+    """`folder`, created by `install` unless it was created from this `source` before."""
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     stamp = folder / ".installed"
     folder.parent.mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ def _python() -> Path:
         try:
             _command(sys.executable, "-m", "uv", "pip", "install", "--python", python, *hashed)
         except subprocess.CalledProcessError:
-            # It does not know the mirrors and certificates that pip was told of.
+            # npm does not know the mirrors and certificates that pip is configured for.
             _command(python, "-m", "pip", "install", "--no-input", "--no-compile", *hashed)
 
     return _once(BUILD / "clients", LOCK, install) / "bin" / "python"
@@ -85,17 +85,17 @@ def _node() -> Path:
 
 
 def python_program(name: str, *arguments: str, **environ: str) -> Any:
-    """What `programs/NAME.py` printed last, as JSON. Raises ClientFailed."""
+    """The last line that `programs/NAME.py` printed, as JSON. Raises ClientFailed."""
     return _result([str(_python()), str(HERE / "programs" / f"{name}.py"), *arguments], environ)
 
 
 def client_tool(name: str, *arguments: str, **environ: str) -> str:
-    """What a command of the clients' venv printed. Raises ClientFailed."""
+    """The output of a command in the clients' venv. Raises ClientFailed."""
     return _run([str(_python().with_name(name)), *arguments], environ)
 
 
 def node_program(name: str, *arguments: str) -> Any:
-    """What `node/NAME.mjs` printed last, as JSON. Raises ClientFailed."""
+    """The last line that `node/NAME.mjs` printed, as JSON. Raises ClientFailed."""
     folder = _node()
     shutil.copy(HERE / "node" / f"{name}.mjs", folder)
     return _result(["node", str(folder / f"{name}.mjs"), *arguments], {})
@@ -107,7 +107,7 @@ def _result(command: list[str], environ: dict[str, str]) -> Any:
 
 
 def _run(command: list[str], environ: dict[str, str]) -> str:
-    # Nothing of the venv that runs the tests may reach the client.
+    # The client gets nothing from the venv that runs the tests.
     inherited = {
         key: value
         for key, value in os.environ.items()
@@ -116,7 +116,7 @@ def _run(command: list[str], environ: dict[str, str]) -> str:
     }
     ended = subprocess.run(
         command,
-        cwd=BUILD,  # some leave files where they run
+        cwd=BUILD,  # some write files into the working directory
         env=inherited | environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -31,9 +31,11 @@ _SECONDS = 600
 
 
 def trimmed(value: Any, key: str = "") -> Any:
-    """A body as it is in form: texts and schemas are cut, and one tool of each shape is kept."""
+    """The body with its structure: texts and schemas are shortened, and one tool of each shape is
+    kept.
+    """
     if isinstance(value, str):
-        if key == "arguments":  # JSON, and short: the model is ours
+        if key == "arguments":  # JSON, and short: the test's model answers anyway
             return value
         return _PRIVATE.sub("x", value)[:_LONGEST] if len(value) < 4000 else value[:_LONGEST]
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A model that calls a tool once and then says that it is done: enough for one turn of an agent."""
+"""A model that calls a tool once and then ends: enough for one turn of an agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 from tests.gateway.numbers_backend import NumbersBackend
 from wire import backend_pb2 as pb
 
-# Tools of agents that change nothing, with arguments that they take, the likeliest first.
+# Agents' tools that change nothing, with arguments that they accept, the most likely first.
 _HARMLESS = (
     *("exec_command", "shell", "run_shell_command", "bash", "run_commands", "terminal"),
     *("list", "read", "ls", "glob"),
@@ -20,7 +20,7 @@ _VALUES: dict[str, Any] = {"string": "ls", "integer": 1, "number": 1, "boolean":
 
 
 class ScriptedModel(NumbersBackend):
-    """Any model of any name."""
+    """Serves any model name."""
 
     def PredictStream(
         self, request: pb.PredictOptions, _context: grpc.ServicerContext
@@ -50,7 +50,7 @@ def _chosen(tools: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def example(schema: dict[str, Any]) -> Any:
-    """A value of a schema: what it requires, and no more."""
+    """A value for a schema: its required parts only."""
     if "enum" in schema:
         return schema["enum"][0]
     for several in ("anyOf", "oneOf", "allOf"):

@@ -1,4 +1,4 @@
-"""Answers and events have every field that OpenAI's and Anthropic's own types ask for."""
+"""Answers and events have every field that OpenAI's and Anthropic's own types require."""
 
 from __future__ import annotations
 

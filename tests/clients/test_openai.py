@@ -1,4 +1,4 @@
-"""OpenAI's SDKs for Python and JavaScript, and three programs that are built on the Python one."""
+"""OpenAI's SDKs for Python and JavaScript, and programs built on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_chat_and_stream_agree(told: Any) -> None:
     assert [told["finish"], told["short"]] == ["stop", "length"]
 
 
-def test_reasoning_is_apart(told: Any) -> None:
+def test_reasoning_is_separate(told: Any) -> None:
     reasoning, content = told["thinking"]
     assert "3 + 4 = 7" in reasoning
     assert content == "3 + 4 = 7"

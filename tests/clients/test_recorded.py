@@ -1,7 +1,7 @@
-"""Every body that real programs sent is answered, whole and in the form that it asked for.
+"""Every body that real programs sent is answered in the form that it asked for.
 
-`tests/clients/recorded/` has what each program sent in a turn with a tool call, cut to its form by
-`tests.clients.record`.
+`tests/clients/recorded/` has what each program sent in a turn with a tool call, reduced to its
+structure by `tests.clients.record`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RECORDED = [
     for file in sorted(FOLDER.glob("*.json"))
     for at, each in enumerate(json.loads(file.read_text(encoding="utf-8")))
 ]
-# What these APIs end a stream with.
+# The last event of these APIs' streams.
 ENDS = {
     "/v1/chat/completions": "data: [DONE]",
     "/v1/messages": '"type": "message_stop"',
@@ -41,7 +41,7 @@ def gateway() -> Iterator[GatewayProcess]:
 
 
 @pytest.mark.parametrize("sent", RECORDED)
-def test_what_a_program_sent_is_answered(gateway: GatewayProcess, sent: dict[str, Any]) -> None:
+def test_a_recorded_request_is_answered(gateway: GatewayProcess, sent: dict[str, Any]) -> None:
     answer = gateway.client.post(sent["path"], json=sent["body"])
     assert answer.status_code == 200, answer.text
     # Ollama's API streams unless it is told not to.
@@ -50,11 +50,11 @@ def test_what_a_program_sent_is_answered(gateway: GatewayProcess, sent: dict[str
         assert ENDS[sent["path"]] in answer.text
         assert '"error": {' not in answer.text.replace('"error": null', "")
     told = answer.text if streams else json.dumps(answer.json())
-    # Words, a call, or what a form allows.
+    # Text, a call, or what a response format allows.
     assert any(words in told for words in ("All done.", "call_1", '\\"ls\\"', '"{}"'))
 
 
-def test_nothing_of_a_machine_is_in_the_corpus() -> None:
+def test_recordings_contain_nothing_of_a_machine() -> None:
     assert len(list(FOLDER.glob("*.json"))) >= 6
     for file in FOLDER.glob("*.json"):
         text = file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Feeds an answer to the parser in many splits, and compares what comes out."""
+"""Feeds an answer to the parser in many splits, and compares the results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Plain = tuple[str, str, list[tuple[str, Any]]]
 
 
 def plain(message: ChatMessage) -> Plain:
-    """A message as values: ids, which are random, left out, and arguments decoded."""
+    """A message as plain values: random ids removed, arguments decoded."""
     calls = [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
     return message.content, message.reasoning_content, calls
 
 
 def splits(text: str, count: int = 4, seed: int = 0) -> Iterator[list[str]]:
-    """The text whole, by characters, by what tokens look like, and in random pieces."""
+    """The text whole, by characters, in pieces like tokens, and in random pieces."""
     yield [text]
     yield list(text)
     yield re.findall(r"\s?\w{1,5}|\s+|<\|?\w+|[^\w\s]", text)
@@ -55,7 +55,7 @@ def stream(
 
 
 def without_ids(events: Sequence[ChatEvent]) -> list[ChatEvent]:
-    """Merged events, with the ids that are random made equal."""
+    """Merged events with their random ids made equal."""
     return [
         ToolCallStart(event.index, re.sub("call_.*", "call_", event.id), event.name)
         if isinstance(event, ToolCallStart)
@@ -65,7 +65,7 @@ def without_ids(events: Sequence[ChatEvent]) -> list[ChatEvent]:
 
 
 def assert_holds(partial: ChatMessage, whole: ChatMessage) -> None:
-    """A stream of calls while they are written holds a whole answer."""
+    """Assert that a stream with calls shown as they are written contains a whole answer."""
     assert partial.content == whole.content
     assert partial.reasoning_content == whole.reasoning_content
     shown = iter(partial.tool_calls)
@@ -82,8 +82,11 @@ def parse_every_split(
     reason: Literal["stop", "length"] = "stop",
     count: int = 4,
 ) -> ChatMessage:
-    """The message, the same for every split; with calls shown while they are written, all of it
-    is there as well, and beside it nothing but calls that were begun and not completed."""
+    """The message, which must be the same for every split.
+
+    If calls are shown as they are written, all of it must be there as well, and beside it only
+    calls that were begun and not completed.
+    """
     whole = stream(format_, [text], tools=tools, tail=tail, reason=reason)
     partial = stream(format_, [text], tools=tools, tail=tail, reason=reason, partial=True)
     assert_holds(message_of(partial), message_of(whole))

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer for grammars, and walks through what they allow."""
+"""A byte-level tokenizer for grammars, and all texts that they allow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def byte_tokenizer(special: Sequence[str] = (), plain: Sequence[str] = ()) -> By
 
 
 def texts_of(matcher: llguidance.LLMatcher, alphabet: bytes, longest: int) -> Iterator[bytes]:
-    """All texts of at most so many bytes of an alphabet that a matcher accepts."""
+    """All texts of an alphabet up to so many bytes that a matcher accepts."""
     waiting = [(b"", matcher)]
     while waiting:
         text, state = waiting.pop()

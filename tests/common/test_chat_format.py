@@ -30,18 +30,18 @@ MLX_LM_TOOLS = """
 
 
 @pytest.mark.parametrize("name", sorted({*IMPORTER_TOOLS.split(), *MLX_LM_TOOLS.split()}))
-def test_every_tool_parser_that_hosts_name(name: str) -> None:
+def test_every_tool_parser_that_hosts_configure(name: str) -> None:
     assert ChatFormat.named(name).name == name
     assert ChatFormat.named(name).tool_call_markers
 
 
 @pytest.mark.parametrize("name", IMPORTER_REASONING.split())
-def test_every_reasoning_parser_that_hosts_name(name: str) -> None:
+def test_every_reasoning_parser_that_hosts_configure(name: str) -> None:
     assert ChatFormat.named("hermes", name).thinks
     assert ChatFormat.named(None, name).thinks
 
 
-def test_names_are_read_as_people_type_them() -> None:
+def test_names_are_matched_as_people_type_them() -> None:
     assert ChatFormat.named(" Qwen3-Coder ").grammar is ChatFormat.named("qwen3_coder").grammar
 
 
@@ -49,12 +49,12 @@ def test_names_are_read_as_people_type_them() -> None:
     ("names", "sentence"),
     [(("hermez", None), "did you mean 'hermes'"), (("hermes", "qwen"), "did you mean 'qwen3'")],
 )
-def test_an_unknown_name_names_the_nearest(names: tuple[str, str | None], sentence: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(names: tuple[str, str | None], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         ChatFormat.named(*names)
 
 
-def test_without_names_everything_is_the_answer() -> None:
+def test_without_names_all_text_is_the_answer() -> None:
     text = "<think>a</think><tool_call>{}</tool_call>"
     assert parse_chat(text, ChatFormat.named(None), tools=TOOLS).content == text
 
@@ -108,7 +108,7 @@ def test_detects_a_family_by_its_template(name: str) -> None:
     assert ChatFormat.detect(TEMPLATES[name], ()).name == name
 
 
-def test_the_template_counts_more_than_the_vocabulary() -> None:
+def test_the_template_outweighs_the_vocabulary() -> None:
     llama = {"<|python_tag|>", "<|eom_id|>", "<|start_header_id|>"}
     assert ChatFormat.detect(TEMPLATES["hermes"], llama).name == "hermes"
     assert ChatFormat.detect("{{ messages }}", llama).name == "llama3_json"
@@ -121,11 +121,11 @@ def test_reasoning_is_detected_without_tools() -> None:
     assert plain(parse_chat("<think>a</think>b", format_, tools=TOOLS)) == ("b", "a", [])
 
 
-def test_a_thought_in_prose_of_a_template_is_no_reasoning() -> None:
+def test_prose_about_thinking_in_a_template_is_not_reasoning() -> None:
     assert not ChatFormat.detect("{# a template that will <think> of nothing #}", ()).thinks
 
 
-def test_every_name_stands_for_a_grammar_that_reads_plain_text() -> None:
+def test_every_name_has_a_grammar_that_accepts_plain_text() -> None:
     for name in families.TOOLS:
         assert parse_chat("Nine.", ChatFormat.named(name), tools=TOOLS).content == "Nine."
 
@@ -149,14 +149,14 @@ def _parse(text: str, tools: Any) -> Any:
         ("[r]a[/r]b", ("b", "a", [])),
     ],
 )
-def test_blocks_that_a_given_function_reads(text: str, expected: Any) -> None:
+def test_blocks_that_are_read_by_a_given_function(text: str, expected: Any) -> None:
     format_ = ChatFormat.of_blocks("other", "<<", ">>", _parse, [("[r]", "[/r]")])
     assert plain(parse_chat(text, format_, tools=TOOLS)) == expected
     assert format_.tool_call_markers == ("<<", ">>")
 
 
-def test_templates_of_the_models_at_hand() -> None:
-    """The small models of the tests are of the Qwen family, whatever their templates look like."""
+def test_templates_of_the_test_models_are_detected() -> None:
+    """All are of the Qwen family, whatever their templates look like."""
     found = sorted(Path(__file__).parents[1].glob("models/**/chat_template.jinja"))
     for path in found:
         assert ChatFormat.detect(path.read_text(encoding="utf-8"), ()).name == "hermes", path

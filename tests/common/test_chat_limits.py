@@ -1,4 +1,4 @@
-"""Texts at the limits: depth, numbers, and markers that never come."""
+"""Extreme texts: depth, numbers, and markers that never come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.common.chat_replay import plain, stream
 from tests.common.corpus import TOOLS
 
 
-def test_depth_is_not_a_call_stack() -> None:
+def test_depth_does_not_use_the_call_stack() -> None:
     deep = "[" * 20_000 + "]" * 20_000
     text = f'<tool_call>{{"name": "f", "arguments": {{"a": {deep}}}}}</tool_call>'
     message = parse_chat(text, ChatFormat.named("hermes"), tools=TOOLS)

@@ -1,4 +1,4 @@
-"""What holds for any text at all: no split matters, nothing fails, nothing is lost."""
+"""Properties of any text: no split matters, nothing fails, nothing is lost."""
 
 from __future__ import annotations
 
@@ -83,9 +83,8 @@ def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 @settings(max_examples=60)
-def test_every_word_is_somewhere_once(name: str, data: st.DataObject) -> None:
-    """What "nothing is lost" means: numbered words strewn into any markup, even into its tags,
-    come out in content, in reasoning or in a call, and none of them twice."""
+def test_every_word_occurs_exactly_once(name: str, data: st.DataObject) -> None:
+    """Numbered words, in any markup and even in its tags, come out once: as text or in a call."""
     format_ = ChatFormat.named(name)
     soup = data.draw(pieces_of(format_))
     for opener in ("<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>"):
@@ -102,7 +101,7 @@ def test_every_word_is_somewhere_once(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
 @settings(max_examples=30)
-def test_text_that_goes_on_is_left_as_it_is(name: str, text: str) -> None:
+def test_a_continued_text_is_not_changed(name: str, text: str) -> None:
     for pieces in splits(text, count=1):
         assert gone_on(ChatFormat.named(name), "It is", pieces) == ChatMessage(content=text)
 
@@ -110,8 +109,8 @@ def test_text_that_goes_on_is_left_as_it_is(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 @settings(max_examples=60)
-def test_what_goes_on_is_read_as_a_part_of_the_whole(name: str, data: st.DataObject) -> None:
-    """However the text was cut in two: the second half says what the whole says at its end."""
+def test_a_continuation_is_parsed_as_a_part_of_the_whole(name: str, data: st.DataObject) -> None:
+    """However the text is cut in two, the second half gives what the whole gives at its end."""
     format_ = ChatFormat.named(name)
     text = data.draw(pieces_of(format_))
     place = data.draw(st.integers(0, len(text)))

@@ -1,4 +1,4 @@
-"""What a family's template renders, the parser reads back: any text, any arguments."""
+"""The parser reads back what a family's template renders: any text, any arguments."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) 
 )  # fmt: skip
 @given(reasoning=PROSE, content=PROSE, calls=CALLS)
 @settings(max_examples=60)
-def test_reads_back_what_was_rendered(
+def test_it_reads_back_what_was_rendered(
     name: str, render: Render, reasoning: str, content: str, calls: list[tuple[str, Arguments]]
 ) -> None:
     text = render(reasoning, content, calls)
@@ -210,11 +210,12 @@ def minimax_m2(name: str, arguments: Arguments) -> str:
 @pytest.mark.parametrize("render", [qwen3_xml, glm45, minimax_m2])
 @given(typed=st.dictionaries(KEYS, TYPED, max_size=4))
 @settings(max_examples=80)
-def test_reads_back_untyped_text_by_the_schema(
+def test_it_reads_back_untyped_text_by_the_schema(
     render: Callable[[str, Arguments], str], typed: dict[str, tuple[str, Any]]
 ) -> None:
     arguments = {key: value for key, (_, value) in typed.items()}
-    if render is minimax_m2:  # its template sets values without line breaks, its parsers strip one
+    # its template writes values without line breaks, and its parsers strip one
+    if render is minimax_m2:
         arguments = {k: v.strip("\n") if isinstance(v, str) else v for k, v in arguments.items()}
     tools = [tool("f", **{key: kind for key, (kind, _) in typed.items()})]
     text = render("f", arguments)

@@ -1,4 +1,4 @@
-"""The Lark that a GBNF grammar becomes has its language: no text more, none less."""
+"""The Lark form of a GBNF grammar accepts exactly the same texts."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _bodies = st.lists(st.recursive(_atoms, _grown, max_leaves=6), min_size=1, max_s
 
 
 def ends(rules: dict[str, Expr], text: str) -> bool:
-    """Whether the rules take a text, by sets of places where each expression may end.
+    """Whether the rules accept a text, by the sets of positions where each expression may end.
 
-    Recursion is followed to its fixed point, so that left recursion is no special case.
+    Recursion is followed to its fixed point, so left recursion is no special case.
     """
     known: dict[tuple[str, int], frozenset[int]] = {}
 

@@ -1,4 +1,4 @@
-"""Where downloads are, as hosts say it."""
+"""The folder of downloads, as hosts configure it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that a process may have is the least of all that bounds it."""
+"""The memory that a process may have is the smallest of all limits on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def belongs(root: Path, lines: str) -> None:
     (root / "proc/self/cgroup").write_text(lines)
 
 
-def test_without_limits_it_is_the_machines(tmp_path: Path) -> None:
+def test_without_limits_it_is_the_machines_memory(tmp_path: Path) -> None:
     assert machine_memory(tmp_path) == WHOLE
     belongs(tmp_path, "0::/\n")
     limit(tmp_path, V2, "", "max")
@@ -38,7 +38,7 @@ def test_without_limits_it_is_the_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [V2, V1])
-def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path, version: Version) -> None:
+def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path, version: Version) -> None:
     belongs(tmp_path, "4:memory:/outside/it\n0::/outside/it\n")
     limit(tmp_path, version, "", str(100 * MIB), 30 * MIB)
     assert machine_memory(tmp_path) == 100 * MIB
@@ -49,7 +49,7 @@ def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path, version: Vers
     ("version", "line"),
     [(V2, "0::/a/b"), (HYBRID, "0::/a/b"), (V1, "4:cpu,memory:/a/b")],
 )
-def test_every_group_around_the_process_bounds_it(
+def test_every_group_around_the_process_limits_it(
     tmp_path: Path, version: Version, line: str
 ) -> None:
     belongs(tmp_path, f"9:name=systemd:/x\n{line}\n")

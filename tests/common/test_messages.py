@@ -28,11 +28,11 @@ def calls(arguments: object) -> str:
     return json.dumps([{"index": 0, "id": "c1", "type": "function", "function": function}])
 
 
-def test_a_bare_message_has_role_and_content_only() -> None:
+def test_a_bare_message_has_only_role_and_content() -> None:
     assert template_messages([Wire("system")]) == ({"role": "system", "content": ""},)
 
 
-def test_every_field_arrives_under_its_own_name() -> None:
+def test_every_field_keeps_its_own_name() -> None:
     message = Wire("tool", "12°", "weather", "c1", "hm", calls("{}"))
     (entry,) = template_messages([message])
     assert entry.pop("tool_calls")[0]["id"] == "c1"
@@ -48,12 +48,12 @@ def test_every_field_arrives_under_its_own_name() -> None:
 
 @pytest.mark.parametrize("content", ["", "So."])
 @pytest.mark.parametrize("called", ["", calls("{}")])
-def test_templates_find_reasoning_by_the_name_that_they_know(content: str, called: str) -> None:
-    """Qwen's by `reasoning_content`, Gemma 4's by `reasoning`, gpt-oss's by `thinking`."""
+def test_templates_get_reasoning_under_their_own_name(content: str, called: str) -> None:
+    """Qwen reads `reasoning_content`, Gemma 4 `reasoning`, gpt-oss `thinking`."""
     message = Wire("assistant", content, reasoning_content="hm", tool_calls=called)
     (entry,) = template_messages([message])
     assert entry["reasoning_content"] == entry["reasoning"] == "hm"
-    # Beside content and calls gpt-oss's template refuses it.
+    # gpt-oss's template refuses it beside content and calls.
     assert entry.get("thinking") == (None if content and called else "hm")
 
 
@@ -74,7 +74,7 @@ def test_roles_are_passed_on_as_given(role: str) -> None:
         (None, None),
     ],
 )
-def test_arguments_are_decoded_where_they_are_an_object(sent: object, seen: object) -> None:
+def test_arguments_are_decoded_if_they_are_an_object(sent: object, seen: object) -> None:
     (entry,) = template_messages([Wire(tool_calls=calls(sent))])
     assert entry["tool_calls"] == [
         {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": seen}}
@@ -82,7 +82,7 @@ def test_arguments_are_decoded_where_they_are_an_object(sent: object, seen: obje
 
 
 @pytest.mark.parametrize("text", ["", "  ", "[]", "null"])
-def test_no_calls_leave_no_key(text: str) -> None:
+def test_a_message_without_calls_has_no_key_for_them(text: str) -> None:
     assert "tool_calls" not in template_messages([Wire(tool_calls=text)])[0]
 
 
@@ -98,7 +98,7 @@ def test_a_message_without_a_role_is_named() -> None:
 
 
 @given(st.text())
-def test_any_text_of_calls_is_either_read_or_refused_with_a_sentence(text: str) -> None:
+def test_any_text_of_calls_is_parsed_or_refused_with_a_message(text: str) -> None:
     refused = ""
     entries: tuple[dict[str, Any], ...] = ({},)
     try:
@@ -109,7 +109,7 @@ def test_any_text_of_calls_is_either_read_or_refused_with_a_sentence(text: str) 
     assert all(isinstance(call, dict) for call in entries[0].get("tool_calls", []))
 
 
-def test_a_line_that_changes_with_every_request_is_left_out() -> None:
+def test_a_line_that_changes_with_every_request_is_removed() -> None:
     line = "x-anthropic-billing-header: cc_version=2.1.330; cch=0a1b2;"
     for text, left in (
         (f"{line}\n\nYou are an agent.", "You are an agent."),

@@ -1,4 +1,4 @@
-"""Tool calls while they are written: how soon they are shown, and what is left when cut."""
+"""Tool calls while they are written: how soon they are shown, and what remains if they are cut."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ MARKED = [
 
 @pytest.mark.parametrize(("names", "case"), MARKED)
 def test_a_cut_call_is_never_content(names: tuple[str, str | None, str], case: Case) -> None:
-    """Wherever the length limit ends an answer: a whole answer has the calls that were complete,
-    a stream also the beginning of the one that was not, and neither shows markup as text."""
+    """Wherever the length limit ends an answer, markup is never shown as text.
+
+    A whole answer has the complete calls; a stream also has the beginning of an incomplete one.
+    """
     format_ = ChatFormat.named(names[0], names[1])
     tools = TOOLS if case.tools is None else case.tools
     tail = names[2] if case.tail is None else case.tail
@@ -73,10 +75,13 @@ FAMILY_CASES = {
 @pytest.mark.parametrize("names", FAMILY_CASES, ids=lambda names: str(names[0]))
 @given(data=st.data())
 @settings(max_examples=40)
-def test_what_was_sent_of_a_call_is_always_a_beginning_of_its_arguments(
+def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
     names: tuple[str, str | None, str], data: st.DataObject
 ) -> None:
-    """In every family and any split; at the end of an uncut answer the stream equals the whole."""
+    """In every family and any split.
+
+    At the end of a complete answer the stream equals the whole.
+    """
     format_ = ChatFormat.named(names[0], names[1])
     case = data.draw(st.sampled_from(FAMILY_CASES[names]))
     tools = TOOLS if case.tools is None else case.tools
@@ -116,8 +121,8 @@ WORDS = [f"w{number}" for number in range(60)]
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_value_is_shown_while_it_is_written(name: str) -> None:
-    """The name is there before the first value, and a string lags at most two tokens behind."""
+def test_a_value_is_shown_as_it_is_written(name: str) -> None:
+    """The name is sent before the first value, and a string lags at most two tokens behind."""
     text = WRITTEN[name]("", "", [("save_note", {"path": "a", "text": " ".join(WORDS)})])
     parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
     written = shown = ""
@@ -133,7 +138,7 @@ def test_a_value_is_shown_while_it_is_written(name: str) -> None:
     assert json.loads(shown) == {"path": "a", "text": " ".join(WORDS)}
 
 
-def test_what_was_shown_of_a_broken_call_stays_and_its_text_is_content() -> None:
+def test_a_shown_part_of_a_broken_call_stays_and_its_text_is_content() -> None:
     text = 'Hm.\n<tool_call>{"name": "save_note", "arguments": {"path": "a" "b"}}</tool_call>'
     events = stream(ChatFormat.named("hermes"), list(text), tools=TOOLS, partial=True)
     message = message_of(events)
@@ -142,7 +147,7 @@ def test_what_was_shown_of_a_broken_call_stays_and_its_text_is_content() -> None
     assert isinstance(events[0], Content)
 
 
-def test_a_call_that_the_prompt_has_begun_comes_whole() -> None:
+def test_a_call_that_the_prompt_has_begun_is_shown_at_its_end() -> None:
     text = '<tool_call>{"name": "save_note", "arguments": {"path": "abc", "text": "d"}}</tool_call>'
     parser = ChatParser(
         ChatFormat.named("hermes"),
@@ -166,8 +171,8 @@ def test_a_call_that_the_prompt_has_begun_comes_whole() -> None:
         ("mistral", '[{"name": "save_note", "arguments": {"path": "a"}}]'),
     ],
 )
-def test_a_cut_call_without_a_marker_is_no_content_either(name: str, call: str) -> None:
-    """In families whose calls may follow a text, there too."""
+def test_a_cut_call_without_a_marker_is_not_content_either(name: str, call: str) -> None:
+    """In families whose calls may follow text, too."""
     follows = name.startswith(("llama", "lfm"))
     for before in ("", "Let me see.\n")[: 1 + follows]:
         for end in range(1, len(call)):
@@ -177,14 +182,14 @@ def test_a_cut_call_without_a_marker_is_no_content_either(name: str, call: str) 
 
 
 @pytest.mark.parametrize("text", ['{"city": "Par', "[1, 2", '{"name": "Bob', "[x for x", "A set {"])
-def test_a_cut_text_that_is_no_call_is_content(text: str) -> None:
+def test_a_cut_text_that_is_not_a_call_is_content(text: str) -> None:
     for name in ("llama3_json", "llama4_pythonic", "hermes", "mistral"):
         message = parse_chat(text, ChatFormat.named(name), tools=TOOLS, reason="length")
         assert message.content == text
 
 
 def _shown(name: str, text: str) -> list[tuple[str, str]]:
-    """What was read of a call's text, with what was shown of its arguments by then."""
+    """Each parsed call with the part of its arguments that was shown by then."""
     parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
     written = shown = ""
     found = []
@@ -222,14 +227,14 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_string_of_any_form_is_shown_while_it_is_written(name: str) -> None:
+def test_a_string_of_any_form_is_shown_as_it_is_written(name: str) -> None:
     """An object in an object, a CDATA section, an argument that no schema declares."""
     text = FORMS[name]
     for written, shown in _shown(name, text):
         if "one" in written and "four" not in written:
             behind = written[written.index("one") :]
             told = shown[shown.index("one") :] if "one" in shown else ""
-            # What may be a closing tag is not told before it turns out to be none.
+            # Text that may be a closing tag is withheld until it turns out not to be one.
             assert len(behind.partition("<")[0]) - len(told) <= 1, shown
     ((_, whole),) = _shown(name, text)[-1:]
     assert "four" in json.dumps(json.loads(whole))

@@ -1,4 +1,4 @@
-"""A pattern of a JSON schema in a call's grammar allows the texts in which it is found."""
+"""In a call's grammar, a JSON schema's pattern allows the texts in which it occurs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TABLE = byte_tokenizer().table()
         ("", b"ab"),
     ],
 )
-def test_it_allows_what_a_search_finds(pattern: str, alphabet: bytes) -> None:
+def test_it_allows_the_texts_in_which_a_search_finds_it(pattern: str, alphabet: bytes) -> None:
     grammar = llguidance.LLMatcher.grammar_from_lark(
         f"start: TEXT\nTEXT: {shape_of({'pattern': pattern})}"
     )
     matcher = llguidance.LLMatcher(TABLE, grammar)
     assert not matcher.get_error(), matcher.get_error()
     longest = 8 if pattern.startswith("^http") else 3
-    if longest == 8:  # too many texts to walk all
+    if longest == 8:  # too many texts to enumerate
         for text in ("http://", "https://", "htt"):
             state = matcher.deep_copy()
             consumed = state.consume_tokens([*TABLE.tokenize_bytes(text.encode())])

@@ -1,4 +1,4 @@
-"""The common prefix is the longest beginning that both have."""
+"""The common prefix is the longest one that both have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHORT = st.lists(st.integers(0, 1), max_size=6)
 
 
 @given(SHORT, SHORT)
-def test_it_is_the_longest_beginning_of_both(left: list[int], right: list[int]) -> None:
+def test_it_is_the_longest_common_prefix(left: list[int], right: list[int]) -> None:
     lengths = range(min(len(left), len(right)) + 1)
     assert common_prefix(left, right) == max(n for n in lengths if left[:n] == right[:n])
 

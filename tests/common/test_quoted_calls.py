@@ -1,4 +1,4 @@
-"""A call that is only talked about is text with all its markers, in an answer and in reasoning."""
+"""A quoted call is text with all its markers, in an answer and in reasoning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _quoted(name: str, sentence: str) -> list[str]:
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 @pytest.mark.parametrize("name", NAMES)
-def test_in_an_answer(name: str, sentence: str) -> None:
+def test_a_quoted_call_in_an_answer_is_text(name: str, sentence: str) -> None:
     before = {"openai": "<|channel|>final<|message|>", "kimi_k3": "<|open|>response<|sep|>"}
     tail = "<|start|>assistant" if name == "openai" else "<|im_start|>assistant\n"
     for text in _quoted(name, SENTENCES[sentence]):
@@ -44,7 +44,7 @@ def test_in_an_answer(name: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("sentence", IN_REASONING)
 @pytest.mark.parametrize("name", NAMES)
-def test_in_reasoning(name: str, sentence: str) -> None:
+def test_a_quoted_call_in_reasoning_is_text(name: str, sentence: str) -> None:
     format_ = _format(name)
     tags = format_.grammar.tags[0]
     after = {

@@ -1,4 +1,4 @@
-"""Stop strings against a reference that reads the text character by character."""
+"""Stop strings, compared with a reference that reads the text character by character."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _reference(text: str, stops: list[str]) -> tuple[str, str]:
 
 
 @given(TEXT, STOPS, st.data())
-def test_any_split_gives_what_reading_by_character_gives(
+def test_any_split_equals_reading_by_character(
     text: str, stops: list[str], data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)) | {0, len(text)})
@@ -35,7 +35,9 @@ def test_any_split_gives_what_reading_by_character_gives(
 
 
 @given(TEXT, STOPS)
-def test_text_is_held_back_only_while_it_can_become_a_stop(text: str, stops: list[str]) -> None:
+def test_text_is_withheld_only_while_it_may_become_a_stop_string(
+    text: str, stops: list[str]
+) -> None:
     matcher = StopMatcher(stops)
     shown = ""
     for read in range(1, len(text) + 1):

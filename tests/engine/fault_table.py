@@ -61,27 +61,27 @@ EDGES: dict[str, list[Edge]] = {
             "a pipe, a device or a terabyte in place of a model file; 100,000 layers; a chat"
             " template that loops or grows",
             "INVALID_ARGUMENT for LoadModel; the old model stays in service",
-            f"{_ACCEPTANCE}endless_loads.py::test_a_load_that_cannot_end_is_refused",
+            f"{_ACCEPTANCE}endless_loads.py::test_a_load_that_would_never_end_is_refused",
         ),
         Edge(
             "a chat template that loops for one conversation",
             "INVALID_ARGUMENT for that request after 5 seconds of processor time",
-            f"{_ACCEPTANCE}endless_loads.py::test_a_template_that_loops_for_one_request_fails_it_alone",
+            f"{_ACCEPTANCE}endless_loads.py::test_a_template_that_loops_for_one_request_fails_only_that_request",
         ),
         Edge(
             "reading a model file blocks for ever, and the caller disconnects",
             "the load is abandoned; the old model stays in service",
-            "engine/test_loading_beside.py::test_a_load_whose_files_never_answer_is_left_behind",
+            "engine/test_loading_beside.py::test_a_load_with_files_that_never_answer_is_abandoned",
         ),
         Edge(
             "a load that fails at any stage",
             "the status of that failure; running streams continue",
-            "engine/test_loading_beside.py::test_a_load_that_fails_at_any_stage_leaves_streams_and_limits",
+            "engine/test_loading_beside.py::test_a_load_that_fails_at_any_stage_affects_neither_streams_nor_limits",
         ),
         Edge(
             "the hub fails or does not answer",
             "NOT_FOUND with advice what to do",
-            "engine/test_loading_download.py::test_a_hub_that_nobody_answers_for",
+            "engine/test_loading_download.py::test_a_hub_that_does_not_answer_is_reported",
         ),
     ],
     "The request": [
@@ -91,19 +91,24 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}costly_grammars.py::test_a_grammar_that_costs_too_much_is_refused_alone",
         ),
         Edge(
+            "grammars that need too much memory together",
+            "RESOURCE_EXHAUSTED for those that come later",
+            "engine/constraints/test_trial.py::test_a_grammar_is_refused_while_others_take_the_memory",
+        ),
+        Edge(
             "slow grammars",
             "quick ones pass them",
-            f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_passes_slow_ones",
+            f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_overtakes_slow_ones",
         ),
         Edge(
             "a mask that takes a second",
             "INVALID_ARGUMENT for its row, within a tenth of it",
-            "engine/constraints/test_trial.py::test_no_single_mask_takes_what_a_row_may",
+            "engine/constraints/test_trial.py::test_a_single_mask_may_not_take_a_rows_whole_allowance",
         ),
         Edge(
             "a video that crashes its decoder, or needs too much time or memory",
             "INVALID_ARGUMENT; only the process that decodes it ends",
-            "engine/media/test_videos.py::test_a_clip_that_takes_too_much_ends_its_process_alone",
+            "engine/media/test_videos.py::test_a_clip_that_needs_too_much_memory_ends_only_its_decoder_process",
         ),
         Edge(
             "millions of empty entries, or fields of 40 MB",
@@ -113,12 +118,12 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "prompts that are slow to prepare",
             "short prompts overtake them",
-            "engine/test_preparing.py::test_a_short_prompt_passes_slow_ones",
+            "engine/test_preparing.py::test_a_short_prompt_overtakes_slow_ones",
         ),
         Edge(
             "a client that disconnects, at any time",
             "its slot is free at once",
-            f"{_ACCEPTANCE}leaving.py::test_a_client_that_leaves_in_prefill",
+            f"{_ACCEPTANCE}leaving.py::test_a_client_that_disconnects_during_prefill_frees_its_slot",
         ),
         Edge(
             "2,000 calls at once",
@@ -140,17 +145,17 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a full disk",
             "a cache miss, and one line in the log",
-            "engine/disk_cache/test_writer.py::test_a_full_disk_is_a_miss_and_one_line",
+            "engine/disk_cache/test_writer.py::test_a_full_disk_is_a_miss_and_one_log_line",
         ),
         Edge(
             "a folder that is deleted",
             "a cache miss",
-            "engine/disk_cache/test_writer.py::test_a_folder_that_vanishes_is_a_miss",
+            "engine/disk_cache/test_writer.py::test_a_deleted_folder_is_a_miss",
         ),
         Edge(
             "a process that is killed while it writes",
             "the old file remains",
-            "engine/disk_cache/test_writer.py::test_a_process_that_dies_while_it_writes_leaves_the_old_file",
+            "engine/disk_cache/test_writer.py::test_a_process_that_dies_while_writing_leaves_the_old_file",
         ),
     ],
     "A rank": [
@@ -162,7 +167,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "the same with `--rank-loss exit`",
             "UNAVAILABLE for all; every rank exits",
-            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_exit_if_they_are_told_to",
+            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_exit_if_told_to_by_an_option",
         ),
         Edge(
             "it fails alone, in a load or in a step",
@@ -184,37 +189,37 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a native call that hangs while holding the interpreter's lock",
             "a second process reports it and kills the first",
-            f"{_ACCEPTANCE}hanging.py::test_a_step_that_hangs_with_the_interpreters_lock_ends_the_process",
+            f"{_ACCEPTANCE}hanging.py::test_a_step_that_hangs_holding_the_interpreters_lock_ends_the_process",
         ),
         Edge(
             "an engine that cannot continue",
             "UNAVAILABLE for all; the process exits, with the cause as its last line",
-            "rpc/test_process.py::test_an_engine_that_cannot_go_on_ends_the_process_with_its_cause",
+            "rpc/test_process.py::test_a_fatal_engine_error_ends_the_process_with_its_cause",
         ),
         Edge(
             "nobody reads the log",
             "log lines are dropped and counted; calls continue",
-            f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_stops_nothing_and_what_is_missing_is_counted",
+            f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_pipe_blocks_nothing_and_dropped_lines_are_counted",
         ),
         Edge(
             "closed standard streams",
             "no effect",
-            f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_stop_nothing",
+            f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_do_not_block",
         ),
         Edge(
             "a control group's memory limit",
             "RESOURCE_EXHAUSTED for requests that do not fit",
-            f"{_ACCEPTANCE}machine_limits.py::test_a_full_control_group_is_an_answer_not_the_end",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_full_control_group_refuses_a_request_and_does_not_end_the_process",
         ),
         Edge(
             "a limit on the address space",
             "the same",
-            f"{_ACCEPTANCE}machine_limits.py::test_few_addresses_are_an_answer_not_the_end",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_limited_address_space_refuses_a_load_and_does_not_end_the_process",
         ),
         Edge(
             "a low limit on open files",
             "no effect, and the limit is unchanged",
-            f"{_ACCEPTANCE}machine_limits.py::test_a_load_leaves_the_limit_of_open_files",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_load_does_not_change_the_limit_of_open_files",
         ),
         Edge(
             "the gateway's warden process is killed",
@@ -224,22 +229,22 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a backend is killed in the middle of a stream",
             "the stream ends with the API's error event; the next request is served",
-            "gateway/test_crowd.py::test_a_killed_backend_is_an_error_and_then_a_fresh_backend",
+            "gateway/test_crowd.py::test_a_killed_backend_is_an_error_and_then_a_new_backend_serves",
         ),
         Edge(
             "clients that do not read their streams",
             "nothing for the others",
-            "gateway/test_slow_readers.py::test_streams_that_nobody_reads_hold_up_nobody",
+            "gateway/test_slow_readers.py::test_streams_that_nobody_reads_block_nobody",
         ),
         Edge(
             "2,000 idle connections, and few open files",
             "nothing for the others",
-            "gateway/test_safety_heads.py::test_a_crowd_that_says_nothing_keeps_nobody_out",
+            "gateway/test_safety_heads.py::test_many_silent_connections_keep_nobody_out",
         ),
         Edge(
             "a body that is all brackets",
             "400 before it is parsed",
-            "gateway/test_errors_bodies.py::test_a_body_of_brackets_alone_is_refused_before_it_is_read",
+            "gateway/test_errors_bodies.py::test_a_body_of_brackets_is_refused_before_it_is_parsed",
         ),
         Edge(
             "the gateway is killed",

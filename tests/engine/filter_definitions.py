@@ -1,4 +1,4 @@
-"""What each filter keeps by its definition, in NumPy and double precision."""
+"""What each filter keeps according to its definition, in NumPy and double precision."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from backend.engine.request import Sampling
 
-_CLOSE = 2e-5  # rounding in float32 may put a token on either side of a cut
+_CLOSE = 2e-5  # a token so close to the threshold may be kept or dropped by rounding in float32
 
 
 class Undecided(Exception):
-    """The definition itself hangs on rounding here."""
+    """The result depends on rounding, so the definition does not decide it."""
 
 
 def _shares(logits: np.ndarray, keep: np.ndarray) -> np.ndarray:
@@ -22,7 +22,7 @@ def _shares(logits: np.ndarray, keep: np.ndarray) -> np.ndarray:
 
 
 def _until(order: Sequence[int], shares: np.ndarray, most: float) -> np.ndarray:
-    """The first tokens of the order, up to the one with which their shares reach `most`."""
+    """The first tokens of the order, up to the one with which their probabilities reach `most`."""
     keep = np.zeros(len(shares), dtype=bool)
     total = 0.0
     for token in order:

@@ -1,4 +1,4 @@
-"""A hub on this machine: the few calls of the hub's client, served from a folder of real files."""
+"""A local copy of the hub: the few calls of its client, served from a folder of real files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMIT = "c0ffee" + "0" * 34
 class Hub(ThreadingHTTPServer):
     """Serves `repositories` (id → folder); `gated` ones are listed but may not be read.
 
-    A file whose name is in `held` is sent by half; then `half_sent` is set, and the rest follows
+    Of a file whose name is in `held`, half is sent; then `half_sent` is set, and the rest follows
     once `go_on` is set.
     """
 
@@ -40,7 +40,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is what some tests are about."""
+        """Ignore a client that disconnected; some tests provoke that."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Small random models for every form in which mlx-lm keeps KV, in float32."""
+"""Small random models, one for each form in which mlx-lm keeps KV, in float32."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "indexed latent": _SHARED
     | _LATENT
     | {"model_type": "deepseek_v32", "index_head_dim": 16, "index_n_heads": 2, "index_topk": 512},
-    # a convolution over keys and values beside them, which takes no notice of padding
+    # a convolution over keys and values beside them, which ignores padding
     "convolved attention": _SHARED
     | {
         "model_type": "baichuan_m1",
@@ -69,7 +69,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "quantised": _SHARED | {"head_dim": 32},
 }
-# a window, and beside it groups of tokens that are compressed as they close: one sequence only
+# a window, and beside it groups of tokens that are compressed when complete: one sequence only
 COMPRESSED: dict[str, Any] = {
     "model_type": "deepseek_v41",
     "vocab_size": VOCABULARY,
@@ -116,5 +116,5 @@ def kv_model(kind: str, **changes: Any) -> Any:
 
 
 def words(count: int, start: int) -> list[int]:
-    """A text of so many tokens, the same at every call."""
+    """A text of that many tokens, the same at every call."""
     return [(start * 11 + 7 * at * at + at) % (VOCABULARY - 1) + 1 for at in range(count)]

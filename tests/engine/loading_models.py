@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A byte-level tokenizer without merges: one token a byte, and the special tokens first."""
+    """A byte-level tokenizer without merges: special tokens first, then one token per byte."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -86,7 +86,7 @@ def read_weights(directory: Path) -> dict[str, mx.array]:
 
 
 def write_weights(directory: Path, weights: dict[str, mx.array], shards: int = 1) -> None:
-    """Weight files as the hub has them: numbered and indexed where there are several."""
+    """Weight files named as on the hub: numbered and with an index if there are several."""
     names = sorted(weights)
     files = {}
     for number in range(shards):

@@ -1,7 +1,7 @@
-"""Small models with random weights, one for each way in which a layer can remember.
+"""Small models with random weights, one for each way in which a layer keeps state.
 
-Their text means nothing, but their arithmetic is that of the real architectures: what a row
-computes must not depend on who shares the batch, and these tell the difference.
+Their text means nothing, but their arithmetic is that of the real architectures, so they show
+whether a row's results depend on who shares its batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARED: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    # every layer keeps everything
+    # every layer keeps all tokens
     "full": {"model_type": "qwen3", **_SHARED},
     # a window of 24 tokens beside a full layer
     "window": {

@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def engine_model(model: Any, **changes: Any) -> EngineModel:
-    """An EngineModel whose token 0 ends and whose other tokens have the text `<id>`."""
+    """An EngineModel whose token 0 ends a sequence and whose other tokens have the text `<id>`."""
     table = [f"<{token}>".encode() for token in range(4096)]
     settings: dict[str, Any] = {
         "model": model,
@@ -104,11 +104,11 @@ class Rounds:
 
     def tickets(self, state: str) -> list[int]:
         """The numbers of the sequences in a state of the planner."""
-        return [one.number for one in self.scheduler.planner.of(state)]
+        return [one.number for one in self.scheduler.planner.sequences.of(state)]
 
     @property
     def admitted(self) -> list[int]:
-        return [one.number for one in self.scheduler.planner.admitted]
+        return list(self.scheduler.planner.sequences.admitted)
 
     def drain(self, most: int = 10_000) -> None:
         for _ in range(most):

@@ -1,4 +1,4 @@
-"""Short prompts that arrive together start together; nobody waits for one that does not come."""
+"""Short prompts that arrive together start together, and none waits for one that never comes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = [f"{word} is a word" for word in ("One", "Two", "Three", "Four", "Five
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """The plans of every step; the first prompt waits for the others as long as it takes."""
+    """The plans of all steps; the first prompt waits for the others without a time limit."""
     made: list[StepPlan] = []
     plan = Planner.plan
 
@@ -88,10 +88,9 @@ async def test_prompts_that_arrive_together_start_in_one_step(
     assert starts == [len(PROMPTS)]
 
 
-async def test_nobody_waits_for_a_prompt_that_is_refused_or_cancelled(
+async def test_a_refused_or_cancelled_prompt_delays_no_other(
     plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are not held up by one that fails, nor by one that nobody wants any more."""
     build = PromptBuilder.build
     leaver: list[asyncio.Task[Any]] = []
 

@@ -1,4 +1,4 @@
-"""Prompts that end in the middle of an answer: nothing of the template comes after its text."""
+"""Prompts that end inside an answer that the client has begun: nothing follows its text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _begun(content: str, user: str = "Hello") -> ChatPrompt:
     "content", ["It is", "It is \n", "<think>\nWell", "<|im_end|>", "x" * 2000]
 )
 @pytest.mark.parametrize("user", ["Hello", ATTACK])
-def test_the_prompt_ends_with_what_was_begun(content: str, user: str) -> None:
+def test_the_prompt_ends_with_the_begun_answer(content: str, user: str) -> None:
     builder = PromptBuilder(_tokenizer(), 1 << 20, 1 << 20)
     built = builder.build(_begun(content, user))
     text = _tokenizer().decode(built.tokens)
@@ -61,7 +61,7 @@ class _Renders:
         return str(self._template(messages[-1]["content"]))
 
 
-def test_a_content_that_is_written_twice_leaves_no_mark() -> None:
+def test_a_content_that_is_rendered_twice_leaves_no_marker() -> None:
     tokenizer: Any = _Renders(lambda content: f"[{content}] {content}</s>")
     built = PromptBuilder(tokenizer, 1 << 20, 1 << 20).build(_begun("It is"))
     assert _tokenizer().decode(built.tokens) == "[It is] It is"
@@ -93,9 +93,7 @@ def test_a_template_that_cannot_continue_is_reported(template: Any, words: str) 
         (ChatPrompt(({"role": "user", "content": "Hello"},)), False),
     ],
 )
-def test_only_a_new_answer_loses_the_space_before_its_first_word(
-    prompt: Prompt, goes_on: bool
-) -> None:
+def test_only_a_new_answer_loses_its_leading_space(prompt: Prompt, goes_on: bool) -> None:
     table = [f" {token}".encode() for token in range(4096)]
     model = engine_model(
         random_model("full"),

@@ -1,4 +1,4 @@
-"""OpenBLAS gets the cores that neighbours leave free."""
+"""OpenBLAS uses the cores that other processes leave free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ intr 12345
 
 
 def _after(neighbours: list[float], *, own: float = 1.0, cores: int = 2) -> list[int]:
-    """The threads after each reading; neighbours: cores that they use between two readings."""
+    """The number of threads after each reading; neighbours: cores that other processes use."""
     free = FreeCores(cores)
     free.read(0.0, 0.0, 0.0)
     busy = 0.0
@@ -40,24 +40,24 @@ def _after(neighbours: list[float], *, own: float = 1.0, cores: int = 2) -> list
     return found
 
 
-def test_a_quiet_machine_gives_every_core() -> None:
+def test_an_idle_machine_gives_every_core() -> None:
     assert FreeCores(8).threads == 8
     assert _after([0.0, 0.1, 0.3]) == [2, 2, 2]
     assert _after([0.3] * 3, cores=16, own=15.0) == [16, 16, 16]
 
 
-def test_a_busy_core_is_left_at_once() -> None:
+def test_a_busy_core_is_given_up_at_once() -> None:
     assert _after([0.0, 1.0]) == [2, 1]
     assert _after([3.0], cores=8) == [5]
 
 
-def test_a_core_that_falls_idle_is_taken_a_little_later() -> None:
+def test_an_idle_core_is_taken_with_a_delay() -> None:
     threads = _after([2.0] * 4 + [0.0] * 12)
     assert threads[:6] == [1] * 6
     assert threads[-1] == 2
 
 
-def test_what_others_did_while_nothing_was_computed_here_says_nothing_of_now() -> None:
+def test_measurements_from_idle_time_are_not_used() -> None:
     free = FreeCores(2)
     free.read(0.0, 0.0, 0.0)
     free.read(10.0, 20.0, 0.0)
@@ -71,11 +71,11 @@ def test_what_others_did_while_nothing_was_computed_here_says_nothing_of_now() -
 
 
 @given(st.lists(st.floats(0, 16)), st.integers(1, 64))
-def test_at_least_one_thread_and_no_more_than_cores(neighbours: list[float], cores: int) -> None:
+def test_at_least_one_thread_and_at_most_one_per_core(neighbours: list[float], cores: int) -> None:
     assert all(1 <= threads <= cores for threads in _after(neighbours, cores=cores))
 
 
-def test_what_the_process_itself_uses_counts_for_nobody_else() -> None:
+def test_the_processes_own_use_does_not_count() -> None:
     assert _after([0.0] * 4, own=2.0) == [2] * 4
 
 
@@ -95,7 +95,7 @@ def test_busy_seconds_of_this_machine_grow_with_work() -> None:
     assert busy() - before > 0.1
 
 
-def test_the_number_is_set_only_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_is_set_only_if_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[int] = []
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -111,12 +111,12 @@ def test_the_number_is_set_only_when_it_changes(monkeypatch: pytest.MonkeyPatch)
     assert all(one != other for one, other in pairwise(applied))
 
 
-def test_the_neighbours_are_followed_until_there_is_nothing_left_to_compute(
+def test_other_processes_are_watched_until_the_computation_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_INTERVAL", 0.0)
     applied: queue.Queue[int] = queue.Queue()
-    clock, busy = itertools.count(0.0, 0.1), itertools.count(0.0, 0.2)  # two cores, all the time
+    clock, busy = itertools.count(0.0, 0.1), itertools.count(0.0, 0.2)  # two cores, throughout
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     monkeypatch.setattr("time.process_time", lambda: 0.0)
     threads = BlasThreads(2, lambda: next(busy), applied.put)
@@ -131,13 +131,13 @@ def test_the_neighbours_are_followed_until_there_is_nothing_left_to_compute(
     assert not follower.is_alive()
 
 
-def test_a_number_that_the_user_set_stays() -> None:
+def test_a_number_that_the_user_set_is_kept() -> None:
     assert blas_threads(1 << 30, {"OPENBLAS_NUM_THREADS": "3"}) is None
 
 
 @pytest.mark.skipif(blas_threads(1 << 30, {}) is None, reason="no OpenBLAS, or a single core")
-def test_small_matrices_are_not_shared_out() -> None:
-    """With matrices of 160 kB, a decode step took half as long again on two threads."""
+def test_small_matrices_are_computed_on_one_thread() -> None:
+    """With matrices of 160 kB, a decode step took 1.5 times as long on two threads."""
     get = ctypes.CDLL(None).openblas_get_num_threads
     for matrix_bytes, threads in ((1 << 16, 1), (1 << 24, len(os.sched_getaffinity(0)))):
         assert blas_threads(matrix_bytes, {}) is not None

@@ -1,4 +1,4 @@
-"""Turn by turn, only what is new is read: with every kind of layer, after edits and cancels."""
+"""Each turn prefills only what is new: with every kind of layer, after edits and cancellations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.rounds import Rounds, alone, engine_model
 HEADER = [91, 92]  # opens a message
 TAIL = [93, 94, 95, 93, 94, 95, 93, 94, 95, 90]  # opens reasoning, which the next prompt drops
 ANSWER = 16
-MOST_READ = 1.15  # tokens read for each that is new
+MOST_READ = 1.15  # tokens prefilled for each new one
 
 Messages = list[list[int]]
 
@@ -32,14 +32,14 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 @dataclass
 class _Conversation:
-    """A conversation as a host renders it. computed: every prompt with its answer."""
+    """A conversation as a host renders it. computed: all prompts with their answers."""
 
     rounds: Rounds
     messages: Messages
     computed: Messages = field(default_factory=list)
 
     def prompt(self) -> tuple[list[int], tuple[int, ...]]:
-        """The prompt, and the places that the next ones are likely to share with it."""
+        """The prompt, and the lengths at which later prompts are likely to part from it."""
         starts, tokens = [], []
         for message in [*self.messages, []]:
             tokens += HEADER
@@ -48,7 +48,7 @@ class _Conversation:
         return [*tokens, *TAIL], (starts[-1], starts[1], starts[-2])
 
     def ask(self, question: Sequence[int]) -> tuple[int, int]:
-        """One turn; returns how many tokens were read, and how many of them were new."""
+        """Run one turn; returns how many tokens were prefilled, and how many of them were new."""
         self.messages.append(list(question))
         prompt, places = self.prompt()
         ticket = len(self.rounds.received) + 1
@@ -65,7 +65,7 @@ class _Conversation:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_every_turn_reads_what_is_new(kind: str) -> None:
+def test_every_turn_prefills_only_what_is_new(kind: str) -> None:
     dice = random.Random(3)
     talk = _Conversation(Rounds(engine_model(random_model(kind))), [_words(dice, 150)])
     for turn in range(12):
@@ -74,8 +74,8 @@ def test_every_turn_reads_what_is_new(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_an_edited_end_reads_what_was_edited(kind: str) -> None:
-    """The last question is asked anew; then the last three turns go, and another one comes."""
+def test_an_edited_end_prefills_only_what_was_edited(kind: str) -> None:
+    """The last question is replaced; then the last three turns are, by another one."""
     dice = random.Random(4)
     talk = _Conversation(Rounds(engine_model(random_model(kind))), [_words(dice, 150)])
     for _ in range(8):
@@ -108,17 +108,17 @@ def test_a_long_conversation_keeps_as_many_snapshots_as_a_short_one(kind: str) -
     talk = _Conversation(rounds, [_words(dice, 40)])
     for _ in range(20):
         talk.ask(_words(dice, 30))
-    index = rounds.scheduler.planner.index
+    index = rounds.scheduler.planner.entries.index
     entry = index.find(PrefixKey(talk.prompt()[0])).entry
     assert entry is not None
-    # The end of an entry serves without a snapshot.
+    # The end of an entry needs no snapshot.
     assert 0 < len(index.places(entry) or ()) <= _MOST_SNAPSHOTS + 1
     assert len(index) <= 3, "later turns serve what those before them did"
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("passes", [1, 4, 9])
-def test_a_retry_goes_on_where_a_cancelled_prefill_ended(kind: str, passes: int) -> None:
+def test_a_retry_continues_where_a_cancelled_prefill_ended(kind: str, passes: int) -> None:
     dice = random.Random(7)
     model = engine_model(random_model(kind))
     prompt = _words(dice, 400)
@@ -140,12 +140,12 @@ def test_a_retry_goes_on_where_a_cancelled_prefill_ended(kind: str, passes: int)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_an_edited_retry_of_a_cancelled_prefill_loses_less_than_an_interval(kind: str) -> None:
+def test_an_edited_retry_of_a_cancelled_prefill_recomputes_less_than_an_interval(kind: str) -> None:
     dice = random.Random(8)
     prompt = _words(dice, 600)
     rounds = Rounds(engine_model(random_model(kind)))
     rounds.submit(1, prompt, ANSWER, ignore_eos=True)
-    while not any(one.filled >= 450 for one in rounds.scheduler.planner.of("prefill")):
+    while not any(one.filled >= 450 for one in rounds.scheduler.planner.sequences.of("prefill")):
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.step()
@@ -157,7 +157,7 @@ def test_an_edited_retry_of_a_cancelled_prefill_loses_less_than_an_interval(kind
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_what_was_generated_before_a_cancel_is_kept(kind: str) -> None:
+def test_tokens_generated_before_a_cancellation_are_stored(kind: str) -> None:
     dice = random.Random(9)
     model = engine_model(random_model(kind))
     prompt = _words(dice, 60)
@@ -176,21 +176,23 @@ def test_what_was_generated_before_a_cancel_is_kept(kind: str) -> None:
     assert finished.usage.cached_tokens >= len(prompt) + 18
 
 
-# The state of a recurrent model is as large as what it is charged for: it never fits beside that.
+# A recurrent model's state is as large as the charge for a sequence, so a stored one never fits
+# beside it.
 @pytest.mark.parametrize("kind", ["full", "window", "hybrid"])
-def test_a_preempted_sequence_starts_again_from_what_it_had_computed(kind: str) -> None:
+def test_a_preempted_sequence_restarts_from_stored_kv(kind: str) -> None:
     dice = random.Random(10)
     model = engine_model(random_model(kind))
     prompts = {1: _words(dice, 40), 2: _words(dice, 300)}
     rounds = Rounds(model)
     for ticket, prompt in prompts.items():
         rounds.submit(ticket, prompt, 40, ignore_eos=True)
-        while len(rounds.received[ticket].tokens) < 2:  # it decodes
+        while len(rounds.received[ticket].tokens) < 2:  # it is decoding
             rounds.step()
     planner = rounds.scheduler.planner
     read = rounds.gauges.prompt_tokens_processed
     whole = planner.limits
-    # Both are charged for what they will generate: a little less than that preempts the second.
+    # Both are charged for what they may generate: with a little less memory the second is
+    # preempted.
     planner.limits = replace(whole, room=planner._used() - 1)
     rounds.step()
     assert planner.preemptions == 1

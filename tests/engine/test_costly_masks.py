@@ -1,4 +1,4 @@
-"""Rows with costly grammars rest, so that the others of their batch do not wait for every mask."""
+"""Rows with costly grammars pause, so that the others in the batch do not wait for every mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 0.02
 
 
 class Costly:
-    """Allows every token but the end, after so much processor time for each."""
+    """Allows every token but the end, and takes that much processor time for each."""
 
     ended = False
 
@@ -40,18 +40,19 @@ class Costly:
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
-def test_a_plain_row_goes_on_while_costly_ones_rest(kind: str) -> None:
+def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
     prompts = {number: [number, *range(20, 45)] for number in range(1, 6)}
     model = engine_model(random_model(kind), stall_ms=50)
     rounds = Rounds(model)
-    rounds.scheduler.executor._clock = time.thread_time  # steps look no longer on a busy machine
+    # Measured in processor time, which a busy machine does not change.
+    rounds.scheduler.executor._times.clock = time.thread_time
     rules = {number: Costly() for number in range(2, 6)}
     rounds.submit(1, prompts[1], 3000, ignore_eos=True)
     for number, rule in rules.items():
         rounds.submit(number, prompts[number], 5, grammar=rule)
     while any(rounds.received[number].finished is None for number in rules):
         rounds.step()
-    # Step by step with them, it would have about as many as they have.
+    # If it waited for all their masks, it would have about as many tokens as they have.
     assert len(rounds.received[1].tokens) > 20
     assert rounds.received[1].finished is None or len(rounds.received[1].tokens) == 3000
     assert not rounds.faults
@@ -63,10 +64,10 @@ def test_a_plain_row_goes_on_while_costly_ones_rest(kind: str) -> None:
 
 
 @pytest.mark.parametrize("cache", [64 * MIB, 0])
-def test_costly_rows_among_themselves_do_not_rest(cache: int) -> None:
-    """Nobody would gain; without a prompt cache, a row that rests would be computed again."""
+def test_rows_that_are_all_costly_do_not_pause(cache: int) -> None:
+    """No row would gain; without a prompt cache, a paused row would be recomputed."""
     rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=cache, stall_ms=50))
-    rounds.scheduler.executor._clock = time.thread_time
+    rounds.scheduler.executor._times.clock = time.thread_time
     rules = {number: Costly() for number in range(1, 5)}
     for number, rule in rules.items():
         rounds.submit(number, [number, *range(20, 45)], 5, grammar=rule)
@@ -74,11 +75,11 @@ def test_costly_rows_among_themselves_do_not_rest(cache: int) -> None:
         rounds.submit(5, [5, *range(20, 45)], 9, ignore_eos=True)
     while rounds.scheduler.busy:
         rounds.step()
-        assert not any(one.generated for one in rounds.scheduler.planner.of("waiting"))
+        assert not any(one.generated for one in rounds.scheduler.planner.sequences.of("waiting"))
     assert all(received.finished is not None for received in rounds.received.values())
 
 
-def test_a_grammar_that_starts_again_where_it_is_reads_nothing_twice() -> None:
+def test_a_resumed_grammar_reads_no_token_twice() -> None:
     tokenizer = byte_tokenizer()
     a, b, c, d = tokenizer.backend_tokenizer.encode("abcd").ids
     compiler = compiler_for(tokenizer, ChatFormat.named("plain"))

@@ -1,7 +1,7 @@
-"""What the prompt cache is said to hold is what MLX holds, after many mixed requests.
+"""The prompt cache's byte count equals what MLX holds, after many mixed requests.
 
-An entry that is a view of a larger buffer keeps all of it alive, and one that is not let go of is
-counted by nobody: both show here and nowhere else.
+An entry that is a view of a larger buffer keeps all of it alive, and a leaked one is counted
+nowhere: only this test notices either.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ def _held_and_counted(kind: str, cache_bytes: int) -> tuple[int, int]:
         end = [dice.randrange(1, VOCABULARY) for _ in range(dice.randrange(1, 60))]
         prompts.append(start + end)
         rounds.submit(ticket, prompts[-1], dice.choice([1, 5, 12]), ignore_eos=True)
-        if dice.random() < 0.3:  # in prefill too, where a state may be a view of a pass
+        # in prefill too, where a layer's state may be a view of a whole pass
+        if dice.random() < 0.3:
             rounds.scheduler.cancel(dice.randint(max(ticket - 2, 1), ticket))
         for _ in range(dice.choice([0, 0, 1, 8])):
             rounds.step()
     rounds.drain()
     counted = rounds.scheduler.executor.entry_bytes
-    assert counted == rounds.scheduler.planner.index.nbytes > MIB // 4
+    assert counted == rounds.scheduler.planner.entries.index.nbytes > MIB // 4
     gc.collect()
     return mx.get_active_memory() - before, counted
 
 
 @pytest.mark.parametrize("cache_bytes", [64 * MIB, MIB // 2], ids=["all kept", "some evicted"])
 @pytest.mark.parametrize("kind", ["attention", "latent"])
-def test_entries_hold_what_is_counted(kind: str, cache_bytes: int) -> None:
+def test_entries_hold_the_bytes_that_are_counted(kind: str, cache_bytes: int) -> None:
     held, counted = _held_and_counted(kind, cache_bytes)
     assert held == pytest.approx(counted, rel=0.03)
 

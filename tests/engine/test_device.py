@@ -1,4 +1,7 @@
-"""Each platform's choices, decided from figures as MLX reports them there; CPU for real."""
+"""Each platform's defaults, from the figures that MLX reports there.
+
+For the CPU, from real ones.
+"""
 
 import os
 import subprocess
@@ -19,6 +22,7 @@ from backend.engine.device import (
     memory_limit,
     memory_plan,
     prefill_chunk,
+    starts_layers_early,
     step_timeout,
     weight_type,
 )
@@ -76,7 +80,7 @@ def test_quantised_weights_become_dense_on_a_cpu_or_when_asked(
     assert dequantizes(device, wish, type_) == expected
 
 
-def test_dense_weights_leave_a_quarter_of_what_is_free(tmp_path: Path) -> None:
+def test_dense_weights_leave_a_quarter_of_free_memory(tmp_path: Path) -> None:
     assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(
@@ -88,7 +92,7 @@ def test_dense_weights_leave_a_quarter_of_what_is_free(tmp_path: Path) -> None:
     assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
 
 
-def test_a_machine_that_does_not_say_what_is_free_has_all_of_it(tmp_path: Path) -> None:
+def test_a_machine_without_a_figure_of_free_memory_is_taken_as_free(tmp_path: Path) -> None:
     assert free_memory(tmp_path) == machine_memory(tmp_path)
     assert 0 < free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -112,7 +116,7 @@ def test_wired_memory_never_exceeds_what_the_device_recommends() -> None:
     assert (plan.limit, plan.wired) == (60 * GIB, 48 * GIB)
 
 
-def test_the_prompt_cache_obeys_its_setting() -> None:
+def test_the_prompt_cache_follows_its_setting() -> None:
     assert memory_plan(CPU, Settings(prompt_cache_mib=0), 0).prompt_cache == 0
     assert memory_plan(CPU, Settings(prompt_cache_mib=64), 0).prompt_cache == 64 * MIB
     assert memory_plan(CPU, Settings(), 15 * GIB).prompt_cache == 0
@@ -123,12 +127,16 @@ def test_step_timeout_by_device_unless_set() -> None:
     assert step_timeout(CPU, Settings(step_timeout=0)) == 0
 
 
+def test_layers_start_early_on_a_cpu_only() -> None:
+    assert [starts_layers_early(device) for device in (CPU, METAL, CUDA)] == [True, False, False]
+
+
 def test_prefill_chunk_by_device_unless_set() -> None:
     assert [prefill_chunk(device, Settings()) for device in (CPU, METAL, CUDA)] == [512, 512, 2048]
     assert prefill_chunk(CUDA, Settings(prefill_chunk=64)) == 64
 
 
-def test_apply_hands_the_limits_to_mlx() -> None:
+def test_apply_passes_the_limits_to_mlx() -> None:
     before = mx.get_memory_limit()
     cache_before = mx.set_cache_limit(32 * MIB)
     mx.set_cache_limit(cache_before)

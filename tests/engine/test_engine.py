@@ -1,4 +1,4 @@
-"""The engine as the servicer has it: an event loop on one side, the real thread on the other."""
+"""The engine as the servicer uses it: an event loop on one side, the real thread on the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from backend.engine.scheduler import Scheduler
 from tests.engine.loading_models import write_model
 from tests.tasks import begun
 
-# Drawn, because the best token of a random model may be half a character for ever.
+# Sampled, because the best token of a random model may be half a character for ever.
 DRAWN = Sampling(temperature=1.0, seed=1)
 ENDLESS = GenerationRequest("endless", RawPrompt("a b c"), DRAWN, ignore_eos=True)
 
@@ -80,7 +80,7 @@ async def test_one_request_from_submit_to_the_last_event(model: Path) -> None:
         assert (await engine.status()).state is EngineState.READY
 
 
-async def test_nothing_is_served_before_a_load_and_during_one(model: Path) -> None:
+async def test_nothing_is_served_before_and_during_a_load(model: Path) -> None:
     async with _engine() as engine:
         assert (await engine.status()).state is EngineState.EMPTY
         with pytest.raises(NotLoaded):
@@ -94,14 +94,26 @@ async def test_nothing_is_served_before_a_load_and_during_one(model: Path) -> No
         assert engine.require_model().name == "m"
 
 
-async def test_two_loads_at_once_are_one_after_the_other(model: Path) -> None:
+async def test_the_model_serves_new_requests_while_another_one_loads(model: Path) -> None:
+    async with _engine(model) as engine:
+        load = await begun(engine.load(LoadRequest("n", str(model))))
+        assert (await engine.status()).state is EngineState.LOADING
+        await _serves(engine)
+        assert engine.require_model().name == "m"
+        assert not load.done()
+        await load
+        assert engine.require_model().name == "n"
+        await _serves(engine)
+
+
+async def test_two_concurrent_loads_run_one_after_the_other(model: Path) -> None:
     async with _engine() as engine:
         await asyncio.gather(*(engine.load(LoadRequest(n, str(model))) for n in ("a", "b", "c")))
         assert (engine.loaded and engine.loaded.name) == "c"
         await _serves(engine)
 
 
-async def test_a_failed_load_leaves_the_model_and_its_running_rows(
+async def test_a_failed_load_keeps_the_model_and_its_running_rows(
     model: Path, tmp_path: Path
 ) -> None:
     async with _engine(model) as engine, engine.submit(ENDLESS) as generation:
@@ -113,7 +125,7 @@ async def test_a_failed_load_leaves_the_model_and_its_running_rows(
         assert engine.require_model().name == "m"
 
 
-async def test_a_load_that_nobody_waits_for_changes_nothing(model: Path) -> None:
+async def test_an_abandoned_load_changes_nothing(model: Path) -> None:
     async with _engine(model) as engine:
         load = await begun(engine.load(LoadRequest("other", str(model))))
         load.cancel()
@@ -138,7 +150,7 @@ async def test_free_and_another_load_end_running_rows(model: Path) -> None:
         assert await engine.free() is False
 
 
-async def test_memory_returns_with_free(model: Path) -> None:
+async def test_free_releases_the_memory(model: Path) -> None:
     async with _engine() as engine:
         gc.collect()
         before = mx.get_active_memory()
@@ -151,8 +163,8 @@ async def test_memory_returns_with_free(model: Path) -> None:
             assert mx.get_active_memory() <= before + 1_000
 
 
-async def test_status_adds_up_while_many_are_served(tmp_path: Path) -> None:
-    """Every look is one of the engine thread's, between two steps."""
+async def test_status_is_consistent_while_many_requests_run(tmp_path: Path) -> None:
+    """Every status is taken by the engine thread between two steps."""
     wide = write_model(tmp_path, hidden_size=1024, head_dim=128, max_position_embeddings=100_000)
     gc.collect()
     before = mx.get_active_memory()
@@ -174,7 +186,7 @@ async def test_status_adds_up_while_many_are_served(tmp_path: Path) -> None:
     assert len({look["kv_cache"] for look in looks}) > 3
 
 
-async def test_the_queue_is_bounded_and_leaving_makes_room(model: Path) -> None:
+async def test_the_queue_is_bounded_and_cancelling_makes_room(model: Path) -> None:
     async with _engine(model, parallel=1, max_queue=2) as engine:
         admitted = [engine.submit(ENDLESS) for _ in range(3)]
         with pytest.raises(Overloaded, match="3 requests"):
@@ -190,7 +202,7 @@ async def test_the_queue_is_bounded_and_leaving_makes_room(model: Path) -> None:
         await _serves(engine)
 
 
-async def test_a_cancelled_reader_is_told_so(model: Path) -> None:
+async def test_the_reader_of_a_cancelled_request_gets_an_error(model: Path) -> None:
     async with _engine(model) as engine, engine.submit(ENDLESS) as generation:
         await anext(aiter(generation))
         generation.cancel()
@@ -211,7 +223,7 @@ async def test_a_slow_reader_gets_the_same_text_in_fewer_pieces(model: Path) -> 
         assert len(late) == 2
 
 
-async def test_prompts_that_cannot_be_served_say_why(model: Path) -> None:
+async def test_prompts_that_cannot_be_served_are_refused_with_the_reason(model: Path) -> None:
     async with _engine(model) as engine:
         size = engine.require_model().context_size
         long = GenerationRequest("1", RawPrompt("a b " * size))
@@ -222,7 +234,7 @@ async def test_prompts_that_cannot_be_served_say_why(model: Path) -> None:
         await _serves(engine)
 
 
-async def test_messages_without_a_template_are_refused(tmp_path: Path) -> None:
+async def test_messages_without_a_chat_template_are_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path)
     (model / "chat_template.jinja").unlink(missing_ok=True)
     config = json.loads((model / "tokenizer_config.json").read_text())
@@ -246,7 +258,7 @@ async def test_a_templates_own_refusal_reaches_the_client(tmp_path: Path) -> Non
             await _all(engine, GenerationRequest("1", ChatPrompt((turn, turn))))
 
 
-async def test_the_bos_is_there_once(tmp_path: Path) -> None:
+async def test_there_is_exactly_one_bos_token(tmp_path: Path) -> None:
     model = write_model(tmp_path)
     config = json.loads((model / "tokenizer_config.json").read_text())
     tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -271,7 +283,7 @@ async def test_stop_abandons_a_load(model: Path) -> None:
             await asyncio.wait_for(load, 5)
 
 
-async def test_stop_ends_everything_and_refuses_the_rest(model: Path) -> None:
+async def test_stop_ends_all_requests_and_refuses_new_ones(model: Path) -> None:
     async with _engine(model) as engine:
         generation = engine.submit(ENDLESS)
         await anext(aiter(generation))
@@ -284,9 +296,7 @@ async def test_stop_ends_everything_and_refuses_the_rest(model: Path) -> None:
                 refused()
 
 
-async def test_an_engine_that_cannot_go_on_says_so(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fatal_error_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Scheduler) -> None:
         raise RuntimeError("injected")
 
@@ -302,7 +312,7 @@ async def test_an_engine_that_cannot_go_on_says_so(
             await running
 
 
-async def test_seeds_repeat_and_differ(model: Path) -> None:
+async def test_equal_seeds_repeat_and_others_differ(model: Path) -> None:
     async with _engine(model) as engine:
 
         async def draw(seed: int) -> str:
@@ -318,7 +328,7 @@ async def test_seeds_repeat_and_differ(model: Path) -> None:
         assert len(set(alone)) == len(seeds)
 
 
-async def test_a_free_whose_caller_leaves_is_still_done(model: Path) -> None:
+async def test_a_free_whose_caller_disconnects_is_still_carried_out(model: Path) -> None:
     async with _engine(model) as engine, engine.submit(ENDLESS) as generation:
         events = aiter(generation)
         await anext(events)
@@ -331,8 +341,8 @@ async def test_a_free_whose_caller_leaves_is_still_done(model: Path) -> None:
                 pass
 
 
-async def test_tokens_that_the_model_does_not_have_never_reach_it(tmp_path: Path) -> None:
-    """MLX checks no bounds: such an id reads foreign memory, or ends the process."""
+async def test_token_ids_beyond_the_vocabulary_never_reach_the_model(tmp_path: Path) -> None:
+    """MLX checks no bounds: such an id reads out of bounds, or crashes the process."""
     model = write_model(tmp_path)
     size = json.loads((model / "config.json").read_text())["vocab_size"]
     tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -348,7 +358,7 @@ async def test_tokens_that_the_model_does_not_have_never_reach_it(tmp_path: Path
         await _serves(engine)
 
 
-async def test_texts_that_nobody_waits_for_hold_up_no_prompt(model: Path) -> None:
+async def test_abandoned_texts_delay_no_prompt(model: Path) -> None:
     async with _engine(model) as engine:
         held = threading.Event()
         texts = [await begun(engine._texts.run(lambda _: held.wait(60), None)) for _ in range(64)]
@@ -360,7 +370,7 @@ async def test_texts_that_nobody_waits_for_hold_up_no_prompt(model: Path) -> Non
         held.set()
 
 
-async def test_slow_prompts_of_other_kinds_hold_up_no_short_one(model: Path) -> None:
+async def test_slow_prompts_of_other_kinds_delay_no_short_one(model: Path) -> None:
     async with _engine(model) as engine:
         release = threading.Event()
         pools = engine._preparer._threads

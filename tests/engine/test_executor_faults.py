@@ -22,8 +22,7 @@ import numpy as np
 import pytest
 
 from backend.engine import batch as decode_batch
-from backend.engine import executor as plan_executor
-from backend.engine import kv, prompt_logprobs
+from backend.engine import kv, prefill_passes, prompt_logprobs
 from backend.engine.batch import Chooser, DecodeBatch, PrefillGroup
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting.draft_loading import Drafting
@@ -79,7 +78,7 @@ def calls(action: object, message: str) -> Sequence[int]:
 
 
 class Trap:
-    """Raises at one call of an action."""
+    """Raises at the chosen call of an action."""
 
     def __init__(self, at: int, message: str) -> None:
         self.at, self.message = at, message
@@ -96,7 +95,7 @@ class Trap:
 
 
 class Watched:
-    """The model, with a trap in the passes of one kind: what it gave is lost with the fault."""
+    """A model with a trap in the passes of one kind; the result of such a pass is lost."""
 
     def __init__(self, model: Any, trap: Trap, kind: Callable[[int, int], bool]) -> None:
         self._model, self._trap, self._kind = model, trap, kind
@@ -162,15 +161,15 @@ ACTIONS = [
     Action(PrefillGroup, "extract", NOBODY, caller="_keep"),
     Action(PrefillGroup, "gathered", BATCH),
     Action(PrefillGroup, "settle", BATCH),
-    Action(kv, "evaluate", NOBODY, caller="_finish_entries"),
+    Action(kv, "evaluate", NOBODY, caller="settle"),
     Action(kv, "evaluated", NOBODY, kind="hybrid"),
     Action(kv.BatchCache, "snapshot", BATCH, kind="hybrid"),
     Action(kv.BatchCache, "marker", BATCH),
     Action(kv.BatchCache, "join", BATCH),
     Action(LogitsHead, "last", BATCH),
     Action(LogitsHead, "last", BATCH, late=True),
-    Action(plan_executor, "first_tokens", BATCH),
-    Action(plan_executor, "first_tokens", BATCH, late=True),
+    Action(prefill_passes, "first_tokens", BATCH),
+    Action(prefill_passes, "first_tokens", BATCH, late=True),
     Action(DecodeBatch, "__init__", BATCH),
     Action(DecodeBatch, "join", BATCH),
     Action(mx, "concatenate", BATCH, caller="join"),
@@ -187,7 +186,7 @@ ACTIONS = [
     Action(DecodeBatch, "leave", BATCH),
     Action(DecodeBatch, "leave", BATCH, late=True),
     Action(kv.BatchCache, "leave", BATCH, caller="leave"),
-    Action(mx, "eval", BATCH, caller="_finish_pass"),
+    Action(mx, "eval", BATCH, caller="wait"),
     Action(prompt_logprobs, "read", BATCH),
     Action(Scoring, "step", ONE),
     Action(Scoring, "step", ONE, late=True),
@@ -283,10 +282,10 @@ def assert_nothing_is_left(rounds: Rounds) -> None:
     assert not executor.failures
     assert executor.row_bytes == 0
     assert executor._batches == {}
-    assert executor.entry_bytes == planner.index.nbytes
-    assert len(executor._entries) == len(planner.index)
-    for entry, stored in executor._entries.items():
-        assert planner.index.length(entry) == len(stored.tokens)
+    assert executor.entry_bytes == planner.entries.index.nbytes
+    assert len(executor._entries.by_number) == len(planner.entries.index)
+    for entry, stored in executor._entries.by_number.items():
+        assert planner.entries.index.length(entry) == len(stored.tokens)
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
@@ -335,11 +334,11 @@ def test_a_fault_in_a_pass(name: str, message: str) -> None:
             break
 
 
-# What the course has not: files, images, guesses.
+# Paths that the course does not take: files, images, guesses.
 
 
 class FakeDisk:
-    """Files that hold what the model computes; with `gone` they cannot be read any more."""
+    """Files with the KV that the model computes; with `gone` they cannot be read any more."""
 
     waiting_bytes = 0
 
@@ -360,11 +359,11 @@ class FakeDisk:
         return True
 
     def drain(self, seconds: float) -> None:
-        """Nothing is ever on its way."""
+        """Do nothing: no file is being written."""
 
 
 class FakeMedia:
-    """A reader of images for prompts that have none."""
+    """A media reader for prompts without media."""
 
     def __init__(self) -> None:
         self.features = SimpleNamespace(nbytes=0, clear=lambda: None)
@@ -374,7 +373,7 @@ class FakeMedia:
 
 
 def run_with_files(rounds: Rounds) -> None:
-    """One starts from a file that holds all that its prefill computes, another from that one."""
+    """Two requests: one starts from a file with all that it prefills, the other from the first."""
     file = SimpleNamespace(tokens=PROMPT[:-1], length=len(PROMPT) - 1)
     disk = DiskUse(answer=True)
     rounds.submit(1, PROMPT, 30, ignore_eos=True, stored=file, disk=disk)
@@ -395,7 +394,7 @@ def check_with_files(rounds: Rounds, *, most: int) -> None:
     assert_nothing_is_left(rounds)
 
 
-def test_a_file_that_is_gone_is_computed_anew() -> None:
+def test_an_unreadable_file_is_recomputed() -> None:
     disk: Any = FakeDisk(random_model("full"), gone=True)
     rounds = Rounds(replace(model_of("full"), disk=disk))
     run_with_files(rounds)
@@ -406,7 +405,7 @@ def test_a_file_that_is_gone_is_computed_anew() -> None:
 WITH_FILES = [
     Action(FakeDisk, "restore", ONE),
     Action(FakeDisk, "save", NOBODY),
-    Action(kv, "evaluate", NOBODY, caller="_save"),
+    Action(kv, "evaluate", NOBODY, caller="save"),
     Action(FakeMedia, "begin", ONE),
 ]
 
@@ -441,7 +440,9 @@ IN_GUESSING = [
 @pytest.mark.usefixtures("guesses_always")
 @pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
 @pytest.mark.parametrize("action", IN_GUESSING, ids=str)
-def test_a_fault_in_guessing(action: Action, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_guessing_costs_only_the_guesses(
+    action: Action, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = [3, 4, 5] * 6
     plain = Rounds(model_of("full"))
     plain.submit(1, prompt, 60, ignore_eos=True)
@@ -515,7 +516,7 @@ def test_looking_ahead_counts_as_masking_and_may_fail(
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
-def test_all_can_be_cancelled_at_any_step(kind: str) -> None:
+def test_all_requests_can_be_cancelled_at_any_step(kind: str) -> None:
     for steps in range(1, STEPS, STRIDE):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
@@ -531,7 +532,7 @@ def test_all_can_be_cancelled_at_any_step(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
-def test_some_can_be_cancelled_at_any_step(kind: str) -> None:
+def test_some_requests_can_be_cancelled_at_any_step(kind: str) -> None:
     for steps in range(1, STEPS, STRIDE):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
@@ -546,8 +547,7 @@ def test_some_can_be_cancelled_at_any_step(kind: str) -> None:
 
 
 def test_a_preempted_sequence_reports_its_prompt_logprobs_once() -> None:
-    """It is prefilled again with what it has generated, of which the prompt's log-probabilities
-    tell nothing."""
+    """It is prefilled again with its generated tokens, which are no part of the prompt."""
     for generated in range(1, 6):
         check_preempted(9, generated)
 
@@ -559,7 +559,7 @@ def test_a_constrained_sequence_is_preempted_at_any_token() -> None:
 
 
 def check_preempted(number: int, generated: int) -> None:
-    """A request that is preempted after so many tokens, beside one that outlasts it."""
+    """A request that is preempted after that many tokens, beside one that outlasts it."""
     rounds = Rounds(model_of("full"))
     rounds.submit(4, spread(24, 7), 200)
     rounds.step()
@@ -578,7 +578,7 @@ def check_preempted(number: int, generated: int) -> None:
 def test_a_grammar_accepts_the_sent_tokens_again_after_a_preemption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the step that fails it has seen a token, which was never delivered."""
+    """In the step that fails it has accepted a token that was never delivered."""
     for number in (6, 10):
         for at in range(1, 10, STRIDE):
             with monkeypatch.context() as patch:

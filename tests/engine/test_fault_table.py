@@ -1,4 +1,4 @@
-"""docs/faults.md is what the tests of faults say, and each of these tests is there."""
+"""docs/faults.md agrees with the fault tests, and every test that it names exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 PROOFS = [edge.test for edges in EDGES.values() for edge in edges]
 
 
-def test_the_document_holds_the_table() -> None:
+def test_the_document_contains_the_table() -> None:
     assert (TESTS.parent / "docs" / "faults.md").read_text(encoding="utf-8") == render()
 
 

@@ -24,7 +24,7 @@ def _kept(left: Candidates, at: int, vocabulary: int) -> np.ndarray:
 
 
 def _kind(row: Sampling, vocabulary: int) -> tuple[int, bool]:
-    """Rows that share it may be filtered together."""
+    """Rows of the same kind may be filtered together."""
     return reach(row, vocabulary), row.top_k > 0
 
 
@@ -48,7 +48,7 @@ ROWS = st.builds(
     st.sampled_from([0.0, 0.5, 0.999]),
     st.integers(0, 2**32 - 1),
 )
-def test_they_keep_what_their_definitions_say(
+def test_they_keep_what_their_definitions_keep(
     rows: list[Sampling],
     vocabulary: int,
     spread: float,
@@ -96,17 +96,19 @@ def test_they_keep_what_their_definitions_say(
     ],
     ids=str,
 )
-def test_few_tokens_are_put_in_order(row: Sampling, looks_at: int) -> None:
+def test_only_the_best_tokens_are_sorted(row: Sampling, looks_at: int) -> None:
     assert reach(row, 150_000) == looks_at
 
 
-def test_a_host_that_cannot_wait_looks_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_waiting_for_the_device_all_tokens_are_sorted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: False)
     assert reach(Sampling(top_p=0.95), 150_000) == 150_000
     assert reach(Sampling(top_k=40, top_p=0.95), 150_000) == 64
 
 
-def test_a_row_that_keeps_more_than_it_looked_at_says_so() -> None:
+def test_a_row_that_needed_more_tokens_than_were_sorted_is_reported() -> None:
     logits = np.zeros((3, 3000), dtype=np.float32)
     logits[0, 5] = 20.0
     rows = [Sampling(top_p=0.5), Sampling(top_p=0.5), Sampling(top_p=0.3)]

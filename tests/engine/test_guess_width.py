@@ -1,4 +1,4 @@
-"""The width of a step follows what such steps cost and bring, and is 0 where that is best."""
+"""The number of guesses follows measured costs and gains, and is 0 where none pays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from backend.engine.guess_width import WIDTHS, GuessWidth
 
-Cost = Callable[[int], float]  # seconds of a step, by its guesses for each sequence
+Cost = Callable[[int], float]  # seconds of a step, by the guesses for each sequence
 
 
 class Play:
-    """Decodes by counting: a guess behind one that held, holds with the same chance."""
+    """Decodes by counting; a guess after a right one is right with a fixed probability."""
 
     def __init__(self, cost: Cost, chance: float, rows: int = 1, most: int = 8) -> None:
         self.widths = GuessWidth(most)
@@ -23,7 +23,7 @@ class Play:
         self.length = 100
 
     def run(self, tokens: int) -> tuple[float, list[int]]:
-        """Seconds for so many tokens of each sequence, and the widths that were chosen."""
+        """Seconds for that many tokens of each sequence, and the widths that were chosen."""
         seconds, chosen, done = 0.0, list[int](), 0.0
         while done < tokens:
             width = self.widths.choose(self.rows, self.length, self.most)
@@ -42,12 +42,12 @@ class Play:
 
 
 def flat(width: int) -> float:
-    """A step on a GPU that has time to spare."""
+    """The time of a step on a GPU with compute to spare."""
     return 0.02 * (1 + 0.02 * width)
 
 
 def steep(width: int) -> float:
-    """A step of which each token costs nearly as much as a whole one."""
+    """The time of a step in which each token costs nearly as much as a whole step."""
     return 0.02 * (1 + 0.95 * width)
 
 
@@ -67,7 +67,7 @@ def test_it_is_near_the_best_fixed_width_and_never_slower_than_none(
     assert seconds / 2000 < 1.03 * expected[0]
 
 
-def test_text_that_can_be_guessed_again_is_noticed() -> None:
+def test_predictable_text_is_noticed() -> None:
     play = Play(flat, 0.0)
     assert set(play.run(600)[1][-100:]) <= {0, 1, 2}
     play.chance = 0.95
@@ -75,7 +75,7 @@ def test_text_that_can_be_guessed_again_is_noticed() -> None:
     assert max(play.run(100)[1]) == 8
 
 
-def test_a_machine_that_gets_slower_is_noticed() -> None:
+def test_a_slower_machine_is_noticed() -> None:
     play = Play(flat, 0.7)
     assert play.run(600)[1][-1] > 0
     play.cost = steep
@@ -88,13 +88,13 @@ def test_the_same_events_give_the_same_widths() -> None:
     assert Play(flat, 0.6).run(500) == Play(flat, 0.6).run(500)
 
 
-def test_no_width_is_over_what_fits() -> None:
+def test_no_width_exceeds_what_fits() -> None:
     play = Play(flat, 0.95, most=3)
     play.widths = GuessWidth(64)
     assert max(play.run(500)[1]) == 2
 
 
-def test_the_report_tells_the_gain() -> None:
+def test_the_report_has_the_gain() -> None:
     play = Play(flat, 0.9)
     play.run(500)
     report = play.widths.report

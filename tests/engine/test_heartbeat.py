@@ -1,4 +1,4 @@
-"""What is counted as a standstill, and what a heartbeat tells of the step that runs."""
+"""What counts as a standstill, and what a heartbeat says about the running step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOKS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40)
 
 
 @given(LOOKS)
-def test_the_count_is_that_of_the_latest_looks_that_saw_no_progress(
+def test_the_count_is_of_the_latest_looks_without_progress(
     looks: list[tuple[int, bool]],
 ) -> None:
     standstill = Standstill()
@@ -51,7 +51,7 @@ def test_another_process_reads_what_was_written_last(steps: list[str]) -> None:
         (0, False, False, False),
     ],
 )
-def test_a_load_and_a_limit_of_nothing_are_not_guarded(
+def test_loads_and_a_limit_of_zero_are_not_guarded(
     limit: int, patient: bool, loads: bool, guarded: bool
 ) -> None:
     heartbeat = Heartbeat.fresh()

@@ -63,21 +63,21 @@ def reaches(start: str, loads: Mapping[str, set[str]]) -> set[str]:
     return found
 
 
-def test_no_module_loads_itself_through_others_now_or_later() -> None:
+def test_no_module_imports_itself_through_others() -> None:
     loads = {name: imports(name, ever=True) for name in MODULES}
     assert [name for name in MODULES if name in reaches(name, loads)] == []
 
 
-def test_a_file_name_means_one_thing() -> None:
+def test_file_names_are_unique() -> None:
     names = [path.name for path in MODULES.values() if path.name != "__init__.py"]
     assert [name for name in set(names) if names.count(name) > 1] == []
 
 
-# What modules for text need to know of images and sounds: plain data, and one kind of cache.
+# Modules that text needs as well: plain data, and one kind of cache.
 PLAIN = {f"{ROOM}.{name}" for name in ("media.limits", "vision.families", "vision.media_plan")}
 
 
-def test_modules_for_text_load_nothing_that_sees_or_hears() -> None:
+def test_modules_for_text_import_nothing_for_media() -> None:
     media = {name for name in MODULES if name.startswith((f"{ROOM}.vision", f"{ROOM}.media"))}
     assert media > PLAIN
     text = (MODULES.keys() - media) | PLAIN
@@ -85,7 +85,7 @@ def test_modules_for_text_load_nothing_that_sees_or_hears() -> None:
     assert leaks == {}
 
 
-def test_only_the_loader_chooses_a_builder_and_only_once_it_knows_the_kind() -> None:
+def test_only_the_loader_imports_builders_and_only_when_needed() -> None:
     builders = {name for name in MODULES if name.endswith("_builder")}
     assert len(builders) == 3
     loader = f"{ROOM}.loading.loader"
@@ -94,7 +94,7 @@ def test_only_the_loader_chooses_a_builder_and_only_once_it_knows_the_kind() -> 
 
 
 @pytest.mark.parametrize("name", ["planner", "plan", "prefix_index"])
-def test_who_decides_needs_no_mlx(name: str) -> None:
+def test_deciding_modules_do_not_need_mlx(name: str) -> None:
     asked = f"import sys, {ROOM}.{name}; print(*[one for one in sys.modules if 'mlx' in one])"
     ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == []

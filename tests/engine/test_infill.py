@@ -1,4 +1,4 @@
-"""Prompts that are filled in between, in the form of each family that can."""
+"""Fill-in-the-middle prompts, in the format of each family that supports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers
 from backend.engine.infill import FAMILIES, infill_of
 from backend.engine.request import InfillPrompt
 
-# The special tokens of real tokenizers, with ids of their own here.
+# Special tokens of real tokenizers, with other ids.
 QWEN = "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>"
 STARCODER2 = "<fim_prefix> <fim_middle> <fim_suffix> <fim_pad> <repo_name> <file_sep>"
 GRANITE = "<fim_prefix> <fim_middle> <fim_suffix> <fim_pad> <filename> <reponame>"
@@ -26,7 +26,7 @@ def vocabulary_of(tokens: str) -> dict[str, int]:
 
 
 def written(tokens: str, files: tuple[tuple[str, str], ...] = ()) -> str:
-    """The prompt as text, with every token by its name."""
+    """The prompt as text, with the name of every special token."""
     vocabulary = vocabulary_of(tokens)
     infill = infill_of(vocabulary)
     assert infill is not None
@@ -47,7 +47,7 @@ def written(tokens: str, files: tuple[tuple[str, str], ...] = ()) -> str:
         (CODESTRAL, "[SUFFIX]after[PREFIX]before"),
     ],
 )
-def test_each_family_has_its_form(tokens: str, prompt: str) -> None:
+def test_each_family_has_its_format(tokens: str, prompt: str) -> None:
     assert written(tokens) == prompt
 
 
@@ -63,7 +63,7 @@ def test_other_files_come_first(tokens: str, files: str) -> None:
     assert written(tokens, FILES) == files + written(tokens)
 
 
-def test_what_would_begin_another_file_ends_the_answer() -> None:
+def test_a_token_that_would_begin_another_file_ends_the_answer() -> None:
     vocabulary = vocabulary_of(QWEN)
     infill = infill_of(vocabulary)
     assert infill is not None
@@ -80,7 +80,7 @@ def test_one_token_of_three_is_not_enough(family: object) -> None:
 
 
 def sentencepiece(names: list[str]) -> Tokenizer:
-    """Tokenises as CodeLlama's tokenizer.json: a text gets a space before it, written as ▁."""
+    """Tokenises like CodeLlama's tokenizer.json, which puts a space before a text, written as ▁."""
     characters = ["▁", "☺", *"abcdefghijklmnopqrstuvwxyz"]
     merges = [("▁", "a"), ("▁a", "f")]
     pieces = [*characters, *("".join(merge) for merge in merges), *names]
@@ -92,7 +92,7 @@ def sentencepiece(names: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def test_a_suffix_has_no_space_that_nobody_wrote() -> None:
+def test_a_suffix_gets_no_added_space() -> None:
     tokenizer = sentencepiece(CODELLAMA.split())
     infill = infill_of(tokenizer.get_vocab())
     assert infill is not None

@@ -1,4 +1,4 @@
-"""Sequences in batches of every history, against each of them alone on its own row cache."""
+"""Sequences in batches of every history, each compared with itself alone on its own row cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _no_compiler() -> Iterator[None]:
 
 @dataclass
 class Text:
-    """A prompt and what the model said to it; the first `fed` tokens are in some cache."""
+    """A prompt and the model's tokens after it; the first `fed` of them are in a cache."""
 
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
@@ -68,7 +68,7 @@ def _best(logits: mx.array) -> list[int]:
 
 
 class Floor:
-    """Where texts are: read in one group, decoded in another, or stored."""
+    """Prefills texts in one group, decodes them in another, and stores them."""
 
     def __init__(self, kind: str) -> None:
         self.model = kv_model(kind)
@@ -83,7 +83,7 @@ class Floor:
         self.reading += texts
 
     def read(self, most: Sequence[int]) -> None:
-        """A chunk of each prompt; those that are through go on to the batch."""
+        """Prefill a chunk of each prompt; finished ones join the batch."""
         done = [at for at, text in enumerate(self.reading) if not text.unread]
         self.batch.absorb(self.group, done)
         self.running += [self.reading[at] for at in done]
@@ -119,7 +119,7 @@ class Floor:
         self.running = [text for at, text in enumerate(self.running) if at not in places]
 
     def return_(self, places: Sequence[int]) -> None:
-        """Go on from stored texts, which stay stored."""
+        """Continue stored texts; they stay stored."""
         self.batch.join([(kv.clone(self.stored[place][1]), 0) for place in places])
         self.running += [self.stored[place][0].copy() for place in places]
 
@@ -161,7 +161,7 @@ def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_padding_is_skipped_where_the_model_can(kind: str) -> None:
+def test_padding_is_skipped_if_the_model_can(kind: str) -> None:
     assert kv.can_prefill_together(kv_model(kind)) is (kind != "convolved attention")
 
 
@@ -188,14 +188,14 @@ def test_a_mask_is_an_array_only_where_lengths_differ(kind: str) -> None:
     assert _masks(batch, 1) == [None, None]
 
 
-def test_a_full_window_needs_no_mask_whatever_the_lengths() -> None:
+def test_a_full_window_needs_no_mask() -> None:
     batch = kv.BatchCache([_filled("window", 40), _filled("window", 60)])
     window, whole = _masks(batch, 1)
     assert window is None
     assert isinstance(whole, mx.array)
 
 
-def test_a_lone_sequence_stays_on_its_own_row() -> None:
+def test_a_lone_sequence_keeps_its_own_row() -> None:
     row = _filled("attention", 9)
     group, batch = kv.BatchCache([row]), kv.BatchCache()
     assert group.layers is row
@@ -208,7 +208,7 @@ def test_a_lone_sequence_stays_on_its_own_row() -> None:
     assert batch.nbytes == 9 * kv.cost(kv_model("attention")).per_token
 
 
-def test_caches_that_hold_one_sequence_stay_alone() -> None:
+def test_caches_for_one_sequence_are_not_batched() -> None:
     model = kv_model("compressed")
     batch = kv.BatchCache([kv.new_row(model)])
     with pytest.raises(ValueError, match="one sequence at a time"):
@@ -220,17 +220,17 @@ def test_caches_that_hold_one_sequence_stay_alone() -> None:
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 0], [1, 2, 3]])
-def test_every_sequence_of_a_prefill_takes_a_token(counts: list[int]) -> None:
+def test_every_sequence_of_a_prefill_gets_at_least_one_token(counts: list[int]) -> None:
     batch = kv.BatchCache([_filled("attention", 3), _filled("attention", 4)])
     with pytest.raises(ValueError, match="2 sequences cannot take"), batch.prefill(counts):
         pass
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_turnover_is_one_copy_and_waits_for_nothing(
+def test_joining_and_leaving_copies_once_and_does_not_wait(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step in flight goes on while sequences come and go."""
+    """The running step continues while sequences come and go."""
     batch = kv.BatchCache([_filled(kind, 3 + at) for at in range(4)])
     joining, made = _filled(kind, 5), []
 
@@ -255,7 +255,7 @@ def test_a_turnover_is_one_copy_and_waits_for_nothing(
     assert len(made) == 2 * len(joining)
 
 
-def test_a_join_that_fails_changes_nothing() -> None:
+def test_a_failed_join_changes_nothing() -> None:
     model = kv_model("attention")
     batch, twin = (
         kv.BatchCache([_filled("attention", 9), _filled("attention", 5, 2)]) for _ in range(2)
@@ -282,7 +282,7 @@ LARGE: dict[str, dict[str, Any]] = {
 def test_what_is_stored_holds_the_bytes_that_are_counted(kind: str, seed: int) -> None:
     dice, stored = random.Random(seed), list[kv.RowCache]()
     model = kv_model(kind, **LARGE[kind])
-    _fill_store(model, dice, stored[:], 1)  # whatever MLX keeps from a first run
+    _fill_store(model, dice, stored[:], 1)  # what MLX keeps from a first run
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
@@ -319,7 +319,7 @@ def _fill_store(model: Any, dice: random.Random, stored: list[kv.RowCache], roun
 
 
 @pytest.mark.parametrize("kind", [*MODELS, "compressed"])
-def test_a_row_costs_what_is_foreseen(kind: str) -> None:
+def test_a_row_costs_what_was_estimated(kind: str) -> None:
     """Up to the room behind its last token, and what a chunk adds to a full window."""
     model = kv_model(kind)
     cost, row = kv.cost(model), kv.new_row(model)
@@ -335,7 +335,7 @@ def _addresses(layers: Sequence[Any]) -> list[int]:
     return [np.asarray(part).__array_interface__["data"][0] for part in parts]
 
 
-def test_who_waits_for_a_pass_does_not_make_the_next_tokens_copy_the_kv() -> None:
+def test_a_sequence_that_waits_for_a_pass_does_not_cause_a_copy_of_the_kv() -> None:
     model = kv_model("attention")
     batch = kv.BatchCache([_filled("attention", 9), _filled("attention", 9, 2)])
     mx.eval([layer.state for layer in batch.layers])
@@ -349,7 +349,7 @@ def test_who_waits_for_a_pass_does_not_make_the_next_tokens_copy_the_kv() -> Non
     assert _addresses(batch.layers) == before
 
 
-def test_a_batch_that_is_taken_over_whole_is_not_copied() -> None:
+def test_a_batch_that_is_taken_over_as_a_whole_is_not_copied() -> None:
     group = kv.BatchCache([_filled("attention", 9), _filled("attention", 5)])
     layers = group.layers
     batch = kv.BatchCache()

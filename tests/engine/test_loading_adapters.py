@@ -1,4 +1,4 @@
-"""Adapters in the format of mlx-lm, against the same change made to the weights by hand."""
+"""Adapters in mlx-lm's format, compared with the same change made to the weights by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ATTENTION = "model.layers.1.self_attn.q_proj"
 MLP = "model.layers.0.mlp.down_proj"
 EMBEDDING = "model.embed_tokens"
 EXPERTS = "model.layers.1.mlp.switch_mlp.up_proj"
-# What a layer's adapter needs to know of it: inputs and outputs, with experts first.
+# What an adapter needs to know of a layer: inputs and outputs, number of experts first.
 SIZES = {ATTENTION: (64, 64), MLP: (128, 64), EMBEDDING: (259, 64), EXPERTS: (4, 64, 32)}
 
 Weights = dict[str, mx.array]
@@ -175,8 +175,8 @@ def test_an_adapter_is_a_change_of_weights(
         assert not same(loaded.model, load(model).model, within=1e-2)
 
 
-def test_two_adapters_add_up_each_at_its_own_scale(dense: Path, tmp_path: Path) -> None:
-    """They share one layer and differ in rank; the order does not matter."""
+def test_two_adapters_add_up_with_their_own_scales(dense: Path, tmp_path: Path) -> None:
+    """They share a layer and differ in rank; their order does not matter."""
     first = random_weights(1, ATTENTION, MLP)
     second = random_weights(2, ATTENTION, EMBEDDING, rank=6)
     a = write_adapter(tmp_path / "a", first)
@@ -223,7 +223,9 @@ def test_adapters_are_cast_and_counted_like_the_model(dense: Path, tmp_path: Pat
     assert half(TOKENS).dtype == mx.bfloat16
 
 
-def test_nothing_lazy_is_left_for_another_thread(dense: Path, tmp_path: Path) -> None:
+def test_all_arrays_are_evaluated_before_another_thread_uses_them(
+    dense: Path, tmp_path: Path
+) -> None:
     weights = random_weights(1, ATTENTION) | random_weights(2, MLP)
     first = write_adapter(tmp_path / "a", weights)
     second = write_adapter(tmp_path / "b", random_weights(3, MLP))
@@ -239,7 +241,7 @@ def test_nothing_lazy_is_left_for_another_thread(dense: Path, tmp_path: Path) ->
     assert mx.isfinite(results[0].model(TOKENS)).all().item()
 
 
-def test_the_digest_names_files_and_scales(dense: Path, tmp_path: Path) -> None:
+def test_the_digest_depends_on_files_and_scales(dense: Path, tmp_path: Path) -> None:
     a = write_adapter(tmp_path / "a", random_weights(1, MLP))
     copy = write_adapter(tmp_path / "copy", random_weights(1, MLP))
     b = write_adapter(tmp_path / "b", random_weights(2, MLP))
@@ -251,7 +253,7 @@ def test_the_digest_names_files_and_scales(dense: Path, tmp_path: Path) -> None:
 
 
 def _edit(**changes: Any) -> Callable[[Path], None]:
-    """Change adapter_config.json; None takes a key away."""
+    """Change adapter_config.json; None removes a key."""
 
     def edit(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text()) | changes
@@ -375,7 +377,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_every_defect_has_a_sentence_of_its_own(defect: str, dense: Path, tmp_path: Path) -> None:
+def test_every_defect_has_its_own_message(defect: str, dense: Path, tmp_path: Path) -> None:
     spoil, why = DEFECTS[defect]
     folder = write_adapter(tmp_path / "adapter", random_weights(1, ATTENTION, MLP))
     spoil(folder)
@@ -396,7 +398,7 @@ def test_a_full_fine_tune_of_dense_weights_does_not_fit_quantised_ones(
 
 
 @pytest.mark.parametrize("kind", ["dora", "full"])
-def test_what_is_no_sum_is_neither_added_nor_scaled(kind: str, tmp_path: Path) -> None:
+def test_a_full_fine_tune_can_be_neither_added_nor_scaled(kind: str, tmp_path: Path) -> None:
     own = {f"{MLP}.weight": mx.zeros((64, 128))}
     if kind == "dora":
         own = random_weights(1, MLP) | {f"{MLP}.m": mx.ones((64,))}
@@ -442,7 +444,7 @@ async def _says(engine: Engine) -> str:
     return "".join(event.text for event in events if not isinstance(event, Finished))
 
 
-async def test_adapters_are_switched_by_another_load(dense: Path, tmp_path: Path) -> None:
+async def test_another_load_switches_adapters(dense: Path, tmp_path: Path) -> None:
     weights = random_weights(1, ATTENTION, MLP)
     write_adapter(tmp_path / "one", weights)
     merged = shutil.copytree(dense, tmp_path / "merged")

@@ -1,4 +1,4 @@
-"""A load beside running streams: they get a step between its stages, and outlive its failure."""
+"""A load beside running streams: they get a step between its stages, and survive its failure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDLESS = GenerationRequest("endless", RawPrompt("One"), DRAWN, ignore_eos=True)
 
 @asynccontextmanager
 async def streaming() -> AsyncIterator[tuple[Engine, AsyncIterator[Event]]]:
-    """An engine, and an answer of it that has begun and does not end."""
+    """An engine with a running answer that never ends."""
     engine = Engine()
     engine.start()
     try:
@@ -48,7 +48,7 @@ async def streaming() -> AsyncIterator[tuple[Engine, AsyncIterator[Event]]]:
 
 
 def watch_stages(monkeypatch: pytest.MonkeyPatch, on_engine: Callable[[int], None]) -> None:
-    """Call `on_engine` at the beginning of each stage on the engine thread, with its number."""
+    """Call `on_engine` with its number at the beginning of each stage on the engine thread."""
     load: Any = loader.load
 
     def watched(*arguments: Any) -> Stages[Any]:
@@ -85,14 +85,14 @@ async def test_a_running_stream_gets_a_step_between_all_stages(
         await engine.load(LoadRequest("second", str(model)))
         assert len(at_stage) > 10
         assert all(one < following for one, following in pairwise(at_stage))
-        told = await anext(events)  # all that was not read yet
+        told = await anext(events)  # all weights that were not read yet
         assert isinstance(told, TextDelta)
         assert len(told.text) > len(at_stage)
         with pytest.raises(Cancelled, match="another model was loaded"):
             await anext(events)
 
 
-async def test_a_load_that_nobody_waits_for_ends_at_the_next_stage(
+async def test_an_abandoned_load_ends_at_the_next_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with streaming() as (engine, events):
@@ -117,7 +117,7 @@ async def test_a_load_that_nobody_waits_for_ends_at_the_next_stage(
         assert (await engine.status()).breakdown["mlx_active"] < before + weights // 2
 
 
-async def test_a_load_whose_files_never_answer_is_left_behind(
+async def test_a_load_with_files_that_never_answer_is_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with streaming() as (engine, events):
@@ -148,13 +148,13 @@ async def test_a_load_whose_files_never_answer_is_left_behind(
         monkeypatch.setattr(loader, "load", load)
         answers.set()
         await closed.wait()
-        await engine.status()  # behind the end of those loads on the engine thread
+        await engine.status()  # the engine thread runs it after those loads have ended
         await engine.load(LoadRequest("second", TEXT.model_file))
         assert engine.require_model().name == "second"
 
 
 @pytest.mark.parametrize("stage", [3, 12, 20])
-async def test_a_load_that_fails_at_any_stage_leaves_streams_and_limits(
+async def test_a_load_that_fails_at_any_stage_affects_neither_streams_nor_limits(
     stage: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with streaming() as (engine, events):
@@ -165,7 +165,7 @@ async def test_a_load_that_fails_at_any_stage_leaves_streams_and_limits(
 
         limits: list[int] = []
         monkeypatch.setattr(mx, "set_memory_limit", limits.append)
-        monkeypatch.setattr(warm_up, "_SECONDS", 1e9)  # so that there are stages enough
+        monkeypatch.setattr(warm_up, "_SECONDS", 1e9)  # so that the load has enough stages
         watch_stages(monkeypatch, fail)
         with pytest.raises(ModelRejected, match="broken"):
             await engine.load(LoadRequest("second", str(VISION)))
@@ -176,7 +176,7 @@ async def test_a_load_that_fails_at_any_stage_leaves_streams_and_limits(
 
 @pytest.mark.parametrize("kind", ["full", "window", "hybrid", "recurrent"])
 @pytest.mark.parametrize(("seconds", "longest"), [(1e9, 128), (0.0, 8)])
-def test_a_warm_model_has_seen_a_prompt_a_token_and_a_batch_if_there_was_time(
+def test_the_warm_up_runs_a_prompt_a_token_and_a_batch_if_there_is_time(
     kind: str, seconds: float, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = random_model(kind)
@@ -200,7 +200,7 @@ def test_a_warm_model_has_seen_a_prompt_a_token_and_a_batch_if_there_was_time(
         assert most <= longest
 
 
-def test_what_the_trial_has_run_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_does_not_repeat_what_the_trial_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("full")
     engine = engine_model(model, prefill_chunk=256)
 

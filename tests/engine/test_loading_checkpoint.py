@@ -1,4 +1,4 @@
-"""Each way in which a directory fails to be a text model has its own sentence."""
+"""Each way in which a folder fails to be a text model has its own message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(whole: Path, tmp_path: Path) -> Path:
-    """A copy of a good checkpoint, to be broken."""
+    """A copy of a good checkpoint, to be damaged."""
     return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
@@ -58,14 +58,14 @@ def configure(path: Path, **changes: Any) -> None:
 
 
 def only(path: Path, *names: str) -> None:
-    """Replace all files of a directory by empty ones of these names."""
+    """Replace all files of a folder by empty ones with these names."""
     for entry in path.iterdir():
         entry.unlink()
     for name in names:
         (path / name).touch()
 
 
-def test_a_good_checkpoint(whole: Path, sharded: Path) -> None:
+def test_a_good_checkpoint_is_accepted(whole: Path, sharded: Path) -> None:
     found = inspect(whole, "mine", Settings())
     assert (found.path, found.name, found.config["model_type"]) == (whole, "mine", "llama")
     assert found.weights_bytes == sum(array.nbytes for array in read_weights(whole).values())
@@ -85,7 +85,7 @@ def test_a_good_checkpoint(whole: Path, sharded: Path) -> None:
         (["config.json", "model.safetensors"], "config.json is not valid JSON"),
     ],
 )
-def test_folders_that_hold_no_model(model: Path, files: list[str], sentence: str) -> None:
+def test_folders_without_a_model(model: Path, files: list[str], sentence: str) -> None:
     only(model, *files)
     assert sentence in refusal(model)
 
@@ -131,7 +131,9 @@ def test_bad_configurations(model: Path, text: str, sentence: str) -> None:
         ),
     ],
 )
-def test_models_of_other_kinds(model: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_models_of_other_kinds_are_refused(
+    model: Path, changes: dict[str, Any], sentence: str
+) -> None:
     configure(model, **changes)
     assert sentence in refusal(model)
 
@@ -159,7 +161,7 @@ def test_vision_weights_are_served_and_their_text_part_is_an_option(
 
 
 @pytest.mark.parametrize("model_type", ["smolvlm", "internvl_chat", "idefics3"])
-def test_a_family_that_takes_its_tower_from_another_is_seen(model_type: str) -> None:
+def test_a_family_that_takes_its_vision_tower_from_another_is_recognised(model_type: str) -> None:
     assert why_not_seen({"model_type": model_type}) == ""
 
 
@@ -176,7 +178,7 @@ def test_a_family_that_takes_its_tower_from_another_is_seen(model_type: str) -> 
         "unlimited-ocr",
     ],
 )
-def test_a_vision_model_that_is_not_served_is_refused_by_its_index_alone(
+def test_an_unsupported_vision_model_is_refused_by_its_index_alone(
     model: Path, model_type: str
 ) -> None:
     configure(model, model_type=model_type, **VISION)
@@ -201,7 +203,7 @@ def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(
     assert instead in refusal(model, type="text")
 
 
-def test_a_family_whose_text_is_right_elsewhere_is_refused_with_the_way_to_it(model: Path) -> None:
+def test_a_family_whose_text_part_works_elsewhere_is_refused_with_a_hint(model: Path) -> None:
     configure(model, model_type="gemma3n", **VISION)
     write_weights(model, read_weights(model) | {"vision_tower.a.weight": mx.zeros((2,))})
     assert refusal(model).endswith("set the option type:text")
@@ -220,7 +222,7 @@ def test_a_text_conversion_that_keeps_the_vision_configuration_is_a_text_model(
     assert inspect(model, "mine", Settings()).config["model_type"] == "gemma3"
 
 
-def test_code_of_the_checkpoint_needs_trust(model: Path) -> None:
+def test_code_in_the_checkpoint_needs_trust(model: Path) -> None:
     configure(model, model_type="own", model_file="own.py")
     assert "it brings its own Python code ('own.py'), which is not run unless" in refusal(model)
     assert "its code file 'own.py' is not in its folder" in refusal(model, trust_remote_code=True)
@@ -308,7 +310,7 @@ DATA = "data_offsets"
         ({"shape": [1] * 10_000}, "bytes in it: download it again"),
     ],
 )
-def test_weight_files_that_say_what_cannot_be(
+def test_impossible_headers_of_weight_files(
     model: Path, change: dict[str, Any], sentence: str
 ) -> None:
     file = model / "model.safetensors"
@@ -357,7 +359,7 @@ def test_the_aliases_of_mlx_vlm_are_its_own() -> None:
     assert aliases("mlx_vlm") == MODEL_REMAPPING
 
 
-def test_the_look_imports_neither_mlx_nor_mlx_lm(whole: Path) -> None:
+def test_inspecting_imports_neither_mlx_nor_mlx_lm(whole: Path) -> None:
     code = """
 import sys
 from pathlib import Path

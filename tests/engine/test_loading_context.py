@@ -47,7 +47,7 @@ def test_scaled_context(scaling: object, expected: int) -> None:
         assert context_of(own) == expected
 
 
-def test_a_wish_can_only_shorten_the_context() -> None:
+def test_a_requested_context_can_only_shorten_it() -> None:
     assert served_context(4096, 0) == 4096
     assert served_context(4096, 1024) == 1024
     assert served_context(4096, 8192) == 4096

@@ -52,7 +52,7 @@ def load(path: Path, device: Device = CPU, **settings: Any) -> LoadedModel:
     return at_once(load_model(inspect(path, "m", chosen), chosen, device))
 
 
-def test_a_cpu_computes_what_the_dequantised_checkpoint_says(quantised: Path) -> None:
+def test_a_cpu_gives_the_results_of_the_dequantised_checkpoint(quantised: Path) -> None:
     loaded = load(quantised)
     kept = load(quantised, METAL, dtype="float32")
     assert quantized_layers(kept.model)
@@ -63,7 +63,7 @@ def test_a_cpu_computes_what_the_dequantised_checkpoint_says(quantised: Path) ->
     assert mx.array_equal(logits, dequantize_model(kept.model)(TOKENS))
 
 
-def test_the_figures_are_those_of_the_dense_weights(quantised: Path) -> None:
+def test_sizes_are_those_of_the_dense_weights(quantised: Path) -> None:
     loaded, kept = load(quantised), load(quantised, dequantize=False)
     held = weights._parameters(loaded.model)
     assert {array.dtype for array in held} == {mx.float32}
@@ -72,7 +72,7 @@ def test_the_figures_are_those_of_the_dense_weights(quantised: Path) -> None:
     assert kept.weights_bytes + dense_growth(layers, mx.float32) == loaded.weights_bytes
 
 
-def test_kv_of_dense_and_of_quantised_weights_is_told_apart(quantised: Path) -> None:
+def test_kv_of_dense_and_quantised_weights_is_kept_apart(quantised: Path) -> None:
     loaded, kept = load(quantised), load(quantised, dequantize=False)
     assert (loaded.arithmetic, kept.arithmetic) == ("float32, dequantised", "float32")
 
@@ -115,7 +115,7 @@ def test_dense_checkpoints_are_left_alone(tmp_path: Path, caplog: pytest.LogCapt
     assert "quantised" not in caplog.text
 
 
-def test_packed_and_dense_weights_are_not_in_memory_together(
+def test_packed_and_dense_weights_are_never_both_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(tmp_path / "m", bits=8, hidden_size=256, num_hidden_layers=8)
@@ -130,7 +130,7 @@ def test_packed_and_dense_weights_are_not_in_memory_together(
 
 
 class Layers(Module):
-    """One layer of each kind, and one that stands in two places."""
+    """One layer of each kind, and one layer that is used in two places."""
 
     def __init__(self, switch: Any, multi: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -165,7 +165,7 @@ class Layers(Module):
 
 
 @pytest.mark.parametrize("package", ["mlx_lm", "mlx_vlm"])
-def test_every_kind_of_layer(package: str) -> None:
+def test_every_kind_of_layer_is_converted(package: str) -> None:
     switch, multi = switch_layers.SwitchLinear, mla.MultiLinear
     if package == "mlx_vlm":
         import mlx_vlm.models.mla
@@ -184,7 +184,7 @@ def test_every_kind_of_layer(package: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["affine", "mxfp4", "nvfp4", "mxfp8"])
-def test_every_way_to_quantise(mode: str) -> None:
+def test_every_kind_of_quantisation_is_converted(mode: str) -> None:
     holder = Module()
     holder.layer = Linear(64, 32)
     x = mx.arange(128).reshape(2, 64) / 64
@@ -195,7 +195,7 @@ def test_every_way_to_quantise(mode: str) -> None:
     assert mx.allclose(expected, holder.layer(x), atol=1e-4)
 
 
-def test_a_layer_of_another_class_stays() -> None:
+def test_a_layer_of_another_class_is_not_converted() -> None:
     class Own(QuantizedLinear):
         pass
 

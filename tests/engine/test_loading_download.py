@@ -1,4 +1,4 @@
-"""Downloads over real HTTP from a hub on this machine: whole, refused, cut short, cancelled."""
+"""Downloads over real HTTP from a local hub: complete, refused, interrupted, cancelled."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def partial_files(tmp_path: Path) -> list[Path]:
 
 @contextmanager
 def nobody_there() -> Iterator[str]:
-    """The address of a port that is taken and never answers."""
+    """The address of a port that accepts connections and never answers."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_a_repository_is_fetched_into_the_hosts_models_folder(hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_is_downloaded_into_the_hosts_models_folder(hub: Hub, tmp_path: Path) -> None:
     path = get()
     assert path == tmp_path / "models" / "models--someone--small-model" / "snapshots" / COMMIT
     assert inspect(path, REPOSITORY, Settings()).weights_bytes > 0
@@ -73,14 +73,14 @@ def test_a_complete_copy_is_used_without_the_hub(hub: Hub) -> None:
     assert hub.calls == calls
 
 
-def test_what_cannot_be_served_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:
+def test_unsupported_models_are_refused_before_their_weights_are_downloaded(hub: Hub) -> None:
     (hub.repositories[REPOSITORY] / "config.json").write_text('{"model_type": "electra"}')
     with pytest.raises(ModelRejected, match="'electra' is not among the supported"):
         get()
     assert not set(WEIGHTS) & set(hub.sent)
 
 
-def test_a_repository_with_gguf_files_alone(hub: Hub) -> None:
+def test_a_repository_with_only_gguf_files_is_refused(hub: Hub) -> None:
     folder = hub.repositories[REPOSITORY]
     for path in folder.iterdir():
         path.unlink()
@@ -90,7 +90,7 @@ def test_a_repository_with_gguf_files_alone(hub: Hub) -> None:
     assert hub.sent == []
 
 
-def test_missing_files_are_fetched_again(hub: Hub) -> None:
+def test_missing_files_are_downloaded_again(hub: Hub) -> None:
     lost = get() / WEIGHTS[1]
     lost.resolve().unlink()
     lost.unlink()
@@ -99,7 +99,7 @@ def test_missing_files_are_fetched_again(hub: Hub) -> None:
     assert hub.sent == [WEIGHTS[1]]
 
 
-def test_an_incomplete_copy_is_described_when_the_hub_is_away(
+def test_an_incomplete_copy_is_described_if_the_hub_is_unreachable(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = get()
@@ -120,7 +120,7 @@ def test_an_incomplete_copy_is_described_when_the_hub_is_away(
         (REPOSITORY, "v9", "the repository has no revision 'v9'"),
     ],
 )
-def test_what_the_hub_does_not_have(
+def test_an_unknown_repository_is_refused(
     hub: Hub, repository: str, revision: str, sentence: str
 ) -> None:
     hub.repositories["someone/gated"] = hub.repositories[REPOSITORY]
@@ -130,20 +130,20 @@ def test_what_the_hub_does_not_have(
     assert sentence in str(refusal.value)
 
 
-def test_a_failing_hub(hub: Hub) -> None:
+def test_errors_of_the_hub_are_reported(hub: Hub) -> None:
     hub.failing = True
     with pytest.raises(ModelNotFound, match="answered with HTTP status 500; try again later"):
         get()
 
 
-def test_a_hub_that_nobody_answers_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_reported(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with nobody_there() as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         with pytest.raises(ModelNotFound) as refusal:
             get()
     assert "is not in the cache, and 127.0.0.1:" in str(refusal.value)
     assert "cannot be reached" in str(refusal.value)
-    # Hosts take this phrase for a lost backend, and would throw the process away.
+    # Hosts take this phrase for a lost backend, and would end the process.
     assert "connection refused" not in str(refusal.value).lower()
 
 
@@ -154,7 +154,7 @@ def test_downloads_turned_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None
     assert hub.calls == 0
 
 
-def test_a_cache_that_cannot_be_written(
+def test_a_read_only_cache_is_reported(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -182,7 +182,7 @@ def test_a_slow_download_is_cancelled_at_once_and_resumed_by_file(hub: Hub, tmp_
     assert "config.json" not in hub.sent
 
 
-def test_the_child_ends_with_its_parent_and_leaves_no_half_file(
+def test_the_child_ends_with_its_parent_and_leaves_no_partial_file(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.held = {"config.json"}
@@ -193,7 +193,7 @@ def test_the_child_ends_with_its_parent_and_leaves_no_half_file(
         started.append(child)
         assert hub.half_sent.wait(60)
         assert child.stdin is not None
-        child.stdin.close()  # as the end of the parent does
+        child.stdin.close()  # as when the parent ends
         return follow(child, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hub_process, "_follow", close_input)
@@ -203,7 +203,7 @@ def test_the_child_ends_with_its_parent_and_leaves_no_half_file(
     assert partial_files(tmp_path) == []
 
 
-def test_progress_is_told_in_lines(
+def test_progress_is_logged(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -211,7 +211,7 @@ def test_progress_is_told_in_lines(
     hub.held = {WEIGHTS[1]}
 
     class LetGo(logging.Handler):
-        """Lets the hub go on once a progress line has counted all files but the held one."""
+        """Lets the hub continue once a progress line has counted all files but the held one."""
 
         def emit(self, record: logging.LogRecord) -> None:
             if "5 of 6 files" in record.getMessage():
@@ -230,7 +230,7 @@ def test_progress_is_told_in_lines(
 @pytest.mark.parametrize(
     ("kind", "error"), [("disk_full", ModelRejected), ("unheard of", ModelRejected)]
 )
-def test_every_failure_has_a_sentence(kind: str, error: type[EngineError]) -> None:
+def test_every_failure_has_a_message(kind: str, error: type[EngineError]) -> None:
     failure = hub_process._failure(HubModel("a/b", "", "a/b"), {"kind": kind})
     assert isinstance(failure, error)
     assert str(failure).startswith("model 'a/b'")

@@ -1,4 +1,4 @@
-"""What exists here wins over the hub, every written form of a repository is read, none escapes."""
+"""Model references: local models win over the hub, every form is read, and none escapes."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_plain_directories(models: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve("owner/name").name == "owner/name"
 
 
-def test_a_working_directory_that_is_no_model_does_not_hide_the_hub(
+def test_a_working_directory_without_a_model_does_not_hide_the_hub(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (models / "org" / "other").mkdir(parents=True)
@@ -129,7 +129,7 @@ def test_revision_setting() -> None:
         ("o/na--me", ModelNotFound, "neither a folder here"),
     ],
 )
-def test_what_is_no_model_gets_its_own_sentence(
+def test_an_invalid_reference_gets_its_own_message(
     models: Path, reference: str, kind: type[EngineError], sentence: str
 ) -> None:
     with pytest.raises(kind) as refusal:

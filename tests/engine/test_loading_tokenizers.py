@@ -1,6 +1,6 @@
-"""Tokenizers and templates as they are found: Mistral's, named templates, code, overlapping tokens.
+"""Unusual tokenizers and templates: Mistral's, named templates, code, overlapping tokens.
 
-All are read from files by the loader that reads a model's.
+All are read from files, by the loader that reads a model's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _sentencepiece(strips: bool) -> Tokenizer:
     )
     octets = [f"<0x{value:02X}>" for value in range(256)]
     _train(tokenizer, trainers.BpeTrainer(vocab_size=340, special_tokens=[*SPECIAL, *octets]))
-    # The octets are pieces of the model, and no added tokens.
+    # The octets are pieces of the model, not added tokens.
     whole = json.loads(tokenizer.to_str())
     whole["added_tokens"] = [one for one in whole["added_tokens"] if one["content"] in SPECIAL]
     return Tokenizer.from_str(json.dumps(whole))
@@ -91,7 +91,7 @@ def _train(tokenizer: Tokenizer, trainer: Any) -> None:
     if not trainer.special_tokens:
         trainer.special_tokens = [AddedToken(text, special=True) for text in SPECIAL]
     tokenizer.train_from_iterator([*CORPUS, "line one\nline two\n three"], trainer)
-    # As in the wild: one begins with another, and one is no control token.
+    # As in real models: one begins with another, and one is not a control token.
     tokenizer.add_special_tokens([AddedToken("<|im_end|>x", normalized=False)])
     tokenizer.add_tokens([AddedToken("word", normalized=False)])
 
@@ -131,20 +131,23 @@ def wild(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @given(st.data())
-def test_a_stream_writes_what_the_whole_decodes_to(wild: Any, data: st.DataObject) -> None:
+def test_a_stream_gives_the_text_that_decoding_at_once_gives(
+    wild: Any, data: st.DataObject
+) -> None:
     count = max(wild.get_vocab().values()) + 1
     tokens = data.draw(st.lists(st.integers(0, count - 1), max_size=24))
     whole = wild.decode(tokens)
     stream = TokenTexts(wild).stream(False)
     told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
-    if "\ufffd" in whole:  # octets that are no character: each kind leaves out its own way
+    # octets that are not a character; each kind of tokenizer drops them in its own way
+    if "\ufffd" in whole:
         assert "\ufffd" not in told
     else:
         assert told == whole
 
 
 @given(text=st.text(st.sampled_from("the quick, brown\nfox <|im_end|>xwordé好😀"), max_size=40))
-def test_a_stream_gives_a_text_back_as_its_tokenizer_does(wild: Any, text: str) -> None:
+def test_a_stream_restores_a_text_as_its_tokenizer_does(wild: Any, text: str) -> None:
     tokens = wild.encode(text, add_special_tokens=False)
     stream = TokenTexts(wild).stream(False)
     told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
@@ -169,7 +172,7 @@ TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
         max_size=8,
     )
 )
-def test_overlapping_tokens_in_a_message_are_only_text(
+def test_overlapping_tokens_in_a_message_stay_text(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "overlapping"
@@ -186,7 +189,7 @@ def test_overlapping_tokens_in_a_message_are_only_text(
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_composed_and_decomposed_texts_are_read_as_the_tokenizer_does(
+def test_composed_and_decomposed_texts_are_tokenised_as_usual(
     tmp_path: Path, kind: str, form: Any
 ) -> None:
     tokenizer = _loaded(_folder(tmp_path / "it", KINDS[kind](), chat_template=TEMPLATE))
@@ -218,7 +221,7 @@ def _named_in_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_named_in_json, _named_in_files])
-def test_templates_under_names(tmp_path: Path, write: Callable[[Path], None]) -> None:
+def test_named_templates(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path / "it")
     tokenizer = _loaded(tmp_path / "it")
     prompts = _prompts(tokenizer)
@@ -231,7 +234,7 @@ def test_templates_under_names(tmp_path: Path, write: Callable[[Path], None]) ->
     assert "plain" in found
 
 
-def test_templates_under_names_without_a_default(tmp_path: Path) -> None:
+def test_named_templates_without_a_default(tmp_path: Path) -> None:
     path = _folder(tmp_path / "it", _byte_level(), chat_template=NAMED[1:])
     prompts = _prompts(_loaded(path))
     message = {"role": "user", "content": "Hello"}
@@ -246,7 +249,7 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     assert _template_of(_loaded(path)) == "new"
 
 
-def test_a_tokenizer_that_is_code_is_not_run_without_trust(tmp_path: Path) -> None:
+def test_a_tokenizer_with_its_own_code_is_not_run_without_trust(tmp_path: Path) -> None:
     path = _folder(tmp_path / "it", _byte_level())
     (path / "tokenizer.json").unlink()
     (path / "own.py").write_text(
@@ -349,7 +352,7 @@ def test_mistrals_own_tokenizer_without_a_template(tmp_path: Path, version: str)
     assert "".join(stream.add(token) for token in tokens) == "hello 好 😀"
 
 
-def test_a_template_beside_mistrals_tokenizer_is_the_models(tmp_path: Path) -> None:
+def test_a_template_beside_mistrals_tokenizer_is_used(tmp_path: Path) -> None:
     path = _tekken(tmp_path / "it", "v13")
     (path / "chat_template.jinja").write_text("own")
     assert _template_of(_loaded(path)) == "own"
@@ -364,7 +367,7 @@ def test_a_template_beside_mistrals_tokenizer_is_the_models(tmp_path: Path) -> N
         [normalizers.Sequence([normalizers.Replace("a", "a" * 99)] * 2), normalizers.Prepend("é")],
     ],
 )
-def test_a_normalizer_that_fills_the_memory_is_refused(
+def test_a_normalizer_that_exhausts_memory_is_refused(
     grows: list[normalizers.Normalizer], tmp_path: Path
 ) -> None:
     tokenizer = _byte_level()

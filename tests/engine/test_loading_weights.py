@@ -1,4 +1,4 @@
-"""Real weights, loaded as the engine loads them: cast, whole, off the main thread, and let go."""
+"""Real weights, loaded as the engine loads them: cast, complete, off the main thread."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load(path: Path, device: Device = CPU, wish: str = "", **settings: Any) -> L
 
 
 def in_thread(work: Callable[[], Result]) -> Result:
-    """The result of work that ran, and ended, on a thread of its own."""
+    """The result of work that ran on a thread of its own, which has ended."""
     results: list[Result] = []
 
     def run() -> None:
@@ -58,7 +58,7 @@ def in_thread(work: Callable[[], Result]) -> Result:
     return results[0]
 
 
-def test_facts_of_a_loaded_model(dense: Path) -> None:
+def test_properties_of_a_loaded_model(dense: Path) -> None:
     loaded = load(dense)
     assert loaded.name == "dense"
     assert loaded.model_type == "llama"
@@ -80,7 +80,7 @@ def test_facts_of_a_loaded_model(dense: Path) -> None:
         (METAL, "float32", {"dtype": "float16"}, "float16"),
     ],
 )
-def test_weights_have_the_type_of_the_device_or_the_wish(
+def test_weights_have_the_dtype_of_the_device_or_of_the_option(
     dense: Path, device: Device, wish: str, settings: dict[str, Any], expected: str
 ) -> None:
     loaded = load(dense, device, wish, **settings)
@@ -109,7 +109,7 @@ def test_a_cast_does_not_change_what_the_model_computes(quantised: Path) -> None
     assert mx.allclose(cast, kept.astype(mx.float32), atol=0.05)
 
 
-def test_a_model_names_weights_that_stay_in_full_precision(
+def test_a_model_can_name_weights_that_stay_in_full_precision(
     dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlx_lm.models.llama import Model
@@ -136,16 +136,16 @@ def test_a_model_names_weights_that_stay_in_full_precision(
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
     ],
 )
-def test_nothing_lazy_is_left_for_another_thread(
+def test_all_arrays_are_evaluated_before_another_thread_uses_them(
     tmp_path: Path, scaling: dict[str, Any] | None
 ) -> None:
     path = write_model(tmp_path / "model", rope_scaling=scaling)
     loaded = in_thread(lambda: load(path))
-    # Were a rope frequency still lazy, this would fail: its stream ended with the thread.
+    # If a rope frequency were still lazy, this would fail: its stream ended with the thread.
     assert mx.isfinite(loaded.model(mx.array([[1, 2, 3]]))).all().item()
 
 
-def test_a_dropped_model_gives_its_memory_back(dense: Path) -> None:
+def test_a_dropped_model_releases_its_memory(dense: Path) -> None:
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -189,7 +189,7 @@ def test_each_slice_of_the_weights_is_a_stage(dense: Path, monkeypatch: pytest.M
     assert in_a_stage == {0, 1}
 
 
-def test_a_load_that_is_given_up_keeps_nothing_of_the_model(
+def test_an_abandoned_load_keeps_nothing_of_the_model(
     dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_SLICE_BYTES", 1)
@@ -212,7 +212,7 @@ def test_an_error_keeps_nothing_of_the_model(dense: Path, monkeypatch: pytest.Mo
 
     def fail_in_the_middle(*arrays: Any) -> None:
         if mx.get_active_memory() > before + 64 * 1024:
-            raise ModelRejected("a file is gone")  # pytest keeps what is logged
+            raise ModelRejected("a file is gone")  # pytest keeps logged objects
         evaluate(*arrays)
 
     monkeypatch.setattr(mx, "eval", fail_in_the_middle)
@@ -224,7 +224,7 @@ def test_an_error_keeps_nothing_of_the_model(dense: Path, monkeypatch: pytest.Mo
     assert mx.get_active_memory() <= before + 1024
 
 
-def test_progress_is_told_for_a_slow_load(
+def test_the_progress_of_a_slow_load_is_logged(
     dense: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(weights, "_SLICE_BYTES", 1)
@@ -243,7 +243,7 @@ def test_weights_above_the_memory_limit_are_refused_before_they_are_read(tmp_pat
         load(path, memory_limit_mib=1)
 
 
-def test_special_tokens_can_be_given(dense: Path) -> None:
+def test_special_tokens_can_be_configured(dense: Path) -> None:
     loaded = load(dense, eos_token="<|im_start|>", pad_token="<|endoftext|>")
     assert loaded.tokenizer.eos_token_id == 1
     assert loaded.tokenizer.pad_token_id == 0
@@ -318,7 +318,7 @@ def nest_a_file(path: Path) -> None:
         (ask_for_an_absent_package, "needs a Python package that is not installed"),
     ],
 )
-def test_whatever_stops_the_load_is_one_sentence_without_paths(
+def test_any_failure_is_one_message_without_paths(
     tmp_path: Path, break_it: Callable[[Path], None], sentence: str
 ) -> None:
     path = write_model(tmp_path / "model")
@@ -331,13 +331,13 @@ def test_whatever_stops_the_load_is_one_sentence_without_paths(
     assert str(tmp_path) not in str(refusal.value)
 
 
-def test_reasons_carry_no_path_and_no_phrase_that_hosts_react_to() -> None:
+def test_messages_have_no_path_and_no_phrase_that_hosts_react_to() -> None:
     error = OSError("cannot open /srv/models/secret/model.safetensors: Unimplemented\nmore")
     assert weights._reason(error, Path("/x/y")) == "cannot open a file: not implemented"
     assert weights._reason(ValueError(), Path("/x/y")) == "ValueError"
 
 
-def test_code_of_a_checkpoint_runs_only_with_trust(tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_runs_only_with_trust(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", model_file="own.py")
     (path / "own.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")
     with pytest.raises(ModelRejected, match="brings its own Python code"):
@@ -345,7 +345,7 @@ def test_code_of_a_checkpoint_runs_only_with_trust(tmp_path: Path) -> None:
     assert load(path, trust_remote_code=True).model_type == "llama"
 
 
-def test_the_text_part_of_a_vision_model_is_served_when_asked_for(tmp_path: Path) -> None:
+def test_the_text_part_of_a_vision_model_is_served_if_requested(tmp_path: Path) -> None:
     text = {"model_type": "qwen3", "vocab_size": 259, "max_position_embeddings": 512}
     path = write_model(tmp_path / "plain", model_type="qwen3")
     held = {f"model.language_{name}": value for name, value in read_weights(path).items()}

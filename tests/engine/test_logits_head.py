@@ -1,4 +1,4 @@
-"""The logits of a prompt's last token, without those of the others."""
+"""The logits of a prompt's last token, without those of the other tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTS = [5, 9, 1]
 
 
 class Watched:
-    """A model that remembers the shapes of its logits; its layers are whatever `inside` says."""
+    """A model that records the shapes of its logits; its layers are those of `inside`."""
 
     def __init__(self, model: Any, inside: Any) -> None:
         self._model, self.layers, self.named_modules = model, model.layers, inside
@@ -70,14 +70,14 @@ def test_each_row_gets_the_logits_of_its_last_token(kind: str, known: bool) -> N
     )
 
 
-def test_a_head_that_is_quantised_is_known_too() -> None:
+def test_a_quantised_head_is_recognised_too() -> None:
     for tied in (True, False):
         model = kv_model.__wrapped__("attention", tie_word_embeddings=tied)
         quantize(model, group_size=32, bits=8)
         assert LogitsHead(model, VOCABULARY).found
 
 
-def test_two_heads_of_one_model_do_not_disturb_each_other() -> None:
+def test_two_heads_of_one_model_are_independent() -> None:
     model = kv_model.__wrapped__("attention")
     heads = [LogitsHead(model, VOCABULARY) for _ in range(2)]
     tokens = mx.array([words(7, 3)])
@@ -88,8 +88,8 @@ def test_two_heads_of_one_model_do_not_disturb_each_other() -> None:
         assert mx.allclose(last, whole[:, -1], atol=1e-3)
 
 
-def test_a_layer_that_is_wide_but_no_head_is_left_alone() -> None:
-    """An adapter adds to what the layer gives, so the layer alone must not be narrowed."""
+def test_a_wide_layer_that_is_not_the_head_is_not_narrowed() -> None:
+    """An adapter adds to the layer's output, so narrowing the layer alone would be wrong."""
     model = kv_model.__wrapped__("attention", tie_word_embeddings=False)
     kind = type(model.lm_head)
 

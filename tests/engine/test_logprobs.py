@@ -1,4 +1,4 @@
-"""What is sampled of the tokens equals a plain forward pass over the same tokens."""
+"""Log-probabilities of tokens equal those of a plain forward pass over the same tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.engine import kv, prompt_logprobs
+from backend.engine import kv, prompt_logprobs, step_times
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs
 from backend.engine.request import Sampling
@@ -31,7 +31,7 @@ def model() -> Any:
 
 
 def _plain(model: Any, tokens: list[int]) -> np.ndarray:
-    """Log-probabilities of every next token at every place, by one pass: [tokens, vocabulary]."""
+    """Log-probabilities of every next token at every position, [tokens, vocabulary]."""
     logits = model(mx.array([tokens]), cache=kv.new_row(model))[0].astype(mx.float32)
     return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 
@@ -49,13 +49,13 @@ def _check(model: Any, prompt: list[int], tokens: list[int], sampled: Any, count
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_they_are_those_of_the_model_whatever_the_sampling(model: Any, sampling: Sampling) -> None:
+def test_they_do_not_depend_on_the_sampling_settings(model: Any, sampling: Sampling) -> None:
     received = alone(engine_model(model), PROMPT, 12, sampling=sampling, logprobs=4)
     assert received.finished is not None
     _check(model, PROMPT, received.tokens, received.finished.logprobs, 4)
 
 
-def test_they_are_the_same_in_a_batch_that_comes_and_goes(model: Any) -> None:
+def test_they_are_the_same_in_a_changing_batch(model: Any) -> None:
     dice = random.Random(5)
     engine = engine_model(model)
     for _ in range(6):
@@ -84,7 +84,7 @@ def test_they_are_the_same_in_a_batch_that_comes_and_goes(model: Any) -> None:
                 _check(model, prompts[ticket], received.tokens, received.finished.logprobs, count)
 
 
-def test_all_of_the_vocabulary_adds_up_to_one() -> None:
+def test_probabilities_of_the_whole_vocabulary_add_up_to_one() -> None:
     logits = mx.array(np.random.default_rng(0).normal(0, 5, (3, 20)).astype(np.float32))
     logprobs = BatchLogprobs([20, None, 20])
     sampled = logprobs(logits, mx.array([4, 5, 6]))
@@ -94,14 +94,14 @@ def test_all_of_the_vocabulary_adds_up_to_one() -> None:
         assert entry == TokenLogprob((4, 5, 6)[at], dict(entry.top)[(4, 5, 6)[at]], entry.top)
 
 
-def test_more_alternatives_than_tokens_are_all_tokens() -> None:
+def test_more_alternatives_than_tokens_gives_all_tokens() -> None:
     logprobs = BatchLogprobs([20])
     sampled = logprobs(mx.zeros((1, 3)), mx.array([1]))
     entry = logprobs.read(sampled, [1])[0]
     assert [token for token, _ in entry.top] == [0, 1, 2]
 
 
-def test_the_end_of_sequence_is_not_sampled_of(model: Any) -> None:
+def test_the_excluded_end_of_sequence_has_no_probability(model: Any) -> None:
     received = alone(
         engine_model(model), PROMPT, 20, sampling=Sampling(logit_bias=((0, 1e6),)), logprobs=1
     )
@@ -114,7 +114,7 @@ LONG = [(place * place + 7 * place) % (VOCABULARY - 1) + 1 for place in range(15
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_those_of_the_prompt_are_those_of_a_plain_pass_also_after_it_was_stored(kind: str) -> None:
+def test_prompt_logprobs_equal_a_plain_pass_also_after_the_prompt_was_stored(kind: str) -> None:
     plain = _plain(random_model(kind), LONG)
     rounds = Rounds(engine_model(random_model(kind)))
     rounds.submit(1, [9, 8, 7], 400, ignore_eos=True)
@@ -143,7 +143,7 @@ def test_those_of_the_prompt_are_those_of_a_plain_pass_also_after_it_was_stored(
     )
 
 
-def test_those_of_the_prompt_are_read_between_the_steps_of_others(
+def test_prompt_logprobs_are_computed_between_the_steps_of_others(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_logprobs, "_MOST_LOGITS", 8 * VOCABULARY)
@@ -157,3 +157,20 @@ def test_those_of_the_prompt_are_read_between_the_steps_of_others(
         rounds.step()
         assert len(rounds.received[1].tokens) == before + 1
     assert len(rounds.received[1].tokens) >= len(LONG) // 32
+
+
+def test_those_of_the_prompt_are_whole_though_the_first_token_ends_the_answer(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, a prefill pass stays in flight behind the next decode step of the others."""
+    monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: False)
+    rounds = Rounds(engine_model(model))
+    rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
+    while len(rounds.received[1].tokens) < 2:
+        rounds.step()
+    rounds.submit(2, LONG, 1, prompt_logprobs=0)
+    while rounds.received[2].finished is None:
+        rounds.step()
+    end = rounds.received[2].finished
+    assert end.prompt_logprobs is not None
+    assert [entry.token for entry in end.prompt_logprobs.rest] == LONG[1:]

@@ -1,4 +1,4 @@
-"""What Status tells of memory, against what MLX holds, at the end of every step."""
+"""The memory that Status reports equals what MLX holds, at the end of every step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import Rounds, engine_model
 
-# So wide that MLX's rounding to whole pages is small beside them.
+# So wide that MLX's rounding to whole pages hardly matters.
 WIDE: dict[str, dict[str, Any]] = {
     "attention": {"num_key_value_heads": 4, "head_dim": 128},
     "window": {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 60},
@@ -41,7 +41,7 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("kind", WIDE)
-def test_the_parts_of_status_are_what_mlx_holds(kind: str) -> None:
+def test_the_parts_of_status_equal_what_mlx_holds(kind: str) -> None:
     model = kv_model(kind, **WIDE[kind])
     engine = engine_model(model, slots=16, prefill_chunk=128)
     gc.collect()
@@ -65,7 +65,7 @@ def test_the_parts_of_status_are_what_mlx_holds(kind: str) -> None:
         looks += 1
     assert looks > 50
     assert parts["kv_cache"] == 0
-    assert parts["prompt_cache"] == rounds.scheduler.planner.index.nbytes > 0
+    assert parts["prompt_cache"] == rounds.scheduler.planner.entries.index.nbytes > 0
     assert not rounds.faults
 
 
@@ -106,7 +106,7 @@ def _scores() -> ScorePlan:
     return ScorePlan(prefix, tails, stable=0)
 
 
-def test_texts_to_embed_get_the_memory_of_stored_prompts() -> None:
+def test_texts_to_embed_may_take_the_memory_of_stored_prompts() -> None:
     model = engine_model(kv_model("attention"), prompt_cache_bytes=1 << 19, memory_limit=1 << 20)
     rounds = Rounds(model)
     for ticket in range(4):

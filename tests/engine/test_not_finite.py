@@ -1,4 +1,4 @@
-"""A row whose logits are no numbers ends with a sentence; the others never notice."""
+"""A row whose logits are NaN or infinite ends with an error; other rows are unaffected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ILL: dict[str, tuple[list[int], dict[str, Any]]] = {
 
 @cache
 def poisoned(value: float = float("nan")) -> Any:
-    """A model that computes no numbers of anything after one token."""
+    """A model whose logits are NaN after one chosen token."""
     config = CONFIGS["full"] | {"tie_word_embeddings": False}
     architecture = importlib.import_module("mlx_lm.models.qwen3")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))
@@ -61,7 +61,7 @@ def poisoned(value: float = float("nan")) -> Any:
 
 
 def fresh(request: dict[str, Any]) -> dict[str, Any]:
-    """The request with a grammar of its own."""
+    """A copy of the request with a grammar of its own."""
     return {**request, "grammar": Strides(3, 10)} if "grammar" in request else request
 
 
@@ -69,7 +69,7 @@ def fresh(request: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_it_ends_alone(case: str, value: float) -> None:
     model = engine_model(poisoned(value))
-    # Nobody who is well says the token by chance.
+    # No correct model generates the token by chance.
     kept = ((POISON, -1e4),)
     well = {}
     for ticket, (prompt, more) in WELL.items():
@@ -95,7 +95,7 @@ def test_it_ends_alone(case: str, value: float) -> None:
         assert rounds.received[ticket].finished
 
 
-def test_scores_that_are_no_numbers() -> None:
+def test_nan_scores_are_an_error() -> None:
     rounds = Rounds(engine_model(poisoned()))
     rounds.score(1, ScorePlan([5, 6, 7], (Continuation((8, POISON, 9)), Continuation((8, 9)))))
     rounds.score(2, ScorePlan([5, POISON, 7], (Continuation((8,)),)))
@@ -107,7 +107,7 @@ def test_scores_that_are_no_numbers() -> None:
 
 
 @pytest.mark.usefixtures("guesses_always")
-def test_a_guess_is_checked_too() -> None:
+def test_guesses_are_checked_too() -> None:
     drafting = Drafting(4, lambda: [LookupGuesser()])
     rounds = Rounds(engine_model(poisoned(), drafting=drafting))
     bias = Sampling(logit_bias=((POISON, 1e4),))

@@ -1,4 +1,4 @@
-"""Text may wait for a moment, and nothing else does."""
+"""Text may be delayed for a moment; all other events are delivered at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Moment:
         self.outbox.interval = INTERVAL
 
     def flush(self, after: float = 0.0, *, everything: bool = False) -> int:
-        """How many publications were handed over."""
+        """Returns how many publications were delivered."""
         self.now += after
         before = len(self.delivered)
         self.outbox.flush(everything=everything)
@@ -33,7 +33,7 @@ class Moment:
             self.outbox.publish(ticket, event)
 
 
-def test_first_text_goes_at_once_and_later_text_gathers() -> None:
+def test_first_text_is_delivered_at_once_and_later_text_collects() -> None:
     moment = Moment()
     moment.publish((1, TEXT))
     assert moment.flush() == 1
@@ -43,7 +43,7 @@ def test_first_text_goes_at_once_and_later_text_gathers() -> None:
     assert moment.flush(0.007) == 2
 
 
-def test_the_more_answers_the_longer_text_gathers() -> None:
+def test_with_more_answers_text_collects_for_longer() -> None:
     moment, answers = Moment(), 16
     texts = [(ticket, TEXT) for ticket in range(answers)]
     moment.publish(*texts)
@@ -58,7 +58,7 @@ def test_the_more_answers_the_longer_text_gathers() -> None:
     assert moment.flush(1.1 * INTERVAL) == 1
 
 
-def test_an_end_a_failure_and_a_newcomer_take_waiting_text_along_in_order() -> None:
+def test_urgent_events_take_waiting_text_along_in_order() -> None:
     for urgent in (END, Cancelled("gone")):
         moment = Moment()
         moment.publish((1, TEXT), (2, TEXT))
@@ -72,7 +72,7 @@ def test_an_end_a_failure_and_a_newcomer_take_waiting_text_along_in_order() -> N
         assert moment.flush(0.001) == 2
 
 
-def test_a_long_step_lets_nothing_wait() -> None:
+def test_after_a_long_step_nothing_waits() -> None:
     moment = Moment()
     moment.publish((1, TEXT))
     moment.flush()
@@ -80,7 +80,7 @@ def test_a_long_step_lets_nothing_wait() -> None:
     assert moment.flush(0.001, everything=True) == 1
 
 
-def test_without_an_interval_every_token_goes_by_itself() -> None:
+def test_without_an_interval_every_token_is_delivered_separately() -> None:
     moment = Moment()
     moment.outbox.interval = 0.0
     for _ in range(5):
@@ -94,7 +94,9 @@ def test_without_an_interval_every_token_goes_by_itself() -> None:
         max_size=40,
     )
 )
-def test_all_is_delivered_once_in_order_and_in_time(steps: list[tuple[int, str, float]]) -> None:
+def test_every_event_is_delivered_once_in_order_and_in_time(
+    steps: list[tuple[int, str, float]],
+) -> None:
     moment = Moment()
     published: list[Publication] = []
     oldest: float | None = None

@@ -1,10 +1,10 @@
 """A row's tokens depend on its request alone: not on the batch, the order, or what is stored.
 
-This is the property whose loss users call mixed-up requests. Schedules are random: rows arrive
+If it fails, users get mixed-up requests. Schedules are random: rows arrive
 and are cancelled at any step, share prefixes, repeat or continue each other, differ in length, in
 sampling, in grammar and in whether they want log-probabilities. Memory runs short at any step, so
-rows are preempted; prompts share passes; entries are moved. Every survivor must say exactly what
-it says alone.
+rows are preempted; prompts share passes; entries are moved. Every row that is not cancelled must
+get exactly the tokens that it gets alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if not TEST_LONG:
     SCHEDULES = {kind: count // 4 for kind, count in SCHEDULES.items()}
 ROUNDS = 40
 MOST_ROWS = 10
-LONGEST = 256  # tokens of a prompt and its answer: the least that KV is counted in
+LONGEST = 256  # tokens of a prompt and its answer: the smallest unit in which KV is counted
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Request:
     stride: int
     """0, or the distance that the grammar wants between a token and the next (modulo 7)."""
     logprobs: int | None
+    stop: tuple[str, ...] = ()
 
     def play(self, rounds: Rounds, ticket: int) -> None:
         grammar = Strides(self.stride, self.limit // 2) if self.stride else None
@@ -54,6 +55,7 @@ class Request:
             sampling=self.sampling,
             grammar=grammar,
             logprobs=self.logprobs,
+            stop=self.stop,
         )
 
 
@@ -113,7 +115,7 @@ def test_every_row_gets_the_same_tokens_as_alone(kind: str) -> None:
             raise
     for what in ("rows served from the prefix cache", "rows preempted", "passes shared"):
         assert seen[what] > SCHEDULES[kind], f"hardly any {what}: {seen}"
-    # Entries of layers that cannot be cut back stay for those who need their snapshots.
+    # Entries whose layers cannot be trimmed stay for prompts that need their snapshots.
     assert seen["entries moved"] > 0 or not models[0].trims
 
 
@@ -123,13 +125,13 @@ def check_schedule(
     reference: EngineModel | None = None,
     learn: Callable[[list[int]], None] = lambda _: None,
 ) -> Counter[str]:
-    """Play one schedule; returns how often it came by what could spoil an answer.
+    """Play one schedule; returns how often each special case occurred.
 
     reference: computes what every row says alone; by default the same model. learn: is told of
     each prompt with its answer beforehand. Half of the schedules run in the order of a GPU.
     """
     waits = dice.random() < 0.5
-    with patch("backend.engine.executor.may_wait_within_a_step", return_value=waits):
+    with patch("backend.engine.step_times.may_wait_within_a_step", return_value=waits):
         rounds = Rounds(model)
     requests: dict[int, Request] = {}
     answers: dict[int, Received] = {}
@@ -168,6 +170,7 @@ def check_schedule(
         assert received.finished is not None
         assert expected.finished is not None
         assert received.tokens == expected.tokens
+        assert received.text == expected.text
         assert received.finished.reason == expected.finished.reason
         _check_logprobs(received.finished.logprobs, expected.finished.logprobs)
         usage = received.finished.usage
@@ -238,12 +241,13 @@ def _request(
         sampling,
         dice.choice([0, 0, 0, 1, 3]),
         dice.choice([None, None, 0, 3]),
+        dice.choice([(), (), (), ("<7", "11>")]),
     )
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_same_prompt_again_runs_its_last_token_only(kind: str) -> None:
-    """An exact hit is where peers re-feed the whole prompt, or die on an empty one."""
+def test_the_same_prompt_again_computes_only_its_last_token(kind: str) -> None:
+    """Other servers recompute the whole prompt on an exact hit, or fail on an empty one."""
     model = engine_model(random_model(kind))
     prompt = list(range(1, 50))
     rounds = Rounds(model)
@@ -259,8 +263,8 @@ def test_the_same_prompt_again_runs_its_last_token_only(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_prompt_equal_to_a_whole_conversation_leaks_nothing(kind: str) -> None:
-    """Peers' defect 2: such a prompt filled the store with a doubled context for everybody."""
+def test_a_prompt_equal_to_a_whole_conversation_does_not_damage_the_store(kind: str) -> None:
+    """In another server, such a prompt put a doubled context into the store for everybody."""
     model = engine_model(random_model(kind))
     rounds = Rounds(model)
     rounds.submit(1, range(1, 40), 10)
@@ -274,8 +278,8 @@ def test_a_prompt_equal_to_a_whole_conversation_leaks_nothing(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent"])
-def test_a_shared_beginning_is_reused_where_caches_cannot_be_cut_back(kind: str) -> None:
-    """The second prompt shows where conversations part; from the third on the part is stored."""
+def test_a_shared_prefix_is_reused_if_caches_cannot_be_trimmed(kind: str) -> None:
+    """The second prompt shows where conversations part; that prefix is stored from the third on."""
     model = engine_model(random_model(kind))
     rounds = Rounds(model)
     system = [dice % (VOCABULARY - 1) + 1 for dice in range(40)]

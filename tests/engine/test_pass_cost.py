@@ -1,4 +1,4 @@
-"""What passes are foreseen to compute with, against MLX's own peak."""
+"""The estimated memory of a pass, compared with MLX's own peak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.test_memory import WIDE
 
 @pytest.mark.parametrize("kind", ["attention", "window", "state space", "latent", "quantised"])
 @pytest.mark.parametrize(("tokens", "before"), [(64, 0), (256, 768), (32, 3000)])
-def test_a_pass_takes_about_what_is_foreseen(kind: str, tokens: int, before: int) -> None:
+def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before: int) -> None:
     model = kv_model(kind, **WIDE.get(kind, {}))
     foreseen = pass_cost(model, VOCABULARY).of(tokens, before + tokens)
     peak = _peak(model, tokens, before)

@@ -1,4 +1,4 @@
-"""What the executor reports of the time that its passes take."""
+"""The time that the executor reports for its passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine.executor import Executor, ExecutorSequence
+from backend.engine.executor import Executor
+from backend.engine.executor_sequence import ExecutorSequence
 from backend.engine.plan import Prefill, PrefillTimed, Start, StepPlan
 from backend.engine.request import GenerationRequest, RawPrompt
 from tests.engine.random_models import random_model
@@ -15,7 +16,7 @@ from tests.engine.rounds import engine_model
 
 
 class Ticking:
-    """A model of which every pass takes a second of a clock that otherwise stands still."""
+    """A model of which every pass takes one second of a clock that otherwise stands still."""
 
     def __init__(self, model: Any) -> None:
         self._model, self.seconds = model, 0.0
@@ -29,8 +30,8 @@ class Ticking:
 
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a GPU computes later")
-def test_each_of_two_passes_in_a_step_is_timed_by_itself() -> None:
-    """The CPU has computed the first one when the second one is launched."""
+def test_each_of_two_passes_in_a_step_is_timed_separately() -> None:
+    """The CPU has computed the first one by the time the second one is launched."""
     model = engine_model(random_model("full"))
     model.model = ticking = Ticking(model.model)
     executor = Executor(model, clock=lambda: ticking.seconds)

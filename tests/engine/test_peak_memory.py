@@ -1,4 +1,4 @@
-"""A child's peak is its own, however large the process is that started it."""
+"""A child's peak memory is its own, however large its parent is."""
 
 from __future__ import annotations
 

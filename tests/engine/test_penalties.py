@@ -39,9 +39,9 @@ def _changed(
         (Sampling(repetition=2.0, window=3), (5, 0), [1, -1, 0.5, 0, -8, 1.5]),
         (Sampling(repetition=2.0, window=1), (5, 0), [1, -1, 0.5, 0, -4, 3]),
         (Sampling(repetition=2.0, window=WHOLE), (5, 0), [1, -2, 0.5, 0, -8, 1.5]),
-        # Below 1 it favours what was said.
+        # Below 1 it favours tokens that occurred.
         (Sampling(repetition=0.5), (0,), [4, -0.5, 0.5, 0, -2, 3]),
-        # Additive penalties count the output alone: 0 three times, 2 once.
+        # Additive penalties count only the output: 0 three times, 2 once.
         (Sampling(frequency=0.5), (0, 2, 0, 0), [0.5, -1, 0, 0, -4, 3]),
         (Sampling(presence=0.75), (0, 2, 0, 0), [1.25, -1, -0.25, 0, -4, 3]),
         (Sampling(frequency=0.5, presence=0.25), (0, 2, 0), [0.75, -1, -0.25, 0, -4, 3]),
@@ -51,7 +51,7 @@ def _changed(
         (Sampling(frequency=0.5, frequency_window=3), (0, 0), [1, -1, 0.5, 0, -4.5, 3]),
         (Sampling(presence=0.5, presence_window=3), (0, 0), [1.5, -1, 0.5, 0, -4.5, 3]),
         (Sampling(presence=0.5, presence_window=9), (), [2, -1.5, 0.5, 0, -4.5, 3]),
-        # A window of one does not change what the other counts.
+        # A window of one penalty does not change what the other counts.
         (
             Sampling(frequency=0.5, presence=0.25, presence_window=1),
             (0, 0, 2),

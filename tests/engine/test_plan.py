@@ -1,4 +1,4 @@
-"""Plans are plain data: they survive a wire, and no process needs MLX to make or read them."""
+"""Plans are plain data: they survive serialisation, and need no MLX."""
 
 from __future__ import annotations
 

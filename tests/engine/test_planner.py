@@ -47,7 +47,7 @@ def limits_of(**changes: Any) -> Limits:
 
 @dataclass
 class World:
-    """A planner, its executor, and all that was said between them."""
+    """A planner, its executor, and all plans and events between them."""
 
     limits: Limits
     dice: random.Random = field(default_factory=random.Random)
@@ -95,25 +95,26 @@ class World:
     def check(self, plan: StepPlan) -> None:
         alive = self.executor.sequences.keys() - self.executor.ended.keys()
         refused = {refusal.sequence for refusal in plan.refuse}
-        assert self.planner.sequences.keys() == alive - refused
+        assert self.planner.sequences.by_number.keys() == alive - refused
         states = [
-            {one.number for one in self.planner.of(s)} for s in ("waiting", "prefill", "decode")
+            {one.number for one in self.planner.sequences.of(s)}
+            for s in ("waiting", "prefill", "decode")
         ]
-        assert set.union(*states) == self.planner.sequences.keys()
-        assert sum(map(len, states)) == len(self.planner.sequences)
+        assert set.union(*states) == self.planner.sequences.by_number.keys()
+        assert sum(map(len, states)) == len(self.planner.sequences.by_number)
         preempted = {leave.sequence for leave in plan.preempt}
         assert preempted <= states[0]
         running = {one.number for one in self.executor.running} - self.executor.ended.keys()
         assert running - preempted - refused | {start.sequence for start in plan.start} == (
             states[1] | states[2]
         )
-        assert self.planner.index.nbytes <= self.limits.prompt_cache
+        assert self.planner.entries.index.nbytes <= self.limits.prompt_cache
         waits = plan == StepPlan(plan.number) and not self.executor.other
         self.empty = self.empty + 1 if waits and self.planner.busy else 0
         assert self.empty < 3, "nothing is done, and somebody waits"
 
     def drain(self, most: int = 20_000) -> None:
-        """Until nothing is left to do; what was about to be gone is gone."""
+        """Step until nothing is left to do and all pending removals are done."""
         if self.executor.other:
             self.events += self.executor.weigh(0)
         for _ in range(most):
@@ -124,9 +125,9 @@ class World:
             raise AssertionError(f"still busy after {most} steps")
         assert not self.executor.sequences
         assert len(self.executor.ended) == self.numbers
-        assert len(self.planner.index) == len(self.executor.entries)
+        assert len(self.planner.entries.index) == len(self.executor.entries)
         for entry, stored in self.executor.entries.items():
-            assert self.planner.index.length(entry) == len(stored.kv)
+            assert self.planner.entries.index.length(entry) == len(stored.kv)
 
     def replayed(self) -> list[StepPlan]:
         planner = Planner(self.limits)
@@ -240,7 +241,7 @@ def test_every_course_of_events_ends_well_and_can_be_replayed(start: int) -> Non
 
 
 def numbered(count: int, salt: int = 0) -> list[int]:
-    """Tokens that share no beginning with those of another salt."""
+    """Tokens that share no prefix with those of another salt."""
     return [salt, *((at * at + at) % 91 for at in range(count - 1))]
 
 
@@ -265,7 +266,7 @@ def sources(world: World, number: int) -> list[Source | None]:
     ]
 
 
-def test_a_refused_sequence_leaves_in_the_same_step() -> None:
+def test_a_refused_sequence_ends_in_the_same_step() -> None:
     world = World(limits_of(room=2 * STEP * PER_TOKEN))
     number = world.arrive(numbered(900))
     plan = world.step()
@@ -273,7 +274,7 @@ def test_a_refused_sequence_leaves_in_the_same_step() -> None:
     assert [leave.sequence for leave in plan.leave] == [number]
 
 
-def test_a_file_serves_once() -> None:
+def test_a_file_is_used_once() -> None:
     world = World(limits_of())
     number = world.arrive(numbered(300), on_disk=200)
     world.step()
@@ -283,7 +284,7 @@ def test_a_file_serves_once() -> None:
     assert sources(world, number) == [Source("disk", 0, 200), None]
 
 
-def test_a_sequence_that_found_less_than_planned_is_prefilled_before_it_joins() -> None:
+def test_a_sequence_that_found_less_than_planned_is_prefilled_first() -> None:
     world = World(limits_of(), faults=Faults(short_start=1.0))
     world.arrive(numbered(200), on_disk=199)
     plan = world.step()
@@ -294,19 +295,19 @@ def test_a_sequence_that_found_less_than_planned_is_prefilled_before_it_joins() 
     world.drain()
 
 
-def test_the_padding_of_a_batch_costs_nobody_its_place() -> None:
+def test_padding_in_a_batch_keeps_no_sequence_out() -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(room=8 * unit, prompt_cache=0))
     world.arrive(numbered(600, 1), 600)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.arrive(numbered(20, 2), 100)
-    run_until(world, lambda: len(world.planner.of("decode")) > 1)
-    assert len({one.batch for one in world.planner.of("decode")}) == 2
+    run_until(world, lambda: len(world.planner.sequences.of("decode")) > 1)
+    assert len({one.batch for one in world.planner.sequences.of("decode")}) == 2
     world.drain()
     assert world.planner.preemptions == 0
 
 
-def test_the_end_of_an_entry_is_no_snapshot() -> None:
+def test_the_end_of_an_entry_is_not_a_snapshot() -> None:
     world = World(limits_of(trims=False, cost=CacheCost(PER_TOKEN, 40), max_entries=1))
     prompt = numbered(301)
     run_until_over(world, world.arrive(prompt, 20, ends_at=10))
@@ -314,9 +315,9 @@ def test_the_end_of_an_entry_is_no_snapshot() -> None:
     (entry,) = world.executor.entries.values()
     conversation = list(entry.kv)
     going_on = world.arrive([*conversation, 5, 6, 7], 400)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     assert [source and source.length for source in sources(world, going_on)] == [len(conversation)]
-    world.planner.forget_entries()
+    world.planner.entries.clear()
     other = world.arrive([*conversation, 8, 8, 8], 3)
     run_until_over(world, other)
     known = world.executor.sequences[going_on].snapshots
@@ -324,7 +325,7 @@ def test_the_end_of_an_entry_is_no_snapshot() -> None:
     world.drain()
 
 
-def test_a_short_prompt_waits_the_one_step_until_what_serves_it_is_stored() -> None:
+def test_a_short_prompt_waits_a_step_for_the_entry_that_serves_it() -> None:
     world = World(limits_of())
     first = world.arrive(numbered(30))
     run_until_over(world, first)
@@ -339,16 +340,18 @@ def test_an_image_that_is_being_prefilled_is_not_cut() -> None:
     key = [*tokens[:20], *([-7] * 30), *tokens[50:]]
     image: dict[str, Any] = {"key": key, "spans": ((20, 50),), "alone": True}
     first = world.arrive(tokens, 4000, **image)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.arrive(tokens, **image, fresh=True)
-    run_until(world, lambda: any(20 < one.filled < 50 for one in world.planner.of("prefill")))
+    run_until(
+        world, lambda: any(20 < one.filled < 50 for one in world.planner.sequences.of("prefill"))
+    )
     world.executor.sequences[first].reset()
     world.events.append(Lost(first))
     world.step()
     assert sources(world, first) == [None, Source("sequence", 2, 20)]
 
 
-def test_who_does_not_keep_its_kv_takes_no_entry_away() -> None:
+def test_a_sequence_that_does_not_keep_its_kv_takes_no_entry_away() -> None:
     world = World(limits_of())
     run_until_over(world, world.arrive(numbered(200), 1))
     world.step()
@@ -356,10 +359,10 @@ def test_who_does_not_keep_its_kv_takes_no_entry_away() -> None:
     number = world.arrive([*entry.kv, 1, 2], 1, keep=False)
     world.drain()
     assert sources(world, number) == [Source("entry", 1, len(entry.kv))]
-    assert len(world.planner.index) == 1
+    assert len(world.planner.entries.index) == 1
 
 
-def test_an_entry_that_two_wait_for_is_moved_to_the_last_of_them() -> None:
+def test_an_entry_that_two_sequences_need_is_moved_to_the_last_of_them() -> None:
     world = World(limits_of())
     run_until_over(world, world.arrive(numbered(200), 1))
     world.step()
@@ -371,32 +374,32 @@ def test_an_entry_that_two_wait_for_is_moved_to_the_last_of_them() -> None:
     assert sources(world, second) == [moved]
 
 
-def test_scoring_that_waits_for_memory_gets_its_whole_width_later() -> None:
+def test_scoring_that_lacked_memory_gets_its_whole_width_later() -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(room=20 * unit, prompt_cache=0))
     running = world.arrive(numbered(10, 1), 4000)
-    run_until(world, lambda: bool(world.planner.of("decode")))
+    run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.events += world.executor.weigh(16 * unit)
     scoring = world.arrive(numbered(100, 2), 100, joins=False, scores=True, width=9)
     world.step()
-    assert [one.number for one in world.planner.of("waiting")] == [scoring]
+    assert [one.number for one in world.planner.sequences.of("waiting")] == [scoring]
     world.cancel(running)
     world.events += world.executor.weigh(0)
     world.step()
-    assert [one.width for one in world.planner.of("prefill")] == [9]
+    assert [one.width for one in world.planner.sequences.of("prefill")] == [9]
     world.drain()
 
 
-def test_long_continuations_are_charged_whole() -> None:
+def test_long_continuations_are_charged_in_full() -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(room=8 * unit, prompt_cache=0))
     number = world.arrive(numbered(100), 4000, joins=False, scores=True, width=2)
     assert [refusal.sequence for refusal in world.step().refuse] == [number]
 
 
-def test_short_prompts_of_like_length_are_prefilled_in_one_pass() -> None:
+def test_short_prompts_of_similar_length_share_a_pass() -> None:
     world = World(limits_of(prefill_chunk=512))
-    run_until_over(world, world.arrive(numbered(100, 9)))  # the pace is known now
+    run_until_over(world, world.arrive(numbered(100, 9)))  # the pace is known from here on
     for salt, length in enumerate([20, 25, 30, 35]):
         world.arrive(numbered(length, salt))
     plan = world.step()
@@ -405,8 +408,7 @@ def test_short_prompts_of_like_length_are_prefilled_in_one_pass() -> None:
 
 
 @pytest.mark.parametrize("room", [200, 12])
-def test_a_steady_stream_of_short_prompts_starves_no_long_one(room: int) -> None:
-    """Seconds are the clock's: it starts after twice its own time, or 10 s for want of memory."""
+def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(room: int) -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(slots=3, room=room * unit, prompt_cache=0))
     for salt in range(3):
@@ -416,7 +418,7 @@ def test_a_steady_stream_of_short_prompts_starves_no_long_one(room: int) -> None
     arrived = world.now
     salt = 3
     while long not in world.executor.ended:
-        if len(world.planner.of("waiting")) < 5:
+        if len(world.planner.sequences.of("waiting")) < 5:
             world.arrive(numbered(20 + salt % 9, salt), 100 + 37 * (salt % 5))
             salt += 1
         world.step()

@@ -1,4 +1,4 @@
-"""What the planner promises of memory: found by the simulation, one case each."""
+"""What the planner guarantees about memory: cases that the simulation found."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def arrived(number: int, tokens: list[int]) -> Arrived:
     return Arrived(number, PrefixKey(tokens), tokens, limit=512)
 
 
-def test_an_entry_that_a_sequence_starts_from_goes_in_a_later_step() -> None:
+def test_an_entry_that_a_sequence_starts_from_is_removed_in_a_later_step() -> None:
     stored = list(range(1, 1001))
     planner = Planner(limits(3328 + 500))
-    planner.index.add(7, PrefixKey(stored), 1024)
+    planner.entries.index.add(7, PrefixKey(stored), 1024)
     continued = arrived(1, [*stored[:600], *range(5000, 5100)])
     other = arrived(2, list(range(9000, 9700)))
     plan = planner.plan(0.0, [continued, other])
@@ -52,12 +52,12 @@ def test_an_entry_that_a_sequence_starts_from_goes_in_a_later_step() -> None:
 HYBRID = CacheCost(per_token=1, fixed=2000)
 
 
-def test_snapshots_of_running_sequences_are_charged_for() -> None:
-    """Beside 512 bytes of KV each, snapshots of 2000 bytes are what fills the memory."""
+def test_snapshots_of_running_sequences_are_charged() -> None:
+    """With 512 bytes of KV each, snapshots of 2000 bytes are what fills the memory."""
     planner = Planner(limits(20_000, cost=HYBRID, trims=False))
     plan = planner.plan(0.0, [arrived(number, [number] * 200) for number in range(1, 8)])
-    rows = sum(HYBRID.of(one.charged) for one in planner.admitted)
-    wanted = sum(len(one.places) for one in planner.admitted)
+    rows = sum(HYBRID.of(one.charged) for one in planner.sequences.admitted.values())
+    wanted = sum(len(one.places) for one in planner.sequences.admitted.values())
     assert plan.start
     assert rows + wanted * 2000 <= 20_000
 
@@ -66,7 +66,7 @@ def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
     planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
     tokens = list(range(5000))
     key = PrefixKey(tokens)
-    planner.index.add(7, key, 100_000, places=range(100, 5000, 100))
+    planner.entries.index.add(7, key, 100_000, places=range(100, 5000, 100))
     plan = planner.plan(0.0, [arrived(1, [*tokens, 1, 2, 3])])
     (start,) = plan.start
     assert start.source is not None
@@ -74,7 +74,7 @@ def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
     assert 0 < len(start.snapshots) <= 5
 
 
-def test_bytes_that_will_soon_be_gone_refuse_nobody() -> None:
+def test_bytes_that_will_soon_be_freed_refuse_no_sequence() -> None:
     planner = Planner(limits(2000))
     plan = planner.plan(0.0, [OtherBytes(1000), arrived(1, [1] * 1000)])
     assert (plan.start, plan.refuse) == ((), ())
@@ -82,21 +82,21 @@ def test_bytes_that_will_soon_be_gone_refuse_nobody() -> None:
     assert [start.sequence for start in plan.start] == [1]
 
 
-def test_features_give_way_to_a_sequence() -> None:
+def test_features_are_dropped_for_a_sequence() -> None:
     planner = Planner(limits(2000))
     plan = planner.plan(0.0, [OtherBytes(0, features=1000), arrived(1, [1] * 1000)])
     assert [start.sequence for start in plan.start] == [1]
     assert plan.features == 2000 - 1536
 
 
-def test_passes_shrink_as_the_scores_grow() -> None:
-    """At 4,000 tokens a pass of 512 would need 2 MB for its scores, where 1 MB is left."""
+def test_passes_shrink_as_attention_scores_grow() -> None:
+    """At 4,000 tokens a pass of 512 would need 2 MB for attention scores, where 1 MB is left."""
     passes = PassCost(per_pair=1.0)
     planner = Planner(limits(5000 + (1 << 20), prefill_chunk=512, passes=passes))
     events: list[PlannerEvent] = [PrefillTimed(512, 0.01), arrived(1, [1] * 4000)]
     sizes: list[int] = []
     now = 0.0
-    while not planner.of("decode"):
+    while not planner.sequences.of("decode"):
         plan = planner.plan(now, events)
         events = [Started(start.sequence, 0) for start in plan.start]
         for part in (part for group in plan.prefill for part in group):

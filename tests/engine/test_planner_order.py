@@ -1,4 +1,4 @@
-"""Whose turn it is in prefill: found by the simulation, one case each."""
+"""Which prompt is prefilled next: cases that the simulation found."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from backend.engine.prefix_index import PrefixKey
 LONG, SHORT = 60_000, 100
 
 
-@pytest.mark.parametrize("speed", [200, 4000])  # tokens per second: one, or many, chunks a step
-def test_a_newcomer_does_not_wait_for_the_whole_of_an_aged_prompt(speed: int) -> None:
-    """Both get on: the long prompt with every other pass, or half of each step."""
+# tokens per second, so that a step has one chunk or many
+@pytest.mark.parametrize("speed", [200, 4000])
+def test_a_new_prompt_does_not_wait_for_all_of_an_old_one(speed: int) -> None:
+    """Both progress: the long prompt gets every other pass, or half of each step."""
     planner = Planner(
         Limits(CacheCost(1, 0), 8, 1 << 40, 1 << 30, 0, prefill_chunk=2048, stall_ms=250)
     )
@@ -32,7 +33,7 @@ def test_a_newcomer_does_not_wait_for_the_whole_of_an_aged_prompt(speed: int) ->
     now = 0.0
     filled = {1: 0, 2: 0}
     while 2 in filled and now < LONG / speed:
-        if filled[1] > LONG * 9 / 10 and not filled[2] and len(planner.sequences) == 1:
+        if filled[1] > LONG * 9 / 10 and not filled[2] and len(planner.sequences.by_number) == 1:
             events.append(_arrived(2, SHORT))
             begun, before = now, filled[1]
         plan = planner.plan(now, events)
@@ -65,10 +66,10 @@ class _Crowd:
         self._numbers = 0
         self._events: list[PlannerEvent] = [PrefillTimed(32, 0.16)]
         self.passes = self.ended = self.steps = 0
-        self.idle = 0  # slots that were free in a step though somebody waited
+        self.idle = 0  # slots that were free in a step although a prompt waited
 
     def step(self) -> None:
-        while len(self.planner.of("waiting")) + self._new() < self._waiting:
+        while len(self.planner.sequences.of("waiting")) + self._new() < self._waiting:
             limit = self._limits[self._numbers % len(self._limits)]
             self._numbers += 1
             self._events.append(_arrived(self._numbers, self._length, limit))
@@ -81,8 +82,8 @@ class _Crowd:
             self._events.append(PrefillTimed(32, 0.16))
             self._now += seconds
             self.passes += 1
-        running = self.planner.of("decode")
-        self.idle += self.planner.limits.slots - len(self.planner.admitted)
+        running = self.planner.sequences.of("decode")
+        self.idle += self.planner.limits.slots - len(self.planner.sequences.admitted)
         for one in running:
             self._events.append(Generated(one.number, (1,)))
             if len(one.generated) + 1 >= one.arrived.limit:
@@ -98,7 +99,7 @@ class _Crowd:
 
 @pytest.mark.parametrize("limits", [[16], [4, 9, 14, 19, 24], [1, 30]])
 def test_short_prompts_that_wait_for_slots_share_their_passes(limits: list[int]) -> None:
-    """A slot is left free for as long as that costs less than a pass for one prompt more."""
+    """A slot is left free for as long as that costs less than a separate pass."""
     crowd = _Crowd(8, 8, [2, 4, 6, 8, 10, 12, 14, 16, *limits * 100])
     for _ in range(600):
         crowd.step()
@@ -106,8 +107,8 @@ def test_short_prompts_that_wait_for_slots_share_their_passes(limits: list[int])
     assert crowd.passes < 0.6 * crowd.ended
 
 
-def test_short_prompts_share_a_pass_where_even_one_takes_longer_than_the_pause() -> None:
-    """On a busy machine a pass of 8 tokens, or of 32, holds up the streams for half a second."""
+def test_short_prompts_share_a_pass_even_if_one_alone_exceeds_the_stall_limit() -> None:
+    """On a busy machine a pass of 8 tokens, or of 32, delays the streams for half a second."""
     planner = Planner(Limits(CacheCost(1, 0), 8, 1 << 40, 0, 0, prefill_chunk=2048, stall_ms=250))
     plan = planner.plan(0.0, [PrefillTimed(32, 0.8), _arrived(1, 8)])
     plan = planner.plan(1.0, [Started(1, 0), Prefilled(1, 8), PrefillTimed(8, 0.5), DecodeTimed(9)])
@@ -122,12 +123,12 @@ def test_short_prompts_share_a_pass_where_even_one_takes_longer_than_the_pause()
 )
 def test_otherwise_no_slot_is_left_free(waiting: int, length: int, limits: list[int]) -> None:
     crowd = _Crowd(waiting, length, limits)
-    for _ in range(40):  # they arrive one in a step
+    for _ in range(40):  # one arrives in each step
         crowd.step()
     before = crowd.idle
     for _ in range(600):
         crowd.step()
-    # In the step of an end its slot is still taken, and free from the plan after it.
+    # In the step in which a sequence ends its slot is still taken; the next plan has it.
     assert crowd.idle - before <= (crowd.ended if waiting == 1 else 0)
 
 

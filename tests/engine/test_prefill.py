@@ -19,15 +19,15 @@ def test_a_slow_model_gets_short_steps_while_streams_run() -> None:
     assert pace.tokens(running=False) == 200
 
 
-def test_a_fast_model_gets_the_configured_most() -> None:
+def test_a_fast_model_gets_the_configured_maximum() -> None:
     pace = Pace(512, stall_ms=250)
     for _ in range(20):
         pace.measured(64, 64 * 1e-5)
     assert pace.tokens(running=True) == 512
 
 
-def test_where_even_a_few_tokens_take_long_the_steps_are_as_small_and_still_teach() -> None:
-    """Far into a long prompt, on a CPU: 32 tokens would hold up a stream for 0.8 seconds."""
+def test_if_even_a_few_tokens_take_long_steps_are_small_and_still_measured() -> None:
+    """Far into a long prompt, on a CPU, 32 tokens would delay a stream for 0.8 seconds."""
     pace = Pace(512, stall_ms=250)
     for _ in range(20):
         tokens = pace.tokens(running=True, behind=3600)
@@ -39,7 +39,7 @@ def test_where_even_a_few_tokens_take_long_the_steps_are_as_small_and_still_teac
     assert pace.tokens(running=True, behind=3600) >= 32
 
 
-def test_a_handful_of_tokens_teaches_nothing() -> None:
+def test_a_handful_of_tokens_is_not_measured() -> None:
     pace = Pace(512, stall_ms=250)
     pace.measured(64, 64 * 1e-5)
     pace.measured(1, 0.5)
@@ -47,7 +47,7 @@ def test_a_handful_of_tokens_teaches_nothing() -> None:
 
 
 @given(st.floats(1e-6, 1.0), st.integers(1, 8192), st.booleans())
-def test_a_step_is_never_empty_and_never_above_the_most(
+def test_a_step_is_never_empty_and_never_above_the_maximum(
     seconds: float, most: int, running: bool
 ) -> None:
     pace = Pace(most, stall_ms=250)
@@ -56,7 +56,7 @@ def test_a_step_is_never_empty_and_never_above_the_most(
 
 
 @pytest.mark.parametrize(("level", "slope"), [(1e-4, 1e-8), (1e-4, 0.0), (2e-3, 1e-7)])
-def test_short_and_very_long_prompts_take_turns_within_the_pause(
+def test_short_and_very_long_prompts_take_turns_within_the_stall_limit(
     level: float, slope: float
 ) -> None:
     dice, pace = random.Random(1), Pace(100_000, stall_ms=250)
@@ -74,7 +74,7 @@ def test_short_and_very_long_prompts_take_turns_within_the_pause(
     assert max(taken) < 1.3
 
 
-def test_a_machine_that_slows_down_is_followed_at_any_length() -> None:
+def test_a_slower_machine_is_noticed_at_any_length() -> None:
     pace = Pace(100_000, stall_ms=250)
     for slower in (1, 8):
         for behind in (0, 500, 40_000) * 10:

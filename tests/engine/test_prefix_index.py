@@ -1,4 +1,4 @@
-"""The index against an obvious model of it: compare with every entry, token by token."""
+"""The index against a simple model that compares each entry token by token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.long import TEST_LONG
 
 Tokens = tuple[int, ...]
 
-# Runs of one token whose lengths lie around the borders of blocks: most sequences share much.
+# Runs of one token with lengths around block boundaries, so that most sequences share much.
 RUNS = st.tuples(
     st.sampled_from([-(1 << 31), 0, 1, (1 << 31) - 1]),
     st.sampled_from([1, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1]),
@@ -47,14 +47,14 @@ def whole_blocks(key: PrefixKey) -> list[bytes]:
 
 
 @given(SEQUENCES, SEQUENCES)
-def test_keys_share_what_their_tokens_share(left: Tokens, right: Tokens) -> None:
+def test_keys_share_the_common_prefix_of_their_tokens(left: Tokens, right: Tokens) -> None:
     shared = common(left, right)
     assert PrefixKey(left).shared(PrefixKey(right)) == shared
     assert PrefixKey(right).shared(PrefixKey(left)) == shared
 
 
 @given(SEQUENCES, SEQUENCES)
-def test_keys_are_ordered_as_their_tokens(left: Tokens, right: Tokens) -> None:
+def test_keys_are_ordered_like_their_tokens(left: Tokens, right: Tokens) -> None:
     assert (PrefixKey(left) < PrefixKey(right)) == (left < right)
 
 
@@ -73,7 +73,7 @@ def test_a_key_cut_and_extended_is_the_key_of_its_tokens(
 
 
 @given(SEQUENCES, SEQUENCES, st.data())
-def test_prefixes_of_keys_share_no_more_than_they_hold(
+def test_prefixes_of_keys_share_no_more_than_their_length(
     left: Tokens, right: Tokens, data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(left)))
@@ -88,7 +88,7 @@ def test_a_prefix_copies_nothing() -> None:
     assert prefix.digests is key.digests
 
 
-def test_a_key_does_not_follow_the_array_it_was_made_of() -> None:
+def test_a_key_does_not_change_with_its_source_array() -> None:
     array = np.arange(3, dtype=np.int32)
     key = PrefixKey(array)
     array[0] = 9
@@ -111,7 +111,7 @@ def test_a_token_that_does_not_fit_is_refused_and_never_wrapped(token: int) -> N
 
 @dataclass
 class Stored:
-    """places: where it serves, its end included; None: anywhere."""
+    """places: lengths at which it serves, including its end; None: any length."""
 
     tokens: Tokens
     nbytes: int
@@ -124,7 +124,7 @@ class Stored:
         return max((place for place in self.places if place <= shared), default=0)
 
     def replaces(self, old: Stored) -> bool:
-        """Whether it serves all that an older entry served, or nearly."""
+        """Whether it serves everything that an older entry served, or nearly."""
         shared = common(self.tokens, old.tokens)
         if old.places is None:
             return self.places is None and shared == len(old.tokens)
@@ -141,7 +141,7 @@ class Stored:
 
 
 class Model:
-    """What the index should do. entries: by id, the least recently used first."""
+    """The expected behaviour. entries: by id, the least recently used first."""
 
     def __init__(self, max_bytes: int, max_entries: int) -> None:
         self.max_bytes, self.max_entries = max_bytes, max_entries
@@ -187,7 +187,7 @@ class Model:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Any order of calls. Most keys are cut and extended from earlier ones, as chats are."""
+    """Any order of calls. Most keys are trimmed and extended from earlier ones, as in chats."""
 
     @initialize(
         max_bytes=st.integers(40, 400),
@@ -207,7 +207,7 @@ class IndexMachine(RuleBasedStateMachine):
         return answer
 
     def teardown(self) -> None:
-        """The same calls give the same answers."""
+        """Replaying the same calls gives the same answers."""
         if hasattr(self, "course"):
             index = PrefixIndex(*self.bounds)
             assert [call(index) for call, _ in self.course] == [said for _, said in self.course]
@@ -232,7 +232,7 @@ class IndexMachine(RuleBasedStateMachine):
         tokens, key = self.key(data)
         trimmable = data.draw(st.sampled_from(self.kinds))
         pinned = self.pins(data)
-        # Callers skip what is covered; should one not, all still has to hold.
+        # Callers skip covered entries; the index must stay consistent if one does not.
         if not tokens or (not covered and self.model.covering(tokens, trimmable)):
             return
         places = None
@@ -322,7 +322,7 @@ def index_of(
     return index
 
 
-def test_an_empty_index_misses() -> None:
+def test_an_empty_index_finds_nothing() -> None:
     for tokens in ([], [1], [1, 2]):
         assert PrefixIndex(10).find(PrefixKey(tokens)) == Match(None, 0, 0)
 
@@ -335,7 +335,7 @@ def test_the_last_token_of_a_prompt_is_never_served() -> None:
     assert index.find(PrefixKey([1, 2, 3, 4])) == Match(0, 3, 3)
 
 
-def test_an_entry_serves_its_longest_place_within_what_is_shared() -> None:
+def test_an_entry_serves_its_longest_place_within_the_shared_prefix() -> None:
     index = index_of((range(1, 101), [20, 60]))
     assert index.places(0) == (20, 60, 100)
     for shared, length in ((100, 100), (99, 60), (60, 60), (59, 20), (20, 20), (19, 0)):
@@ -349,13 +349,13 @@ def test_an_entry_with_the_same_places_and_more_replaces_another() -> None:
     assert index.add(8, PrefixKey([*range(201, 301), 1]), 10, places=[90]) == []
 
 
-def test_a_longer_conversation_replaces_its_beginning_unless_that_is_pinned() -> None:
+def test_a_longer_conversation_replaces_its_prefix_unless_that_is_pinned() -> None:
     index = index_of(([1, 2], ANYWHERE), ([1], AT_ITS_END))
     assert index.add(7, PrefixKey([1, 2, 3]), 10, pinned=[0]) == [1]
     assert index.add(8, PrefixKey([1, 2, 3, 4]), 10) == [7, 0]
 
 
-def test_what_was_used_last_is_evicted_last() -> None:
+def test_the_last_used_entry_is_evicted_last() -> None:
     index = index_of(([1], ANYWHERE), ([2], ANYWHERE), max_bytes=20)
     index.find(PrefixKey([2, 2]))
     index.touch(0)
@@ -422,7 +422,7 @@ def test_a_prompt_is_compared_with_a_logarithm_of_the_entries(
     prefix = PrefixKey([1] * (2 * BLOCK))
     index = PrefixIndex(1 << 20)
     for number in range(entries):
-        # Every other one continues the one before it.
+        # Every other key extends the one before it.
         key = prefix.extended([2] * (number // 2) + [3] * (number % 2))
         index.add(number, key, 1, places=None if trimmable else ())
     calls = 0
@@ -438,4 +438,5 @@ def test_a_prompt_is_compared_with_a_logarithm_of_the_entries(
         calls = 0
         match = index.find(prefix.extended([2] * (number // 2) + [4, 4]))
         assert match.length == 2 * BLOCK + number // 2
-        assert 0 < calls <= 2 * (entries.bit_length() + 2)  # whole entries, and where they serve
+        # whole entries, and the lengths at which they serve
+        assert 0 < calls <= 2 * (entries.bit_length() + 2)

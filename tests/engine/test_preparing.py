@@ -1,4 +1,4 @@
-"""Slow work on a prompt keeps no short prompt waiting."""
+"""Slow work on one prompt does not delay short ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ async def finished(engine: Engine, prompt: Prompt) -> Finished:
 
 
 @pytest.mark.parametrize("case", SLOW)
-async def test_a_short_prompt_passes_slow_ones(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_prompt_overtakes_slow_ones(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build, go_on = PromptBuilder.build, threading.Event()
 
     def slow(self: PromptBuilder, prompt: Prompt, *given: Any, **named: Any) -> BuiltPrompt:
@@ -67,7 +69,7 @@ async def test_a_short_prompt_passes_slow_ones(case: str, monkeypatch: pytest.Mo
 
 
 class Uncopied(str):
-    """A text that cannot be written out."""
+    """A text that fails if it is copied."""
 
     __slots__ = ()
 

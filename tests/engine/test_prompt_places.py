@@ -28,7 +28,7 @@ FOLDED = """\
 {{ first if loop.first }}{{ message.content | trim }}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>model\n{% endif -%}"""
-# The tools stand before the last question, as in Mistral's templates, and roles alternate.
+# The tools stand before the last question, as in Mistral's templates, and roles must alternate.
 MOVING = """\
 {%- set last = messages | selectattr('role', 'equalto', 'user') | list | last -%}
 {%- for message in messages -%}
@@ -42,7 +42,7 @@ MOVING = """\
 {{ message.role }}: {{ message.content }}<|im_end|>
 {%- endif -%}
 {%- endfor -%}"""
-# Every answer begins with open reasoning, and none of it stays.
+# Every answer begins with open reasoning, which later prompts drop.
 OPENED = """\
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n
@@ -76,7 +76,7 @@ def _call(path: str) -> list[Message]:
 
 
 def _looked(path: str, thought: str, shown: str) -> list[Message]:
-    """What an agent's step adds."""
+    """The messages that one step of an agent adds."""
     asks = {"role": "assistant", "content": "", "reasoning_content": thought}
     told = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": shown}
     return [{**asks, "tool_calls": _call(path)}, told]
@@ -92,7 +92,7 @@ def _shared(one: list[int], other: list[int]) -> int:
 
 
 def _require_place(built: BuiltPrompt, following: BuiltPrompt) -> None:
-    """One place is within what both share, and near to its end."""
+    """One place must be within the prefix that both share, and near its end."""
     shared = _shared(built.tokens, following.tokens)
     lost = min((shared - at for at in built.places if at <= shared), default=shared)
     assert lost <= MOST_LOST, (shared, built.places)
@@ -116,14 +116,14 @@ def test_the_next_prompt_shares_a_place(name: str, text: list[str], steps: int) 
     _require_place(built, _built(name, [*talk[:-1], {**talk[-1], "content": text[9]}]))
 
 
-def test_reasoning_that_the_next_question_drops_is_behind_a_place() -> None:
+def test_reasoning_that_the_next_question_drops_comes_after_a_place() -> None:
     talk = [{"role": "user", "content": "Fix it."}, *_looked("a.py", "What is in a?", "pass")]
     built = _built("own", talk)
     before = [_builder(None).detokenize(built.tokens[:at]) for at in built.places]
     assert any(text.endswith("Fix it.<|im_end|>\n<|im_start|>assistant\n") for text in before)
 
 
-def test_a_model_that_can_cut_its_caches_needs_no_places() -> None:
+def test_a_model_whose_caches_can_be_trimmed_needs_no_places() -> None:
     talk = ({"role": "user", "content": "Hello"},)
     built = _builder(None, trims=True).build(ChatPrompt(talk))
     assert built.places == ()
@@ -139,7 +139,7 @@ def test_quoted_control_tokens_are_not_counted() -> None:
     _require_place(built, following)
 
 
-def test_an_answer_that_was_begun_has_places() -> None:
+def test_a_begun_answer_has_places() -> None:
     talk = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"})
     builder = _builder(None)
     built = builder.build(ChatPrompt(talk, continues=True))
@@ -147,13 +147,13 @@ def test_an_answer_that_was_begun_has_places() -> None:
     _require_place(built, builder.build(ChatPrompt((talk[0], *ended))))
 
 
-def test_a_template_that_takes_nothing_else_yields_fewer_places() -> None:
+def test_a_template_that_rejects_other_messages_gives_fewer_places() -> None:
     only = "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}<|im_start|>hello"
     built = _builder(only).build(ChatPrompt(({"role": "user", "content": "Hello"},)))
     assert all(at < len(built.tokens) for at in built.places)
 
 
-async def test_places_behind_an_image_count_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_places_after_an_image_count_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     async with seeing() as engine:
         assert engine._served is not None
         prompts = engine._served.prompts
@@ -174,7 +174,7 @@ async def test_places_behind_an_image_count_its_tokens(monkeypatch: pytest.Monke
         assert min(shared - at for at in built.places if at <= shared) <= MOST_LOST
 
 
-def test_control_strings_that_the_tokenizer_reads_otherwise_give_no_places() -> None:
+def test_control_strings_that_the_tokenizer_reads_differently_give_no_places() -> None:
     places = TokenPlaces("<a>x<a>y", [7, 1, 2], {"<a>": 7}, lambda text: [1])
     assert places.of([3, 8]) == ()
 
@@ -197,7 +197,7 @@ def test_a_long_prompt_is_not_tokenised_again() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
-def test_shared_text_is_the_common_beginning(before: str, one: str, other: str) -> None:
+def test_shared_text_is_the_common_prefix(before: str, one: str, other: str) -> None:
     first, second = before + one, before + other
     shared = shared_text(first, second)
     assert first[:shared] == second[:shared]

@@ -1,4 +1,4 @@
-"""The quantised caches against a plain model of them, in batches of every history, and at load."""
+"""Quantised caches against a plain model of them, in batches of every history, and at load."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _random(weight: mx.array, key: mx.array) -> mx.array:
 
 
 def prefilled(model: Any, tokens: list[int], cut: int = 0) -> kv.RowCache:
-    """A row with the tokens in it, computed in two steps where `cut` says so."""
+    """A row with the KV of the tokens, computed in two steps at `cut` if given."""
     row = kv.new_row(model)
     for part in (tokens[:cut], tokens[cut:]):
         if part:
@@ -75,11 +75,11 @@ def prefilled(model: Any, tokens: list[int], cut: int = 0) -> kv.RowCache:
 
 
 def same(left: kv.RowCache, right: kv.RowCache) -> bool:
-    """Whether two rows hold the same keys and values.
+    """Whether two rows hold equal keys and values.
 
     The same sums in another order can differ in their last bit, and where that crosses the border
-    between two steps of the quantisation, a value lands one step away, and a few of those that
-    are computed from it do too. Any other token in its place would move them all by many steps.
+    between two steps of the quantisation, a value ends up one step away, and so do a few values
+    computed from it. Another token would move all of them by many steps.
     """
     pairs = zip(left, right, strict=True)
     return all(
@@ -113,7 +113,7 @@ def test_every_row_gets_the_same_tokens_as_alone(kind: CacheKind, schedules: int
 
 
 def test_eight_bits_are_close_to_none_and_four_less_so() -> None:
-    """A bit halves the error: 4 bits have 17 times the steps of 8 between the same bounds."""
+    """Each bit halves the error: over the same range, a step of 4 bits is 17 times one of 8."""
     tokens = mx.array([[token * 7 % VOCABULARY for token in range(1, 80)]])
     exact = model_of(CacheKind())(tokens)
     errors = []
@@ -142,7 +142,7 @@ def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> No
     assert kv.BatchCache([row, row]).nbytes == 2 * cost.of(39)
 
 
-def test_a_stored_prefix_cut_back_equals_recomputation() -> None:
+def test_a_trimmed_prefix_equals_recomputation() -> None:
     model = model_of(EIGHT)
     tokens = list(range(1, 60))
     batch = kv.BatchCache([prefilled(model, tokens[:30]), prefilled(model, tokens[10:25])])
@@ -161,14 +161,14 @@ def test_a_stored_prefix_cut_back_equals_recomputation() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 17])
-def test_how_a_prompt_is_cut_does_not_matter(cut: int) -> None:
+def test_how_a_prompt_is_divided_does_not_matter(cut: int) -> None:
     model = model_of(EIGHT)
     tokens = list(range(1, 40))
     assert same(prefilled(model, tokens, cut), prefilled(model, tokens))
 
 
 def test_tokens_fed_at_once_see_what_they_see_one_by_one() -> None:
-    """As a verified draft is fed: several tokens to rows that stand in a batch."""
+    """As when drafts are verified: several tokens for rows in a batch."""
     model = model_of(EIGHT)
     rows = [list(range(1, 30)), list(range(40, 52))]
     together = kv.BatchCache([prefilled(model, row) for row in rows])
@@ -181,7 +181,7 @@ def test_tokens_fed_at_once_see_what_they_see_one_by_one() -> None:
         assert same(together.extract(at), single)
 
 
-def test_an_empty_row_joins_and_leaves_as_others_do() -> None:
+def test_an_empty_row_joins_and_leaves_like_others() -> None:
     model = model_of(EIGHT)
     batch = kv.BatchCache([kv.new_row(model), kv.new_row(model), prefilled(model, [1, 2, 3])])
     model(mx.array([[4], [5], [6]]), cache=batch.layers)
@@ -194,15 +194,15 @@ def test_an_empty_row_joins_and_leaves_as_others_do() -> None:
     ("config", "why"),
     [("window", "sliding window"), ("hybrid", "recurrent state"), ("recurrent", "recurrent state")],
 )
-def test_a_model_that_keeps_something_else_is_refused(config: str, why: str) -> None:
+def test_a_model_with_other_state_is_refused(config: str, why: str) -> None:
     model = random_model(config)
     with pytest.raises(InvalidRequest, match=why):
         use_cache_kind(model, EIGHT)
     assert kv.cost(model).fixed or kv.cost(model).windowed, "the model lost its own caches"
 
 
-def test_an_attention_of_another_kind_is_refused_and_leaves_the_model_as_it_was() -> None:
-    """gemma2 caps its attention's logits, with a product of its own."""
+def test_unsupported_attention_is_refused_and_leaves_the_model_unchanged() -> None:
+    """gemma2 caps its attention's logits, in code of its own."""
     changes = {"model_type": "gemma2", "query_pre_attn_scalar": 8}
     model = model_of(CacheKind(), **changes)
     with pytest.raises(InvalidRequest, match="does not go through"):
@@ -227,7 +227,7 @@ def test_attention_sinks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("size", "wish", "chosen"), [(128, 0, 64), (64, 0, 64), (96, 0, 32), (32, 0, 32), (128, 32, 32)]
 )
-def test_the_group_size_suits_the_heads(size: int, wish: int, chosen: int) -> None:
+def test_the_group_size_divides_the_head_size(size: int, wish: int, chosen: int) -> None:
     model = model_of(CacheKind(), head_dim=size)
     try:
         assert use_cache_kind(model, CacheKind(8, wish)) == CacheKind(8, chosen)
@@ -242,7 +242,7 @@ def test_heads_that_do_not_divide_are_refused(size: int, wish: int, why: str) ->
         use_cache_kind(model_of(CacheKind(), head_dim=size), CacheKind(8, wish))
 
 
-def test_a_type_of_the_cache_is_the_type_of_the_model_or_refused() -> None:
+def test_a_cache_dtype_must_be_that_of_the_model() -> None:
     model = model_of(CacheKind())
     assert use_cache_kind(model, CacheKind(dtype="float32")) == CacheKind(dtype="float32")
     with pytest.raises(InvalidRequest, match=r"cannot be bfloat16: .* float32"):
@@ -264,7 +264,7 @@ def test_a_type_of_the_cache_is_the_type_of_the_model_or_refused() -> None:
         ("q8_0", "q8_0", {"kv_bits": 8}, CacheKind(8, 32)),
     ],
 )
-def test_names_and_options_mean_a_kind(
+def test_names_and_options_select_a_kind(
     key: str, value: str, options: dict[str, Any], kind: CacheKind
 ) -> None:
     assert cache_kind(Settings(**options), key, value) == kind
@@ -285,7 +285,7 @@ def test_names_and_options_mean_a_kind(
         ("", "", {"kv_group_size": 32}, "not quantised"),
     ],
 )
-def test_what_mlx_cannot_do_is_refused(
+def test_unsupported_quantisations_are_refused(
     key: str, value: str, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
@@ -302,8 +302,8 @@ async def _answers(engine: Engine, questions: list[str]) -> list[str]:
     return list(await asyncio.gather(*map(answer, questions)))
 
 
-async def test_a_trained_model_answers_alike_whatever_its_cache(tmp_path: Path) -> None:
-    """Through the real engine; a load that fails leaves model and cache as they were."""
+async def test_a_trained_model_answers_the_same_with_every_cache(tmp_path: Path) -> None:
+    """Through the real engine; a load that fails leaves model and cache unchanged."""
     model = str(Path(__file__).parents[1] / "models" / "tiny_text")
     window = write_model(tmp_path / "window", **CONFIGS["window"])
     questions = ["Hello!", "Count to 12.", "What is 3 + 4?", "Count to 30."]
@@ -325,7 +325,7 @@ async def test_a_trained_model_answers_alike_whatever_its_cache(tmp_path: Path) 
         await engine.stop(10)
 
 
-def test_a_load_prepares_the_cache_that_it_was_asked_for() -> None:
+def test_a_load_prepares_the_requested_cache() -> None:
     model = str(Path(__file__).parents[1] / "models" / "tiny_text")
     costs = {}
     for name in ("", "q8_0", "q4_0"):

@@ -1,4 +1,4 @@
-"""What users and tools write is text: it can quote control tokens, and never be them."""
+"""Text of users and tools is only text: it can quote control tokens but never contain them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_prompt_that_quotes_none_has_the_tokens_of_its_text(
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_what_the_application_writes_may_hold_control_tokens(folder: Path) -> None:
+def test_text_of_the_application_may_contain_control_tokens(folder: Path) -> None:
     builder, tokenizer = _builder(folder)
     for role in ("system", "assistant", "developer"):
         prompt = ChatPrompt(({"role": role, "content": ATTACK}, {"role": "user", "content": "a"}))
@@ -111,7 +111,7 @@ def test_any_other_role_and_every_field_of_it_is_text(role: str) -> None:
     assert tokens.count(_control(tokenizer)["<|im_end|>"]) == 1
 
 
-def test_a_text_with_every_mark_is_refused_only_where_one_is_needed() -> None:
+def test_a_text_with_every_mark_is_refused_only_if_one_is_needed() -> None:
     builder, _ = _builder(TINY_TEXT)
     marks = "".join(map(chr, range(0xFDD0, 0xFDF0)))
     assert builder.build(ChatPrompt(({"role": "user", "content": marks},))).tokens
@@ -124,7 +124,7 @@ SPECIAL = ["<s>", "</s>", "<t>"]
 
 
 def _unigram() -> Tokenizer:
-    """T5's kind: its control tokens are pieces as well, and the likeliest of all."""
+    """Like T5: its control tokens are pieces as well, and the likeliest of all."""
     vocabulary = [("<unk>", 0.0), *((text, 0.0) for text in SPECIAL), *((w, -3.0) for w in WORDS)]
     made = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=False))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -133,7 +133,7 @@ def _unigram() -> Tokenizer:
 
 
 def _merged() -> Tokenizer:
-    """Llama 2's kind: BPE over SentencePiece pieces, with merges that make a control token."""
+    """Like Llama 2: BPE over SentencePiece pieces, with merges that make a control token."""
     pieces = ["<unk>", *SPECIAL, *WORDS, "<s", "ab", "<t"]
     made = Tokenizer(
         models.BPE(
@@ -151,7 +151,7 @@ def _merged() -> Tokenizer:
 
 
 def _whole() -> Tokenizer:
-    """Llama 3's kind: a word that is a piece is taken whole, whatever the merges are."""
+    """Like Llama 3: a word that is a piece is taken whole, whatever the merges are."""
     pieces = ["<unk>", *SPECIAL, *WORDS, " ", "ab"]
     return Tokenizer(
         models.BPE(
@@ -200,7 +200,7 @@ def test_every_kind_of_tokenizer_reads_it_as_text(
     assert spoken == marked.replace(quoted.mark, "").replace(" ", "")
 
 
-def test_what_is_literal_is_tokenised_as_the_same_text_is_elsewhere() -> None:
+def test_literal_text_is_tokenised_like_the_same_text_elsewhere() -> None:
     backend = Tokenizer.from_file(str(TINY_TEXT / "tokenizer.json"))
     held = json.loads(backend.to_str())
     held["added_tokens"] = [t for t in held["added_tokens"] if t["content"] == "<|im_start|>"]
@@ -216,7 +216,7 @@ def test_what_is_literal_is_tokenised_as_the_same_text_is_elsewhere() -> None:
     assert tokens == ignorant.encode(f"<|im_start|>{text}", add_special_tokens=False).ids
 
 
-def test_a_tokenizer_without_a_fast_core_refuses_to_guess() -> None:
+def test_a_tokenizer_without_a_fast_core_is_refused() -> None:
     class Slow:
         content, special, lstrip, rstrip = "<s>", True, False, False
 
@@ -241,5 +241,5 @@ def test_a_tokenizer_without_a_fast_core_refuses_to_guess() -> None:
         ("token", False, False),
     ],
 )
-def test_which_added_tokens_control(text: str, special: bool, controls: bool) -> None:
+def test_which_added_tokens_are_control_tokens(text: str, special: bool, controls: bool) -> None:
     assert bool(ControlTokens({7: AddedToken(text, special=special)}).tokens) is controls

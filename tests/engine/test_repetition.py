@@ -1,4 +1,4 @@
-"""The guard ends what repeats, whatever came before it, and nothing else."""
+"""The guard ends repetitive sequences, whatever came before, and no others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def _ends_at(tokens: list[int], limit: int) -> int | None:
 
 
 @given(TOKENS, st.integers(4, 30))
-def test_it_ends_exactly_where_the_last_tokens_repeat_a_stretch(
-    tokens: list[int], limit: int
-) -> None:
+def test_it_ends_when_the_last_tokens_repeat_a_sequence(tokens: list[int], limit: int) -> None:
     def repeats(end: int) -> bool:
         return any(
             all(tokens[at] == tokens[at - size] for at in range(end - limit + 1, end + 1))
@@ -32,11 +30,11 @@ def test_it_ends_exactly_where_the_last_tokens_repeat_a_stretch(
     assert _ends_at(tokens, limit) == expected
 
 
-def test_different_tokens_never_end() -> None:
+def test_different_tokens_never_end_a_sequence() -> None:
     assert _ends_at(list(range(5000)), 8) is None
 
 
-def test_a_sequence_that_repeats_itself_ends_with_stop_and_says_why() -> None:
+def test_a_repetitive_sequence_ends_with_stop_and_reports_why() -> None:
     model = random_model("full")
     free = alone(engine_model(model), [1, 2, 3], 900, ignore_eos=True)
     rounds = Rounds(engine_model(model, repetition_guard=40))

@@ -1,4 +1,4 @@
-"""A row's shift goes wherever its KV goes."""
+"""A row's position shift moves with its KV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _row(shift: int) -> kv.RowCache:
 
 @settings(max_examples=60)
 @given(SHIFTS, SHIFTS, st.data())
-def test_rows_keep_their_shift_through_a_batch(
+def test_rows_keep_their_shift_in_a_batch(
     left: list[int], right: list[int], data: st.DataObject
 ) -> None:
     batch = kv.BatchCache([_row(shift) for shift in left])
@@ -35,7 +35,7 @@ def test_rows_keep_their_shift_through_a_batch(
     assert batch.layers[-1].shifts.tolist() == shifts
 
 
-def test_the_engine_takes_it_for_a_layer_like_any_other() -> None:
+def test_the_engine_treats_it_like_any_layer() -> None:
     row = _row(-7)
     copy = kv.clone(row)
     row[-1].shift = 0

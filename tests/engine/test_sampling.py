@@ -1,4 +1,4 @@
-"""The samplers against their definitions in NumPy, and each row against itself in company."""
+"""The samplers against their definitions in NumPy, and each row alone against itself in a batch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_draws_follow_the_distribution(sampling: Sampling) -> None:
 def _chi(counts: np.ndarray, shares: np.ndarray) -> float:
     """Deviations of the counts from the shares, in standard deviations of chi-square.
 
-    Categories of which fewer than 5 are expected count as one.
+    Categories with fewer than 5 expected draws are merged.
     """
     expected = shares * counts.sum()
     likely = expected >= 5
@@ -109,7 +109,7 @@ def _draws(sampling: Sampling, logits: np.ndarray, count: int, first: int = 0) -
     ids=str,
 )
 def test_draws_from_a_large_vocabulary_follow_the_distribution(sampling: Sampling) -> None:
-    """Of 2,500 tokens in several blocks, 0.9 keeps more than top_p looks at first."""
+    """Of 2,500 tokens in several blocks, 0.9 keeps more than top_p first sorts."""
     logits = np.random.default_rng(6).normal(0, 1, 2500).astype(np.float32)
     keep = kept(logits, sampling)
     assert (keep.sum() > 1024) == (sampling.top_p in (0.9, 1.0) and not sampling.top_k)
@@ -119,10 +119,10 @@ def test_draws_from_a_large_vocabulary_follow_the_distribution(sampling: Samplin
     assert abs(_chi(counts, weights / weights.sum())) < 5
 
 
-def test_draws_do_not_depend_on_each_other() -> None:
-    """Nor those of successive steps, neither of neighbouring seeds: pairs are as likely as can be.
+def test_draws_are_independent() -> None:
+    """Successive steps and neighbouring seeds are independent too: all pairs are equally likely.
 
-    The four tokens are two neighbours in one block, and two of other blocks.
+    The four tokens are two neighbours in one block, and two from other blocks.
     """
     logits = np.full(1000, -np.inf, dtype=np.float32)
     tokens = [300, 301, 700, 10]
@@ -136,7 +136,7 @@ def test_draws_do_not_depend_on_each_other() -> None:
         assert abs(_chi(np.bincount(pairs, minlength=16), even)) < 5
 
 
-def test_what_a_host_may_wait_for_does_not_change_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_device_does_not_change_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.random.default_rng(7).normal(0, 2, (64, 3000)).astype(np.float32)
     logits[::2] *= 0.1
     rows = [Sampling(temperature=1.0, top_p=0.9, seed=at) for at in range(64)]
@@ -181,9 +181,9 @@ MIXED = st.builds(
 def test_a_row_chooses_the_same_tokens_alone_and_in_a_batch(
     rows: list[Sampling], vocabulary: int, spread: float, seed: int
 ) -> None:
-    """Also where its memory was built anew half-way, as it is when others come and go.
+    """Also if the penalties' counts are rebuilt half-way, as when other rows join and leave.
 
-    With a small spread of logits, top_p keeps more of the large vocabulary than its first guess.
+    With a small spread of logits, top_p keeps more of the large vocabulary than it first sorts.
     """
     rng = np.random.default_rng(seed)
     histories = [rng.integers(0, vocabulary, 4).tolist() for _ in rows]
@@ -227,8 +227,8 @@ def test_greedy_takes_the_best_token_whatever_the_filters() -> None:
         assert _sample([sampling], [0]) == [best]
 
 
-def test_the_ends_of_every_range_are_harmless() -> None:
-    """Peers' defect 1: one such value made every later evaluation in the process fail."""
+def test_extreme_values_are_harmless() -> None:
+    """In another server, one such value made every later evaluation in the process fail."""
     best = int(LOGITS.argmax())
     narrow = [
         Sampling(temperature=1.0, top_k=1),
@@ -249,14 +249,14 @@ def test_the_ends_of_every_range_are_harmless() -> None:
     assert all(0 <= token < VOCABULARY for token in _sample(wide, list(range(len(wide)))))
 
 
-def test_tokens_that_are_out_do_not_count_as_likely() -> None:
+def test_excluded_tokens_do_not_count_as_likely() -> None:
     """With a threshold of 0 every token is likely; XTC must leave the last one of top_k's."""
     third = int(np.argsort(-LOGITS)[2])
     sampling = Sampling(temperature=1.0, top_k=3, xtc_probability=1.0, xtc_threshold=0.0)
     assert _sample([sampling] * 20, list(range(20))) == [third] * 20
 
 
-def test_the_end_of_sequence_is_closed_until_it_opens() -> None:
+def test_the_end_of_sequence_is_excluded_until_it_is_allowed() -> None:
     best = int(LOGITS.argmax())
     rows = [Sampling(), Sampling(temperature=1.0, seed=4), Sampling(), Sampling()]
     sampler = BatchSampler(
@@ -271,13 +271,13 @@ def test_the_end_of_sequence_is_closed_until_it_opens() -> None:
         assert (tokens[3] == best) == (step >= 20)
 
 
-def test_ties_at_the_cut_keep_exactly_top_k() -> None:
+def test_ties_at_the_threshold_keep_exactly_top_k() -> None:
     flat = np.zeros((1, VOCABULARY), dtype=np.float32)
     drawn = {_sample([Sampling(temperature=1.0, top_k=4)], [step], flat)[0] for step in range(300)}
     assert len(drawn) == 4
 
 
-def test_a_mask_binds_its_rows_and_no_other() -> None:
+def test_a_mask_applies_only_to_its_rows() -> None:
     rows = [Sampling(), Sampling(), Sampling(temperature=1.0, seed=1)]
     sampler = BatchSampler(rows, [NOTHING] * 3, VOCABULARY, constrained=[1, 2])
     worst = int(LOGITS.argmin())

@@ -1,4 +1,4 @@
-"""Rows come, go and fail, and nobody else notices more than has to be."""
+"""Rows arrive, leave and fail, and other rows are not affected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END = 7
 LONG = [token % 90 + 1 for token in range(400)]
 
 
-def test_cancel_frees_the_slot_in_every_place() -> None:
+def test_cancel_frees_the_slot_in_every_state() -> None:
     rounds = Rounds(engine_model(random_model("full"), slots=2))
     rounds.submit(1, [1, 2, 3], 1000)
     rounds.submit(2, LONG, 1000)
@@ -79,7 +79,7 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
 
 
 class _Broken:
-    """A model that raises when it meets a certain token: a fault that no small model has."""
+    """A model that raises at a certain token, as no small model does."""
 
     def __init__(self, model: Any, poison: int) -> None:
         self._model, self._poison = model, poison
@@ -93,8 +93,8 @@ class _Broken:
         return logits
 
 
-def test_a_row_that_fails_in_prefill_fails_alone_and_poisons_nothing() -> None:
-    """Peers' defect 3: a request that failed half-way spoilt the next one with its prefix."""
+def test_a_row_that_fails_in_prefill_fails_alone_and_is_not_stored() -> None:
+    """In another server, a request that failed half-way damaged the next one through its prefix."""
     whole = engine_model(random_model("full"))
     rounds = Rounds(engine_model(_Broken(random_model("full"), 95)))
     good = list(range(1, 60))
@@ -129,11 +129,11 @@ def test_cancel_all_ends_every_request_and_empties_the_store() -> None:
     rounds.scheduler.cancel_all(Cancelled("over"))
     assert all(isinstance(rounds.received[ticket].error, Cancelled) for ticket in (1, 2, 3))
     assert not rounds.scheduler.busy
-    assert len(rounds.scheduler.planner.index) == 0
+    assert len(rounds.scheduler.planner.entries.index) == 0
     assert rounds.scheduler.executor.entry_bytes == 0
 
 
-def test_a_row_that_can_never_fit_is_refused_and_names_both_sizes() -> None:
+def test_a_row_that_can_never_fit_is_refused_with_both_sizes() -> None:
     rounds = Rounds(engine_model(random_model("full"), memory_limit=MIB // 8))
     rounds.submit(1, LONG, 2000)
     rounds.drain()
@@ -142,7 +142,7 @@ def test_a_row_that_can_never_fit_is_refused_and_names_both_sizes() -> None:
     assert "the limit is 0 MiB" in str(rounds.received[1].error)
 
 
-def test_rows_wait_for_memory_and_stored_prefixes_yield_to_them() -> None:
+def test_rows_wait_for_memory_and_stored_prefixes_are_dropped_for_them() -> None:
     model = engine_model(random_model("full"), prompt_cache_bytes=MIB)
     one_row = model.cost.of(len(LONG) + 100) + model.cost.of(len(LONG))
     rounds = Rounds(engine_model(random_model("full"), memory_limit=one_row + 20_000))
@@ -150,7 +150,7 @@ def test_rows_wait_for_memory_and_stored_prefixes_yield_to_them() -> None:
     rounds.submit(2, LONG, 100)
     rounds.step()
     assert rounds.tickets("waiting") == [2]
-    assert rounds.scheduler.planner.index.nbytes <= 20_000
+    assert rounds.scheduler.planner.entries.index.nbytes <= 20_000
     rounds.drain()
     assert rounds.received[2].finished is not None
 
@@ -197,7 +197,7 @@ def test_ignore_eos_never_samples_an_end_token() -> None:
 
 
 @pytest.mark.parametrize("stop", ["><", "9", "<"])
-def test_a_stop_string_over_token_boundaries_ends_the_row_unseen(stop: str) -> None:
+def test_a_stop_string_over_token_boundaries_ends_the_row_and_is_not_sent(stop: str) -> None:
     model = engine_model(random_model("full"))
     text = alone(model, [1, 2, 3], 30, ignore_eos=True).text
     received = alone(model, [1, 2, 3], 30, ignore_eos=True, stop=(stop,))
@@ -207,7 +207,7 @@ def test_a_stop_string_over_token_boundaries_ends_the_row_unseen(stop: str) -> N
 
 
 def test_a_short_shared_prefix_is_stored_at_its_own_size() -> None:
-    """A trimmed copy of a long conversation must not weigh, or evict, as much as the whole."""
+    """A trimmed copy of a long conversation must not count, or evict, as much as the whole."""
     model = engine_model(random_model("full"))
     rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=400_000))
     long = [7, *LONG, *LONG]
@@ -217,11 +217,11 @@ def test_a_short_shared_prefix_is_stored_at_its_own_size() -> None:
         rounds.submit(ticket, [7, ticket, 3, 4], 2)
         rounds.drain()
     assert rounds.scheduler.executor.entry_bytes < model.cost.of(len(long)) + 12 * model.cost.of(8)
-    assert rounds.scheduler.planner.index.find(PrefixKey([*long, 1])).length >= len(long)
+    assert rounds.scheduler.planner.entries.index.find(PrefixKey([*long, 1])).length >= len(long)
 
 
 class _Speechless:
-    """A decoder that fails on its first token."""
+    """A decoder that raises at its first token."""
 
     def add(self, token: int) -> str:
         raise KeyError(token)
@@ -230,7 +230,7 @@ class _Speechless:
         return ""
 
 
-def test_a_row_whose_text_fails_ends_alone() -> None:
+def test_a_row_whose_text_decoding_fails_ends_alone() -> None:
     whole = engine_model(random_model("full"))
     rounds = Rounds(engine_model(random_model("full")))
     rounds.submit(1, [1, 2, 3], 20)
@@ -243,7 +243,7 @@ def test_a_row_whose_text_fails_ends_alone() -> None:
 
 
 def _thinking(most: int | None) -> ThinkingBudget | None:
-    """A budget of an answer that begins inside reasoning, which the token END closes."""
+    """A budget for an answer that begins inside reasoning, which the token END closes."""
     if most is None:
         return None
     texts = [b"so "] * VOCABULARY
@@ -259,7 +259,7 @@ def _thinking(most: int | None) -> ThinkingBudget | None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_preempted_sequences_are_recomputed_and_get_the_same_tokens(kind: str) -> None:
-    """Memory is short by chance at any time; nobody is killed for it and no token changes."""
+    """Memory runs short at random; no request is ended and no token changes."""
     whole = engine_model(random_model(kind))
     one = whole.cost.of(700)
     preempted = 0
@@ -302,7 +302,7 @@ def test_preempted_sequences_are_recomputed_and_get_the_same_tokens(kind: str) -
 
 
 class _Short:
-    """A model for which memory runs out at chosen calls, as MLX reports it."""
+    """A model for which MLX's allocation fails at chosen calls."""
 
     def __init__(self, model: Any, calls: set[int]) -> None:
         self._model, self._calls, self._call = model, calls, 0
@@ -317,7 +317,7 @@ class _Short:
         return logits
 
 
-def test_a_failed_allocation_sheds_the_prompt_cache_and_loses_no_answer() -> None:
+def test_a_failed_allocation_drops_the_prompt_cache_and_loses_no_answer() -> None:
     model = random_model("full")
     whole = engine_model(model)
     for call in range(4, 24, 3):
@@ -341,7 +341,7 @@ def test_an_allocation_that_fails_again_ends_the_sequence_with_figures() -> None
 
 
 def test_a_first_token_is_delivered_by_the_step_that_ends_the_prefill() -> None:
-    """Not behind the next decode step, which a CPU computes within the call that launches it."""
+    """It does not wait for the next decode step, which a CPU computes while it is launched."""
     rounds = Rounds(engine_model(random_model("full")))
     for ticket in (1, 2):
         rounds.submit(ticket, [ticket, 2, 3], 5, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""What is run for a Score: the question in tokens."""
+"""The tokens that are computed for a Score request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOS = 1
 
 
 def _encode(text: str) -> list[int]:
-    """Runs of a letter are one token each, so a text's last token changes with what follows."""
+    """Each run of a letter is one token, so a text's last token changes with what follows."""
     return [BOS, *(2 + 3 * len(run[0]) + "ab ".index(run[1]) for run in _runs(text))]
 
 
@@ -57,7 +57,7 @@ def test_it_returns_the_tokens_of_each_candidate(
     assert made.longest == max(len(one.tokens) for one in made.continuations)
 
 
-def test_nothing_more_is_tokenised_once_nobody_waits() -> None:
+def test_tokenising_stops_when_the_caller_has_left() -> None:
     asked: list[str] = []
 
     def encode(text: str) -> list[int]:
@@ -68,7 +68,7 @@ def test_nothing_more_is_tokenised_once_nobody_waits() -> None:
     assert asked == ["a", "ab"]
 
 
-def test_a_first_token_after_nothing_has_no_probability() -> None:
+def test_a_first_token_without_context_has_no_probability() -> None:
     request = ScoreRequest("1", "", ("", "a"))
     with pytest.raises(InvalidRequest, match=r"first token of candidates\[1\]"):
         plan(request, lambda text: _encode(text)[1:], 99, lambda: True)
@@ -85,12 +85,14 @@ def test_a_first_token_after_nothing_has_no_probability() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_too_much_is_refused_unread(request_: ScoreRequest, words: str) -> None:
+def test_too_many_candidates_are_refused_before_they_are_tokenised(
+    request_: ScoreRequest, words: str
+) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         require_bounded(request_)
 
 
-def test_what_is_too_long_is_refused_by_name() -> None:
+def test_a_candidate_that_is_too_long_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"candidates\[1\] have 7 tokens, .* holds 6"):
         _plan("ab", "a", "abab", context=6)
     with pytest.raises(InvalidRequest, match=r"candidates have .* tokens together"):

@@ -1,4 +1,4 @@
-"""Scores equal a plain forward pass, and the prefix is read once for all candidates."""
+"""Scores equal a plain forward pass, and the prefix is prefilled once for all candidates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _check(model: Any, plan: ScorePlan, received: Received) -> None:
 
 @pytest.mark.parametrize("batches", [True, False])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_scores_are_those_of_a_plain_pass_and_other_rows_keep_their_tokens(
+def test_scores_equal_a_plain_pass_and_other_rows_keep_their_tokens(
     kind: str, batches: bool
 ) -> None:
     model = random_model(kind)
@@ -68,7 +68,7 @@ def test_scores_are_those_of_a_plain_pass_and_other_rows_keep_their_tokens(
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_prefix_is_read_once_and_a_stable_part_never_again(kind: str) -> None:
+def test_the_prefix_is_prefilled_once_and_its_stable_part_is_cached(kind: str) -> None:
     rounds = Rounds(engine_model(random_model(kind)))
     plan = ScorePlan(PREFIX, PLAN.continuations, stable=70)
     rounds.score(1, plan)
@@ -83,7 +83,9 @@ def test_the_prefix_is_read_once_and_a_stable_part_never_again(kind: str) -> Non
         _check(random_model(kind), scored, rounds.received[ticket])
 
 
-def test_running_rows_get_a_token_in_every_round_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_rows_get_a_token_in_every_round_of_scoring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(prompt_logprobs, "_MOST_LOGITS", 16 * VOCABULARY)
     rounds = Rounds(engine_model(random_model("full")))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
@@ -98,7 +100,7 @@ def test_running_rows_get_a_token_in_every_round_of_it(monkeypatch: pytest.Monke
     _check(random_model("full"), PLAN, rounds.received[2])
 
 
-def test_it_can_be_cancelled_at_any_step_of_it() -> None:
+def test_it_can_be_cancelled_at_any_step() -> None:
     for steps in range(12):
         rounds = Rounds(engine_model(random_model("full")))
         rounds.score(1, PLAN)
@@ -116,7 +118,7 @@ def test_little_memory_makes_it_narrower_and_none_refuses_it() -> None:
     rounds = Rounds(engine_model(model, memory_limit=4 * longest))
     rounds.score(1, PLAN)
     rounds.step()
-    assert [one.width for one in rounds.scheduler.planner.admitted] == [1 + 2]
+    assert [one.width for one in rounds.scheduler.planner.sequences.of("prefill")] == [1 + 2]
     rounds.drain()
     _check(model, PLAN, rounds.received[1])
     rounds = Rounds(engine_model(model, memory_limit=longest))
@@ -126,7 +128,7 @@ def test_little_memory_makes_it_narrower_and_none_refuses_it() -> None:
     assert 4 * longest < MIB
 
 
-def test_who_has_to_give_memory_back_starts_again() -> None:
+def test_a_preempted_score_starts_again() -> None:
     model = random_model("full")
     rounds = Rounds(engine_model(model))
     rounds.submit(2, [1, 2, 3], 200, ignore_eos=True)
@@ -134,7 +136,7 @@ def test_who_has_to_give_memory_back_starts_again() -> None:
         rounds.step()
     rounds.score(1, PLAN)
     rounds.step()
-    while rounds.scheduler.planner.admitted[1].filled < len(PREFIX) - 1:
+    while rounds.scheduler.planner.sequences.admitted[2].filled < len(PREFIX) - 1:
         rounds.step()
     rounds.step()
     limits = rounds.scheduler.planner.limits

@@ -1,4 +1,4 @@
-"""The trial at load: who fails in company or from the store is served in another way, and rightly.
+"""The trial at load: a model that fails in a batch or from stored KV is served another way.
 
 The references are plain forward passes of mlx-lm's models.
 """
@@ -33,7 +33,7 @@ WORDS = range(1, 60)
 
 
 def tried(model: Any, seconds: float = 300.0, **changes: Any) -> tuple[EngineModel, bool]:
-    """A model after its trial, and whether a row alone was right."""
+    """A model after its trial, and whether a lone row was right."""
     loaded: Any = SimpleNamespace(name="it")
     served = engine_model(model, batches=kv.can_batch(kv.new_row(model)), **changes)
     trial = ServingTrial(loaded, plain_pass(model), WORDS, (), seconds)
@@ -41,7 +41,7 @@ def tried(model: Any, seconds: float = 300.0, **changes: Any) -> tuple[EngineMod
 
 
 @pytest.mark.parametrize("model_type", FAIL_IN_COMPANY)
-def test_who_fails_in_a_batch_is_served_one_at_a_time(
+def test_a_model_that_fails_in_a_batch_is_served_one_request_at_a_time(
     model_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -57,14 +57,14 @@ def test_gemma_2_is_right_in_a_batch() -> None:
     assert found.batched
 
 
-def test_who_fails_only_where_no_trial_gets_is_known_by_name() -> None:
+def test_a_model_that_fails_where_no_trial_can_notice_is_listed_by_name() -> None:
     found = compare(tiny_model("minimax_m3_vl"), "minimax_m3_vl")
     assert found.right
     assert not found.batched
 
 
 @pytest.mark.parametrize("kind", ["attention", "window", "gated delta", "state space", "latent"])
-def test_who_is_right_in_company_keeps_all_it_can(kind: str) -> None:
+def test_a_model_that_is_right_in_a_batch_loses_nothing(kind: str) -> None:
     before = engine_model(kv_model(kind))
     served, right = tried(kv_model(kind))
     assert right
@@ -73,7 +73,7 @@ def test_who_is_right_in_company_keeps_all_it_can(kind: str) -> None:
 
 
 class _Around:
-    """A model as it is, but for what a subclass makes of a pass."""
+    """Wraps a model, so that a subclass can change a pass."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -83,7 +83,7 @@ class _Around:
 
 
 class _ForgetsOnReturn(_Around):
-    """A model that leaves out what a cache holds when more than one token comes after it."""
+    """Ignores the KV before a pass of several tokens."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
         if tokens.shape[1] > 1 and isinstance(offset := cache[0].offset, int) and offset:
@@ -91,14 +91,14 @@ class _ForgetsOnReturn(_Around):
         return self._model(tokens, cache=cache)
 
 
-def test_who_does_not_go_on_from_the_store_reads_prompts_whole() -> None:
+def test_a_model_that_fails_with_stored_kv_prefills_whole_prompts() -> None:
     served, right = tried(_ForgetsOnReturn(kv_model("attention")), together=False)
     assert right
     assert served.prompt_cache_bytes == 0
 
 
 class _Repeats(_Around):
-    """A model that sees no token but the last once it decodes."""
+    """Sees only the last token when it decodes."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
         if tokens.shape[1] == 1:
@@ -113,8 +113,7 @@ def test_a_row_that_is_wrong_alone_is_reported() -> None:
 
 
 class _ForgetsAlone(_Around):
-    """A model whose lone row loses each token that it said, as where cache entries are replaced in
-    a copy of their list."""
+    """Loses each generated token of a lone row, as a model does that replaces its caches."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
         logits = self._model(tokens, cache=cache)
@@ -124,13 +123,13 @@ class _ForgetsAlone(_Around):
         return logits
 
 
-def test_a_row_that_loses_its_own_tokens_is_reported() -> None:
+def test_a_row_that_loses_its_generated_tokens_is_reported() -> None:
     _, right = tried(_ForgetsAlone(kv_model("attention")))
     assert not right
 
 
 class _Clock:
-    """Every look at it is a second later than the one before."""
+    """Advances by one second at each call."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -140,7 +139,7 @@ class _Clock:
         return self._now
 
 
-def test_a_trial_whose_time_is_over_judges_what_was_answered(
+def test_a_trial_out_of_time_judges_the_answers_so_far(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(serving_trial, "time", SimpleNamespace(perf_counter=_Clock()))
@@ -176,7 +175,9 @@ async def test_a_checkpoint_that_cannot_be_batched_answers_many_at_once(tmp_path
     assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
 
-async def test_the_trial_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_trial_can_be_turned_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = configuration("gpt_bigcode") | {"vocab_size": 259}
     path = write_model(tmp_path / "bigcode", dtype="float32", **config)
     with caplog.at_level(logging.WARNING):

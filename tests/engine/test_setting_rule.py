@@ -1,4 +1,4 @@
-"""A setting's text becomes a value by its looks, and a value is taken only in its own type."""
+"""A setting's text is converted by its form, and a value is accepted only in the right type."""
 
 import math
 from typing import Any
@@ -32,20 +32,20 @@ from backend.engine.setting_rule import Rule, parse_scalar
         ("١٢", "١٢"),
     ],
 )
-def test_value_is_typed_by_its_looks(text: str, value: object) -> None:
+def test_a_value_s_type_follows_from_its_form(text: str, value: object) -> None:
     result = parse_scalar(text)
     assert result == value
     assert type(result) is type(value)
 
 
 @given(st.text())
-def test_what_is_no_value_stays_as_written(text: str) -> None:
+def test_a_text_that_is_no_value_stays_as_written(text: str) -> None:
     value = parse_scalar(text)
     assert value == text if isinstance(value, str) else math.isfinite(value)
 
 
 @given(st.one_of(st.integers(-(10**30), 10**30), st.booleans(), st.floats(allow_nan=False)))
-def test_printed_values_come_back(value: object) -> None:
+def test_printed_values_are_read_back(value: object) -> None:
     result = parse_scalar(str(value))
     assert result == (value if math.isfinite(value) else str(value))  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ TEXT = Rule(str, "", "")
         (TEXT, "auto", "auto"),
     ],
 )
-def test_a_text_is_read_in_the_type_of_its_setting(rule: Rule, text: str, value: object) -> None:
+def test_a_text_is_read_as_the_type_of_its_setting(rule: Rule, text: str, value: object) -> None:
     read = rule.read(text)
     assert read == value
     assert type(read) is type(value)

@@ -1,4 +1,4 @@
-"""Settings are right at load time, or the load fails with a sentence."""
+"""Settings are validated at load time; a bad one fails the load with a message."""
 
 import subprocess
 import sys
@@ -20,14 +20,14 @@ def test_defaults_satisfy_their_own_rules() -> None:
     assert set(SPECIAL_TOKENS) < set(RULES)
 
 
-def test_docs_hold_the_table_of_settings() -> None:
+def test_the_docs_contain_the_table_of_settings() -> None:
     text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     table = text.partition("<!-- table -->\n")[2].partition("<!-- end of table -->")[0]
     assert table == render_table()
 
 
 @pytest.mark.parametrize("values", [{"paralel": 1}, {"parallel": 0}, {"parallel": "1"}])
-def test_values_from_elsewhere_are_checked_again(values: dict[str, Any]) -> None:
+def test_values_from_other_sources_are_validated_too(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Settings.from_values(values)
 
@@ -41,7 +41,9 @@ def test_values_from_elsewhere_are_checked_again(values: dict[str, Any]) -> None
         ("float32", "half", "float32"),
     ],
 )
-def test_dtype_setting_wins_over_the_field(option: str, field_value: str, expected: str) -> None:
+def test_the_dtype_setting_wins_over_the_field(
+    option: str, field_value: str, expected: str
+) -> None:
     assert weight_dtype(Settings(dtype=option), field_value) == expected
 
 
@@ -50,6 +52,6 @@ def test_unknown_dtype_field_is_refused() -> None:
         weight_dtype(Settings(), "fp8")
 
 
-def test_settings_need_no_mlx() -> None:
+def test_settings_do_not_need_mlx() -> None:
     code = "import sys, backend.rpc.load_options; sys.exit('mlx' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Prompts that begin alike and arrive together are read once, and nobody says anything else."""
+"""A prefix shared by prompts that arrive together is prefilled once, and no answer changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRAWN = [Sampling(temperature=1.0, seed=seed) for seed in range(8)]
 
 @pytest.mark.parametrize("slots", [8, 3])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_eight_equal_prompts_are_read_once(kind: str, slots: int) -> None:
+def test_eight_equal_prompts_are_prefilled_once(kind: str, slots: int) -> None:
     engine = engine_model(random_model(kind), slots=slots)
     rounds = Rounds(engine)
     for ticket, sampling in enumerate(DRAWN):
@@ -31,7 +31,7 @@ def test_eight_equal_prompts_are_read_once(kind: str, slots: int) -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_what_prompts_begin_with_is_read_once(kind: str) -> None:
+def test_a_common_prefix_is_prefilled_once(kind: str) -> None:
     engine = engine_model(random_model(kind), slots=8)
     rounds = Rounds(engine)
     prompts = [[*PROMPT[:200], ticket + 1, *PROMPT[ticket : ticket + 40]] for ticket in range(6)]
@@ -43,13 +43,13 @@ def test_what_prompts_begin_with_is_read_once(kind: str) -> None:
         assert rounds.received[ticket].text == alone(engine, prompt, 5, ignore_eos=True).text
 
 
-def test_one_who_comes_while_the_other_is_read_starts_from_what_is_read() -> None:
+def test_a_prompt_starts_from_a_sequence_that_is_being_prefilled() -> None:
     engine = engine_model(random_model("full"))
     rounds = Rounds(engine)
     rounds.submit(1, [9], 400, ignore_eos=True)
     rounds.step()
     rounds.submit(2, PROMPT, 5, ignore_eos=True)
-    while not any(one.filled > 100 for one in rounds.scheduler.planner.of("prefill")):
+    while not any(one.filled > 100 for one in rounds.scheduler.planner.sequences.of("prefill")):
         rounds.step()
     rounds.submit(3, [*PROMPT[:90], 7, 7, 7], 5, ignore_eos=True)
     rounds.step()
@@ -62,7 +62,7 @@ def test_one_who_comes_while_the_other_is_read_starts_from_what_is_read() -> Non
         assert received.finished.usage.cached_tokens == reused
 
 
-def test_who_waits_for_another_goes_alone_when_that_one_leaves() -> None:
+def test_a_prompt_whose_source_is_cancelled_is_prefilled_itself() -> None:
     rounds = Rounds(engine_model(random_model("full")))
     for ticket in (1, 2, 3):
         rounds.submit(ticket, PROMPT, 5, ignore_eos=True)
@@ -77,7 +77,7 @@ def test_who_waits_for_another_goes_alone_when_that_one_leaves() -> None:
     assert rounds.received[3].finished
 
 
-def test_who_waits_for_another_keeps_its_slot_and_holds_nobody_up() -> None:
+def test_a_prompt_that_waits_for_another_keeps_its_place_and_blocks_nobody() -> None:
     rounds = Rounds(engine_model(random_model("full"), slots=3))
     rounds.submit(1, PROMPT, 400, ignore_eos=True)
     rounds.submit(2, PROMPT, 400, ignore_eos=True)
@@ -94,7 +94,7 @@ def test_who_waits_for_another_keeps_its_slot_and_holds_nobody_up() -> None:
     assert sorted(rounds.admitted) == [1, 2, 3]
 
 
-def test_without_a_prefix_cache_nobody_waits() -> None:
+def test_without_a_prefix_cache_no_prompt_waits_for_another() -> None:
     rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=0))
     for ticket in (1, 2):
         rounds.submit(ticket, PROMPT, 5, ignore_eos=True)

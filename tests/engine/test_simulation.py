@@ -18,7 +18,7 @@ SETUPS = setups()
 
 
 def tight(setup: Setup, tokens: int) -> Setup:
-    """The same with memory for so many tokens of KV, and twice the load."""
+    """The same with memory for that many tokens of KV, and twice the load."""
     kv = setup.model.cost.of(tokens)
     memory = (setup.model.weights + kv) / setup.machine.usable
     return replace(
@@ -28,7 +28,7 @@ def tight(setup: Setup, tokens: int) -> Setup:
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda one: one.model.name)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_request_ends_and_every_plan_holds(setup: Setup, policy: str) -> None:
+def test_every_request_ends_and_every_plan_is_valid(setup: Setup, policy: str) -> None:
     made = replay(setup, policy, requests=150)
     assert sum(made.ends.values()) == 150
     assert made.ends["refused"] == 0
@@ -38,7 +38,7 @@ def test_every_request_ends_and_every_plan_holds(setup: Setup, policy: str) -> N
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda one: one.model.name)
 @pytest.mark.parametrize("seed", range(3))
-def test_with_little_memory_nobody_waits_for_ever(setup: Setup, seed: int) -> None:
+def test_with_little_memory_no_request_waits_for_ever(setup: Setup, seed: int) -> None:
     made = replay(tight(setup, 24_000), "planner", requests=80, seed=seed)
     assert sum(made.ends.values()) == 80
     assert made.ends["answered"] > 20
@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 
 
 class Careless(Present):
-    """Changes one thing about the plans."""
+    """Changes the plans in one way."""
 
     change = ""
 
@@ -72,7 +72,7 @@ class Careless(Present):
 
 
 @pytest.mark.parametrize("change", ["prefill", "evict", "start", "decode"])
-def test_a_broken_plan_is_found(change: str) -> None:
+def test_an_invalid_plan_is_found(change: str) -> None:
     setup = SETUPS[0]
     policy = Careless(setup.limits)
     policy.change = change

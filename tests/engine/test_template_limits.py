@@ -1,4 +1,4 @@
-"""A bounded template writes what an unbounded one writes, or says that it is too costly."""
+"""A bounded template renders what an unbounded one does, or reports that it is too costly."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_what_is_cheap_is_written_as_ever(template: str) -> None:
+def test_cheap_templates_render_as_usual(template: str) -> None:
     given: dict[str, Any] = {"messages": MESSAGES, "add_generation_prompt": True}
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     bounded = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -81,14 +81,14 @@ def test_what_is_cheap_is_written_as_ever(template: str) -> None:
 
 
 @pytest.mark.parametrize("case", COSTLY)
-def test_what_is_costly_is_stopped(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costly_templates_are_stopped(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "SECONDS", 0.3)
     template = BoundedEnvironment().from_string(COSTLY[case])
     with pytest.raises(CostlyTemplate):
         template.render()
 
 
-def test_a_filter_that_is_added_later_is_bounded_too() -> None:
+def test_a_filter_that_is_added_later_is_limited_too() -> None:
     environment = BoundedEnvironment()
     environment.filters["doubled"] = lambda text: text * 2
     template = environment.from_string("{% for a in x %}{{ a | doubled }}{% endfor %}")

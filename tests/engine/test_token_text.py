@@ -1,4 +1,4 @@
-"""Token ids to text: whole characters, nothing lost, nothing that stalls a host."""
+"""Token ids to text: whole characters, nothing lost, nothing that a host stumbles over."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _read(stream: TextStream, tokens: list[int]) -> list[str]:
 
 
 @given(st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"])))
-def test_every_text_comes_back_and_no_piece_splits_a_character(text: str) -> None:
+def test_every_text_is_restored_and_no_piece_splits_a_character(text: str) -> None:
     tokens = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
     pieces = _read(STREAMS(False), tokens)
     assert "".join(pieces) == text
@@ -60,13 +60,13 @@ def test_every_text_comes_back_and_no_piece_splits_a_character(text: str) -> Non
 
 
 @given(st.lists(st.integers(0, 257)))
-def test_any_tokens_at_all_give_text_that_a_host_can_show(tokens: list[int]) -> None:
+def test_any_tokens_give_text_that_a_host_can_show(tokens: list[int]) -> None:
     text = "".join(_read(STREAMS(False), tokens))
     assert "\ufffd" not in text
     assert text.encode().decode() == text
 
 
-def test_a_space_at_the_start_and_a_lone_space_arrive_at_once() -> None:
+def test_a_space_at_the_start_and_a_lone_space_are_sent_at_once() -> None:
     tokens = BYTE_LEVEL.encode(" a  b", add_special_tokens=False).ids
     assert _read(STREAMS(False), tokens) == [" ", "a", " ", " ", "b", ""]
 
@@ -76,13 +76,13 @@ def test_the_text_of_added_tokens_is_literal() -> None:
     assert _read(STREAMS(False), ids) == ["<think>", "<é>", ""]
 
 
-def test_an_unfinished_character_is_dropped_and_the_next_one_is_whole() -> None:
+def test_an_unfinished_character_is_dropped_and_the_next_one_is_complete() -> None:
     alphabet = {value: piece for piece, value in byte_level_alphabet().items()}
     ids = [VOCABULARY[alphabet[value]] for value in b"\xf0\x9f\x98A\xe4"]
     assert "".join(_read(STREAMS(False), ids)) == "A"
 
 
-def test_sentencepiece_bytes_join_and_the_first_space_goes() -> None:
+def test_sentencepiece_bytes_are_joined_and_the_first_space_is_dropped() -> None:
     stream = TokenTexts(_Wrapped(_sentencepiece())).stream(False)
     cjk = [4 + value for value in "好".encode()]
     assert _read(stream, [1, 2, *cjk, 3]) == ["Hi", " there", "", "", "好", " ", ""]
@@ -93,7 +93,7 @@ def test_the_continuation_of_a_prompt_keeps_its_first_space() -> None:
     assert _read(stream, [1, 2]) == [" Hi", " there", ""]
 
 
-def test_ids_beyond_the_vocabulary_are_no_text() -> None:
+def test_ids_beyond_the_vocabulary_have_no_text() -> None:
     assert STREAMS(False).add(10_000) == ""
 
 

@@ -1,4 +1,4 @@
-"""What templates show of tools, and prompts for those that show none."""
+"""What templates render of tools, and prompts for templates that render none."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _text(builder: PromptBuilder, *messages: dict[str, Any], tools: Any = None) 
         ("{{ raise_exception('never') }}", None),
     ],
 )
-def test_what_a_template_shows(template: str, support: ToolSupport | None) -> None:
+def test_what_a_template_renders_of_tools(template: str, support: ToolSupport | None) -> None:
     assert learn(_builder(template).sample) == support
 
 
@@ -109,7 +109,7 @@ def test_what_a_template_shows(template: str, support: ToolSupport | None) -> No
         (OWN, "hermes", "", "hermes", False),
     ],
 )
-def test_tools_are_told_in_words_where_nothing_else_shows_them(
+def test_tools_are_described_in_text_if_nothing_else_renders_them(
     template: str, format_name: str, parser: str, answers: str, told: bool, reasoning: str
 ) -> None:
     builder = _builder(template)
@@ -127,7 +127,7 @@ def _telling(template: str) -> PromptBuilder:
     return builder
 
 
-def test_a_history_that_would_be_dropped_is_told_without_tools_too() -> None:
+def test_calls_in_the_history_are_described_without_tools_too() -> None:
     told = _text(_telling(BARE), *HISTORY)
     assert '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>' in told
     assert "<tool_response>\n-3°<|im_end|>\n</tool_response>" in told
@@ -140,7 +140,7 @@ def test_a_history_that_would_be_dropped_is_told_without_tools_too() -> None:
 def test_a_result_cannot_write_control_tokens() -> None:
     end = _tokenizer().convert_tokens_to_ids("<|im_end|>")
     tokens = _telling(BARE).build(ChatPrompt(HISTORY, (TOOL,))).tokens
-    assert tokens.count(end) == 4  # of the system, the user, the assistant, the results
+    assert tokens.count(end) == 4  # in the system message, the question, the answer, the results
 
 
 def test_a_template_without_a_system_gets_the_tools_before_the_question() -> None:
@@ -153,7 +153,7 @@ def test_a_template_without_a_system_gets_the_tools_before_the_question() -> Non
     assert rest.count("<tool_response>") == 2
 
 
-def test_an_answer_that_was_begun_stays_at_the_end() -> None:
+def test_a_begun_answer_stays_at_the_end() -> None:
     begun = {"role": "assistant", "content": "It is"}
     built = _telling(BARE).build(ChatPrompt((*HISTORY, begun), (TOOL,), continues=True))
     text = _tokenizer().decode(built.tokens)
@@ -174,5 +174,5 @@ def test_an_answer_that_was_begun_stays_at_the_end() -> None:
         ),
     ],
 )
-def test_the_words_of_a_template_for_reasoning(template: str, words: set[str]) -> None:
+def test_argument_names_of_a_template_for_reasoning(template: str, words: set[str]) -> None:
     assert PromptBuilder(_Renders(template), 4096, 512).known_words() == words

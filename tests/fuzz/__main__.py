@@ -1,6 +1,6 @@
-"""`make fuzz`: 100,000 inputs for every target. FUZZ="--runs 1000 gbnf chat" picks.
+"""`make fuzz`: 100,000 inputs for every target. FUZZ="--runs 1000 gbnf chat" chooses others.
 
-What fails is left in build/fuzz/TARGET: put it into tests/fuzz/corpus/TARGET, and it is a test.
+A failing input is left in build/fuzz/TARGET: copied to tests/fuzz/corpus/TARGET, it becomes a test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         command = [sys.executable, "-m", "tests.fuzz.guided", name, str(asked.runs), folder]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environ)
         lines = done.stderr.splitlines()
-        print(f"{name}: {lines[-1] if lines else 'nothing was said'}", flush=True)
+        print(f"{name}: {lines[-1] if lines else 'no output'}", flush=True)
         if done.returncode:
             print("\n".join(lines[-60:]), flush=True)
             failed.append(name)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _install() -> None:
-    """Put atheris where only the fuzzed processes find it."""
+    """Install atheris where only the fuzzed processes find it."""
     if not (SITE / "atheris").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes"]
         subprocess.run([*pip, "--target", str(SITE), "-r", str(LOCK)], check=True)

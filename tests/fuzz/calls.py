@@ -1,4 +1,4 @@
-"""Every RPC from the bytes of its request to those of its reply, on an engine without a model."""
+"""Every RPC from request bytes to reply bytes, on an engine without a model."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
 
 class Refused(Exception):
-    """The call was ended with a status."""
+    """The call ended with a status."""
 
 
 class _Context:
-    """What a servicer uses of a call's context."""
+    """The parts of a call's context that the servicer uses."""
 
     def __init__(self, written: Callable[[Any], bytes]) -> None:
         self._written = written
 
     async def send_initial_metadata(self, metadata: Any) -> None:
-        """Nobody reads it."""
+        """Do nothing."""
 
     async def abort(self, code: grpc.StatusCode, sentence: str, trailers: Any = ()) -> None:
         assert code is not grpc.StatusCode.INTERNAL, sentence
@@ -58,7 +58,7 @@ class _Context:
 
 
 class _Engine(FakeEngine):
-    """Reads what there is to read, and answers with numbers that mean nothing."""
+    """Reads what there is to read, and answers with meaningless numbers."""
 
     def __init__(self, shape_of: Callable[[Piece], tuple[int, ...]]) -> None:
         super().__init__(FACTS)
@@ -82,7 +82,7 @@ class _Engine(FakeEngine):
 
 
 class _Methods:
-    """Takes the place of a server, and keeps what the service registers."""
+    """Takes the place of a server, and keeps the methods that the service registers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Any] = {}

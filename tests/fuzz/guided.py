@@ -1,6 +1,6 @@
 """`python -m tests.fuzz.guided TARGET RUNS FOLDER`: fuzzes one target, guided by its coverage.
 
-FOLDER takes what is found: inputs that reach new code in `corpus`, and the one that fails.
+FOLDER gets the inputs found: those that reach new code, in `corpus`, and the one that fails.
 """
 
 from __future__ import annotations

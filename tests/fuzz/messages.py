@@ -1,7 +1,7 @@
-"""Messages of the wire from any bytes: what a fuzzer changes stays a message that can be read.
+"""Protocol messages from any bytes, so that what a fuzzer changes remains a valid message.
 
 Each part between two bytes 0xff sets a field: its first byte chooses which, the rest is the value.
-Parts of a message within are between bytes 0xfe, then 0xfd.
+Parts of a nested message are between bytes 0xfe, then 0xfd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 
 def fill(message: Message, given: bytes, depth: int = 0) -> None:
-    """Set fields of the message as the bytes say."""
+    """Set the message's fields from the bytes."""
     fields: Any = message.DESCRIPTOR.fields
     for part in given.split(bytes([0xFF - depth])):
         if part and fields:

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes any bytes, and may raise only what its callers expect."""
+"""The fuzzing targets: each takes any bytes, and may raise only what its callers expect."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def schema(given: bytes) -> None:
 
 
 def lark(given: bytes) -> None:
-    """Each byte that is no ASCII stands for a piece of a grammar."""
+    """Each non-ASCII byte is replaced by a piece of a grammar."""
     text = "".join(
         chr(byte) if byte < 128 else _LARK_PIECES[byte % len(_LARK_PIECES)] for byte in given
     )
@@ -90,7 +90,7 @@ def lark(given: bytes) -> None:
 
 
 def chat(given: bytes) -> None:
-    """Any split of an answer says the same as the whole. Three bytes choose how it is read."""
+    """Any split of an answer gives the same as the whole. Three bytes choose how it is parsed."""
     if len(given) < 3:
         return
     format_ = ChatFormat.named(sorted(TOOLS)[given[0] % len(TOOLS)])
@@ -178,7 +178,7 @@ def _text(given: bytes) -> str:
 
 
 def _said(message: ChatMessage) -> tuple[object, ...]:
-    """The answer without the names of its calls, which are drawn."""
+    """The answer without the random ids of its calls."""
     calls = [(call.name, call.arguments) for call in message.tool_calls]
     return message.content, message.reasoning_content, calls
 

@@ -1,4 +1,4 @@
-"""What fuzzing has found, and a few inputs more, for every target of `make fuzz`."""
+"""Inputs that fuzzing has found, and a few more, for every target of `make fuzz`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short ways to ask a gateway for chats and completions."""
+"""Short ways to send a gateway chats and completions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ COUNTING = "Count to 20."
 
 
 def said(text: str) -> list[dict[str, Any]]:
-    """A conversation of one message."""
+    """Messages with one user message."""
     return [{"role": "user", "content": text}]
 
 
 def body_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """A greedy chat request."""
+    """The body of a greedy chat request."""
     return {"model": "tiny", "messages": said(ADDITION), "temperature": 0, **fields}
 
 
 def chat(gateway: GatewayProcess, **fields: Any) -> dict[str, Any]:
-    """The chat.completion."""
+    """The chat.completion object."""
     answer = gateway.client.post("/v1/chat/completions", json=body_of(fields))
     assert answer.status_code == 200, "\n".join([answer.text, *gateway.log[-40:]])
     whole: dict[str, Any] = answer.json()
@@ -59,7 +59,7 @@ def refusal(gateway: GatewayProcess, path: str = "/v1/chat/completions", **field
 
 
 def complete(gateway: GatewayProcess, **fields: Any) -> dict[str, Any]:
-    """The text_completion."""
+    """The text_completion object."""
     body = {"model": "tiny", "temperature": 0, **fields}
     answer = gateway.client.post("/v1/completions", json=body)
     assert answer.status_code == 200, "\n".join([answer.text, *gateway.log[-40:]])
@@ -68,7 +68,7 @@ def complete(gateway: GatewayProcess, **fields: Any) -> dict[str, Any]:
 
 
 def chunks(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The chunks of a stream that ends well."""
+    """The chunks of a stream that ends without an error."""
     with gateway.client.stream("POST", path, json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -83,7 +83,7 @@ def chat_chunks(gateway: GatewayProcess, **fields: Any) -> list[dict[str, Any]]:
 
 
 def joined(told: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
-    """One choice of a stream put together, as a client does it."""
+    """One choice of a stream, joined as a client does it."""
     whole: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": [], "finish": []}
     for choice in (c for chunk in told for c in chunk["choices"] if c["index"] == index):
         delta = choice["delta"]

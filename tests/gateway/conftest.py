@@ -1,4 +1,4 @@
-"""One gateway with the small trained model, for the tests that leave it as they found it."""
+"""One gateway with the small trained model, for tests that leave it unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gateway() -> Iterator[GatewayProcess]:
 
 @pytest.fixture(scope="package")
 def strict_gateway() -> Iterator[GatewayProcess]:
-    """One with --strict."""
+    """A gateway with --strict."""
     process = GatewayProcess({"tiny": tiny()}, "--strict")
     yield process
     process.close()

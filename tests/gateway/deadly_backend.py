@@ -1,4 +1,4 @@
-"""`python -m backend` that a prompt with the word "deadly" kills while it is being tokenised."""
+"""`python -m backend` that exits while it tokenises a prompt with the word "deadly"."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def _setting(row: Field[Any]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Each table by the name that stands around it in docs/models.md."""
+    """Each table by the name in the comments around it in docs/models.md."""
     schema = ModelConfig.model_json_schema()
     keys = [
         f"| `{key}` | {_value(field)} | {_default(field)} | {field['description']} |"

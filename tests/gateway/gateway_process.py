@@ -1,4 +1,4 @@
-"""The gateway as a person has it: a process of its own, a models folder, spoken to over HTTP."""
+"""The gateway as a user runs it: its own process and models folder, called over HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiny(**settings: Any) -> dict[str, Any]:
 
 
 def roomy(**settings: Any) -> dict[str, Any]:
-    """The same with a context that no answer fills while a test runs, however fast it is."""
+    """The same with a context so long that no answer fills it while a test runs."""
     return tiny(context_size=200_000, **settings)
 
 
@@ -91,7 +91,7 @@ class GatewayProcess:
         self._bound.set()
 
     def line_with(self, *words: str) -> str:
-        """The first line of the log that holds all the words; it may come after the answer."""
+        """The first line of the log that has all the words; waits for it if necessary."""
 
         def found() -> str | None:
             return next((line for line in self.log if all(word in line for word in words)), None)
@@ -114,7 +114,7 @@ class GatewayProcess:
             return False
 
     def backends(self) -> list[psutil.Process]:
-        """The processes of our own backend that run now."""
+        """The processes of our own backend that are running."""
         return [process for process in self.processes() if "backend" in process.cmdline()]
 
     def terminate(self) -> int:
@@ -125,7 +125,7 @@ class GatewayProcess:
         return code
 
     def close(self) -> None:
-        """End it, and see that it exits with 0 and leaves no process behind."""
+        """Stop it, and check that it exits with 0 and leaves no process behind."""
         self.client.close()
         try:
             code = self.terminate()

@@ -29,7 +29,7 @@ def answers(draw: st.DrawFn) -> list[Event]:
         Piece(content=text, logprobs=(_ENTRY,)) for text in draw(st.lists(_TEXT, max_size=3))
     ]
     if draw(st.booleans()):
-        # Backends may send the end of one thing and the beginning of the next together.
+        # Backends may send the end of one part and the beginning of the next in one Reply.
         events.append(Piece(content=draw(_TEXT), reasoning=draw(_TEXT)))
     for index in range(draw(st.integers(0, 3))):
         events += _call(index, draw(st.sampled_from([["{}"], ['{"a"', ":1", "}"], ['{"b": "c"}']])))

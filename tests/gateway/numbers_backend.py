@@ -1,7 +1,7 @@
-"""A backend of another make: it answers Embedding and Rerank with numbers that a test can foretell.
+"""A different backend: it answers Embedding and Rerank with numbers that a test can predict.
 
 The gateway is a host like any other, so it must serve models that our own backend does not; and a
-call that is held open, or a status that ours never sends, is easiest had from a script.
+call that blocks, or a status that our backend never sends, is easiest to script.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
         )
 
     def _hold(self, context: Context) -> None:
-        if not context.add_callback(self._ended):  # it has ended already
+        if not context.add_callback(self._ended):  # the call has ended already
             self._ended()
         self.held.release()
         self.release.wait(WAIT)

@@ -1,4 +1,4 @@
-"""Requests outside a gateway, for tests of what is noted of them."""
+"""Requests without a gateway, for tests of what is recorded about them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gateway.exchange import Exchange
 
 
 def begun(*, strict: bool = False) -> Exchange:
-    """A fresh request, made the running one."""
+    """A new request, set as the current one."""
     running = Exchange("req_test", "POST", "/", strict=strict)
     exchange.begin(running)
     return running

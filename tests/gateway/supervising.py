@@ -28,7 +28,7 @@ def write(folder: Path, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def script(folder: Path, text: str) -> str:
-    """A backend command that does what a real one cannot be made to do."""
+    """A backend command with a behaviour that a real backend cannot be made to show."""
     path = folder / "run.sh"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -39,7 +39,7 @@ def script(folder: Path, text: str) -> str:
 async def supervising(
     folder: Path, models: Mapping[str, Mapping[str, Any]], **settings: Any
 ) -> AsyncIterator[Supervisor]:
-    """A started supervisor; at its end no process of its is left."""
+    """A started supervisor, which leaves no process at its end."""
     before = children()
     for name, file in models.items():
         write(folder, name, file)
@@ -55,7 +55,7 @@ async def supervising(
 
 
 def children() -> list[psutil.Process]:
-    """Every process below the test's."""
+    """Every process below the test's process."""
     return psutil.Process().children(recursive=True)
 
 
@@ -64,7 +64,7 @@ def is_warden(process: psutil.Process) -> bool:
 
 
 def warden() -> psutil.Process:
-    """The process of the only supervisor, which has started one."""
+    """The warden of the only supervisor."""
     (found,) = (child for child in psutil.Process().children() if is_warden(child))
     return found
 
@@ -87,7 +87,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Look again and again, until it is so; a minute is longer than anything takes."""
+    """Poll until it is true, for at most a minute."""
     async with asyncio.timeout(WAIT):
         while not holds():  # noqa: ASYNC110 - what is looked at tells nobody
             await asyncio.sleep(0.02)
@@ -113,13 +113,13 @@ async def answer(stub: Stub, identity: str, question: str = "What is 2+2?") -> s
 
 
 async def ask(supervisor: Supervisor, name: str, **choice: str) -> str:
-    """One request as a route makes it."""
+    """One request as a route sends it."""
     async with supervisor.lease(name, **choice) as lease:
         return await answer(lease.stub, lease.identity)
 
 
 async def refusal(supervisor: Supervisor, name: str, **choice: str) -> ApiError:
-    """What a request is told that must not be served."""
+    """The error of a request that must be refused."""
     with pytest.raises(ApiError) as told:
         await ask(supervisor, name, **choice)
     return told.value

@@ -1,4 +1,4 @@
-"""A request that is there when backends die is not tried for ever."""
+"""A request during which backends die is not repeated for ever."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def failure_of(place: Place, send: Any, request: Asked = DEADLY) -> ApiErr
     return caught.value
 
 
-async def test_who_was_there_twice_is_refused_with_a_sentence() -> None:
+async def test_a_request_during_two_deaths_is_refused_with_a_message() -> None:
     place = Place()
     assert (await failure_of(place, place.dying())).status == 503
     error = await failure_of(place, place.dying())
@@ -71,8 +71,8 @@ async def test_who_was_there_twice_is_refused_with_a_sentence() -> None:
     assert place.asked == 2
 
 
-async def test_what_never_reached_a_backend_is_sent_again_and_not_suspected() -> None:
-    """Nor is what a backend refuses with UNAVAILABLE, and lives on."""
+async def test_a_request_that_never_reached_a_backend_is_repeated_and_not_suspected() -> None:
+    """Nor is one that a backend refuses with UNAVAILABLE and survives."""
     place = Place()
     for _ in range(3):
         error = await failure_of(place, place.dying(reached=False))
@@ -80,7 +80,7 @@ async def test_what_never_reached_a_backend_is_sent_again_and_not_suspected() ->
     assert place.asked == 6
 
 
-async def test_what_was_accepted_is_not_sent_again_but_may_come_again_once() -> None:
+async def test_an_accepted_request_is_not_repeated_but_its_client_may_send_it_once_more() -> None:
     place = Place()
     first = await failure_of(place, place.dying(said=1))
     assert (place.asked, first.status, first.headers()["x-should-retry"]) == (1, 503, "true")
@@ -88,7 +88,7 @@ async def test_what_was_accepted_is_not_sent_again_but_may_come_again_once() -> 
     assert (place.asked, second.code) == (2, "backend_killed")
 
 
-async def test_others_are_not_suspected(suspects: Suspects) -> None:
+async def test_other_requests_are_not_suspected(suspects: Suspects) -> None:
     place = Place()
     await failure_of(place, place.dying(said=1))
     assert (await failure_of(place, place.dying(said=1), Asked(prompt="other"))).status == 503
@@ -104,7 +104,7 @@ async def test_a_backend_that_lost_its_model_has_not_died() -> None:
     assert place.doubts == [True] * 6
 
 
-def test_a_suspicion_ends() -> None:
+def test_a_suspicion_expires() -> None:
     now = 0.0
     suspects = Suspects(clock=lambda: now)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which model a name stands for."""
+"""Which model a name refers to."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def catalogue(folder: Path, *names: str) -> Catalogue:
 
 
 @pytest.mark.parametrize("name", [None, UNNAMED, "one", "one-alias"])
-def test_where_there_is_one_model_no_name_is_needed(tmp_path: Path, name: str | None) -> None:
+def test_a_single_model_needs_no_name(tmp_path: Path, name: str | None) -> None:
     assert catalogue(tmp_path, "one").resolve(name).name == "one"
 
 
 @pytest.mark.parametrize("name", [None, UNNAMED])
-def test_where_there_are_several_a_name_is_needed(tmp_path: Path, name: str | None) -> None:
+def test_with_several_models_a_name_is_required(tmp_path: Path, name: str | None) -> None:
     with pytest.raises(ApiError) as caught:
         catalogue(tmp_path, "one", "two").resolve(name)
     assert (caught.value.status, caught.value.param) == (400, "model")
 
 
-def test_a_model_may_have_the_name_itself(tmp_path: Path) -> None:
+def test_a_model_may_have_the_default_name_itself(tmp_path: Path) -> None:
     assert catalogue(tmp_path, "one", UNNAMED).resolve(UNNAMED).name == UNNAMED

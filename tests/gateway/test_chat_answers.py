@@ -1,4 +1,4 @@
-"""Chats from end to end: a real gateway, a real backend, a model that answers."""
+"""Chats from end to end: a real gateway, a real backend, a real model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.gateway.gateway_process import GatewayProcess
 PARIS = said("What is the weather in Paris?")
 
 
-def test_an_answer_has_all_that_openai_says_of_one(gateway: GatewayProcess) -> None:
+def test_an_answer_has_every_field_of_openais(gateway: GatewayProcess) -> None:
     whole = chat(gateway, model="gpt-4o-mini")
     assert whole["object"] == "chat.completion"
     assert whole["model"] == "gpt-4o-mini"
@@ -51,7 +51,7 @@ def test_an_answer_has_all_that_openai_says_of_one(gateway: GatewayProcess) -> N
 
 
 def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
-    """mlx_lm.server and llama.cpp's do not ask for a name, and their users send none."""
+    """mlx_lm.server and llama.cpp's server do not require a name, and their users send none."""
     for body in ({"messages": said(ADDITION)}, {"messages": said(ADDITION), "model": None}):
         answer = gateway.client.post("/v1/chat/completions", json={**body, "temperature": 0})
         whole = answer.json()
@@ -60,7 +60,7 @@ def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
     assert told["model"] == "tiny"
 
 
-def test_a_prompt_that_was_read_before_is_told_as_cached(gateway: GatewayProcess) -> None:
+def test_a_prompt_that_was_prefilled_before_is_reported_as_cached(gateway: GatewayProcess) -> None:
     asked: dict[str, Any] = {"messages": said("Name the capital of Italy, and say it twice.")}
     chat(gateway, **asked)
     again = chat(gateway, **asked)["usage"]
@@ -100,18 +100,18 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_usage(gateway: GatewayP
 
 
 def _cached(usage: dict[str, Any]) -> dict[str, Any]:
-    """The part of a usage that depends on what was asked before."""
+    """The part of the usage that depends on earlier requests."""
     return {"prompt_tokens_details": usage["prompt_tokens_details"]}
 
 
-def test_every_choice_has_a_seed_of_its_own(gateway: GatewayProcess) -> None:
+def test_every_choice_has_its_own_seed(gateway: GatewayProcess) -> None:
     asked: dict[str, Any] = {"temperature": 2, "max_tokens": 16}
     four = [choice["message"] for choice in chat(gateway, n=4, seed=11, **asked)["choices"]]
     assert len(set(map(str, four))) > 1
     assert [message(gateway, seed=11 + index, **asked) for index in range(4)] == four
 
 
-def test_a_tool_is_called_and_its_result_is_worded(gateway: GatewayProcess) -> None:
+def test_a_tool_is_called_and_its_result_is_used(gateway: GatewayProcess) -> None:
     asked: dict[str, Any] = {"tools": [WEATHER], "messages": PARIS}
     (choice,) = chat(gateway, **asked)["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -128,7 +128,7 @@ def test_a_tool_is_called_and_its_result_is_worded(gateway: GatewayProcess) -> N
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
 )
-def test_a_call_can_be_demanded(gateway: GatewayProcess, choice: Any) -> None:
+def test_a_call_can_be_required(gateway: GatewayProcess, choice: Any) -> None:
     asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 200}
     told = joined(chat_chunks(gateway, **asked))
     assert told["finish"] == ["tool_calls"]
@@ -144,7 +144,7 @@ def test_tool_choice_none_hides_the_tools(gateway: GatewayProcess) -> None:
     assert hidden["usage"]["prompt_tokens"] == without["usage"]["prompt_tokens"]
 
 
-def test_allowed_tools_narrow_the_offer(gateway: GatewayProcess) -> None:
+def test_allowed_tools_narrow_the_choice(gateway: GatewayProcess) -> None:
     other = {"type": "function", "function": {"name": "get_time"}}
     narrowed = chat(
         gateway,
@@ -181,7 +181,7 @@ def test_without_parallel_calls_an_answer_ends_after_the_first(gateway: GatewayP
     assert [call["function"] for call in told["tool_calls"]] == [both[0]["function"]]
 
 
-def test_legacy_functions_answer_in_their_own_form(gateway: GatewayProcess) -> None:
+def test_legacy_functions_are_answered_in_their_own_format(gateway: GatewayProcess) -> None:
     asked: dict[str, Any] = {"functions": [WEATHER["function"]], "messages": PARIS}
     (choice,) = chat(gateway, **asked)["choices"]
     assert choice["finish_reason"] == "function_call"
@@ -191,7 +191,7 @@ def test_legacy_functions_answer_in_their_own_form(gateway: GatewayProcess) -> N
     parts = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert [part["name"] for part in parts if "name" in part] == ["get_weather"]
     assert "".join(part["arguments"] for part in parts) == call["arguments"]
-    # The legacy conversation renders as the one of today does.
+    # The legacy conversation renders like the current one.
     legacy = [
         *PARIS,
         choice["message"],
@@ -228,7 +228,7 @@ AGE = {
     ],
     ids=lambda fields: ".".join(fields),
 )
-def test_a_schema_holds_the_answer(gateway: GatewayProcess, fields: dict[str, Any]) -> None:
+def test_an_answer_satisfies_its_schema(gateway: GatewayProcess, fields: dict[str, Any]) -> None:
     told = message(gateway, **fields)
     assert isinstance(json.loads(told["content"])["age"], int)
     assert told == message(gateway, json_schema=AGE)
@@ -246,13 +246,13 @@ def test_a_schema_holds_the_answer(gateway: GatewayProcess, fields: dict[str, An
         ({"guided_grammar": 'start: "x" | "y"'}, {"x", "y"}),
     ],
 )
-def test_a_grammar_holds_the_answer(
+def test_an_answer_matches_its_grammar(
     gateway: GatewayProcess, fields: dict[str, Any], allowed: set[str]
 ) -> None:
     assert message(gateway, **fields)["content"] in allowed
 
 
-def test_a_form_is_for_what_is_said_and_tools_may_be_called_instead(
+def test_a_response_format_applies_to_text_and_tools_may_be_called_instead(
     gateway: GatewayProcess,
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": AGE}}
@@ -276,7 +276,7 @@ def test_json_object_is_an_object(gateway: GatewayProcess) -> None:
     assert json.loads(told["content"]) == {}
 
 
-def test_logprobs_are_told_for_every_token_whole_and_streamed(gateway: GatewayProcess) -> None:
+def test_every_token_has_logprobs_whole_and_streamed(gateway: GatewayProcess) -> None:
     asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "enable_thinking": False}
     whole = chat(gateway, **asked)
     entries = whole["choices"][0]["logprobs"]["content"]
@@ -297,7 +297,7 @@ def test_logprobs_are_told_for_every_token_whole_and_streamed(gateway: GatewayPr
     ("fields", "alternatives"),
     [({"logprobs": 3}, 3), ({"n_probs": 2}, 2), ({"logprobs": True}, 0), ({"logprobs": 0}, None)],
 )
-def test_the_numbers_of_local_servers_ask_for_alternatives(
+def test_logprobs_of_local_servers_are_the_number_of_alternatives(
     gateway: GatewayProcess, fields: dict[str, Any], alternatives: int | None
 ) -> None:
     told = chat(gateway, max_tokens=2, **fields)["choices"][0]["logprobs"]
@@ -307,7 +307,7 @@ def test_the_numbers_of_local_servers_ask_for_alternatives(
         assert [len(entry["top_logprobs"]) for entry in told["content"]] == [alternatives] * 2
 
 
-def test_reasoning_can_be_left_out_or_not_be_done(gateway: GatewayProcess) -> None:
+def test_reasoning_can_be_hidden_or_turned_off(gateway: GatewayProcess) -> None:
     silent = chat(gateway, include_reasoning=False)
     assert "reasoning_content" not in silent["choices"][0]["message"]
     assert silent["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
@@ -327,7 +327,7 @@ def test_reasoning_can_be_left_out_or_not_be_done(gateway: GatewayProcess) -> No
         assert quick["choices"][0]["message"]["content"] == "7 + 5 = 12"
 
 
-def test_the_forms_of_a_message_render_alike(gateway: GatewayProcess) -> None:
+def test_all_forms_of_a_message_render_alike(gateway: GatewayProcess) -> None:
     plain = [{"role": "system", "content": "Be brief."}, *said(ADDITION)]
     parts = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
@@ -355,7 +355,7 @@ def test_role_mapping_builds_the_prompt(gateway: GatewayProcess) -> None:
     assert told["content"].strip() == message(gateway, messages=said("Hello"))["content"]
 
 
-def test_what_the_backend_refuses_is_said_in_the_clients_words(gateway: GatewayProcess) -> None:
+def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProcess) -> None:
     unknown = refusal(gateway, logit_bias={"99999": 1})
     assert unknown["param"] == "logit_bias"
     assert unknown["message"].startswith("logit_bias names the token 99999")

@@ -1,4 +1,4 @@
-"""The OpenAPI document says of requests and answers what is true of them."""
+"""The OpenAPI document describes requests and answers correctly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gateway.gateway_process import GatewayProcess
 
 
 def schema_of(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """A named schema that can be used alone; nothing that it does not name may be there."""
+    """A named schema that can be used alone, with everything that it refers to."""
     schemas = {
         key: {**schema, "additionalProperties": schema.get("additionalProperties", False)}
         for key, schema in document["components"]["schemas"].items()
@@ -46,7 +46,7 @@ def test_a_completion_is_as_documented(gateway: GatewayProcess) -> None:
 
 
 @pytest.mark.parametrize("name", ["ChatCompletionRequest", "CompletionRequest"])
-def test_unknown_fields_and_wrong_types_are_documented_as_wrong(
+def test_unknown_fields_and_wrong_types_violate_the_document(
     gateway: GatewayProcess, name: str
 ) -> None:
     document = gateway.client.get("/openapi.json").json()

@@ -1,4 +1,4 @@
-"""A client that leaves, a request that takes too long, a backend that dies in the middle."""
+"""Clients that disconnect, requests that take too long, and backends that die while answering."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def gateway() -> Iterator[GatewayProcess]:
 
 
 def until(gateway: GatewayProcess, true: Callable[[], bool]) -> None:
-    """Ask for its health, which takes a moment, until it is true; the test has a time limit."""
+    """Poll, with a Health request each time, until it is true; the test has a time limit."""
     while not true():
         gateway.client.get("/health")
 
 
 def cancelled(gateway: GatewayProcess) -> int:
-    """How many answers the backend has given up, as its log tells."""
+    """How many answers the backend has cancelled, by its log."""
     return sum("rpc=PredictStream status=CANCELLED" in line for line in gateway.log)
 
 
 def written(gateway: GatewayProcess) -> float:
-    """How many tokens the backend has written; asked again while it is too busy to tell."""
+    """How many tokens the backend has generated; asked again while it is too busy to answer."""
     series = r'^gateway_model_generated_tokens_total\{model="tiny"\} (\S+)$'
     while not (found := re.search(series, gateway.client.get("/metrics").text, re.M)):
         pass
@@ -53,14 +53,14 @@ def written(gateway: GatewayProcess) -> float:
 
 
 def data_of(answer: httpx.Response) -> Iterator[str]:
-    """What the events of a stream say, without the comments by the clock."""
+    """The data of a stream's events, without the comments that are sent by the clock."""
     for line in answer.iter_lines():
         if line.startswith("data: "):
             yield line.removeprefix("data: ")
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_who_leaves_a_stream_frees_its_slots(gateway: GatewayProcess, n: int) -> None:
+def test_a_client_that_leaves_a_stream_frees_its_slots(gateway: GatewayProcess, n: int) -> None:
     before = cancelled(gateway)
     body = {**body_of(ENDLESS), "n": n, "stream": True}
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -73,7 +73,7 @@ def test_who_leaves_a_stream_frees_its_slots(gateway: GatewayProcess, n: int) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_who_leaves_before_a_whole_answer_frees_its_slot(
+def test_a_client_that_leaves_before_a_whole_answer_frees_its_slot(
     gateway: GatewayProcess, path: str
 ) -> None:
     before = cancelled(gateway)
@@ -84,12 +84,12 @@ def test_who_leaves_before_a_whole_answer_frees_its_slot(
     place = urlsplit(gateway.url)
     with closing(HTTPConnection(place.hostname or "", place.port)) as link:
         link.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        # More than what an answer that was given up before may still be counted for.
+        # More than the tokens that an earlier, cancelled answer may still add.
         until(gateway, lambda: written(gateway) > tokens + 50)
     until(gateway, lambda: cancelled(gateway) == before + 1)
 
 
-def test_a_backend_that_dies_in_mid_stream_is_an_error_event(gateway: GatewayProcess) -> None:
+def test_a_backend_that_dies_during_a_stream_is_an_error_event(gateway: GatewayProcess) -> None:
     body = {**body_of(ENDLESS), "stream": True}
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         events = data_of(answer)
@@ -103,7 +103,7 @@ def test_a_backend_that_dies_in_mid_stream_is_an_error_event(gateway: GatewayPro
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_is_wrong_loads_no_model(gateway: GatewayProcess, stream: bool) -> None:
+def test_an_invalid_request_loads_no_model(gateway: GatewayProcess, stream: bool) -> None:
     wrong = {**body_of({"top_logprobs": 2}), "model": "absent", "stream": stream}
     answer = gateway.client.post("/v1/chat/completions", json=wrong)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
@@ -118,7 +118,7 @@ def test_a_request_that_takes_too_long_is_a_504() -> None:
     try:
         path = "/v1/chat/completions"
         quick = body_of({"max_tokens": 1})
-        # A load takes longer than that, and goes on after the request that began it.
+        # A load takes longer than that, and continues after the request that began it.
         until(gateway, lambda: gateway.client.post(path, json=quick).status_code == 200)
         answer = gateway.client.post(path, json=body_of(ENDLESS))
         assert answer.status_code == 504

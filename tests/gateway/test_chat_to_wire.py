@@ -48,7 +48,7 @@ def config_of(**fields: Any) -> ModelConfig:
 
 
 def wanted(fields: dict[str, Any], config: ModelConfig | None = None) -> list[pb.PredictOptions]:
-    """The wire's messages for a chat request. Raises ApiError, as an endpoint would."""
+    """The protocol messages for a chat request. Raises ApiError, as an endpoint would."""
     body = {"model": "tiny", "messages": said("Hi"), **fields}
     try:
         request = ChatCompletionRequest.model_validate(body)
@@ -63,14 +63,14 @@ def completion(fields: dict[str, Any]) -> list[pb.PredictOptions]:
 
 
 def as_dict(options: pb.PredictOptions) -> dict[str, Any]:
-    """The fields that are not at the wire's default."""
+    """The fields that differ from the protocol's default."""
     plain: dict[str, Any] = {}
     for field, value in options.ListFields():
         plain[field.name] = dict(value) if field.name == "Metadata" else value
     return plain
 
 
-def test_a_long_conversation_leaves_turns_to_others() -> None:
+def test_converting_a_long_conversation_yields_to_other_tasks() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 1000
     request = ChatCompletionRequest.model_validate({"model": "tiny", "messages": turns})
 
@@ -166,9 +166,7 @@ def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_every_field_is_said_to_the_backend(
-    fields: dict[str, Any], changed: dict[str, Any]
-) -> None:
+def test_every_field_reaches_the_backend(fields: dict[str, Any], changed: dict[str, Any]) -> None:
     expected = {name: value for name, value in (PLAIN | changed).items() if value is not None}
     assert as_dict(wanted(fields)[0]) == expected
 
@@ -196,7 +194,7 @@ FILE = config_of(
 )
 
 
-def test_the_models_file_speaks_where_the_request_is_silent() -> None:
+def test_the_models_file_applies_if_the_request_is_silent() -> None:
     assert {**as_dict(wanted({}, FILE)[0]), "Messages": None} == {
         "Messages": None,
         "UseTokenizerTemplate": True,
@@ -222,7 +220,7 @@ def test_the_models_file_speaks_where_the_request_is_silent() -> None:
     }
 
 
-def test_the_request_is_louder_than_the_models_file() -> None:
+def test_the_request_overrides_the_models_file() -> None:
     told = as_dict(
         wanted(
             {
@@ -250,7 +248,7 @@ def test_the_request_is_louder_than_the_models_file() -> None:
 
 
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 127))
-def test_any_seed_is_one_of_the_wire_and_only_minus_one_draws(seed: int, choice: int) -> None:
+def test_any_seed_is_valid_and_only_minus_one_draws_a_random_one(seed: int, choice: int) -> None:
     told = seed_of(SamplingFields.model_validate({"seed": seed}), config_of(), choice)
     assert -(2**31) <= told < 2**31
     assert (told == -1) == (seed == -1)
@@ -259,7 +257,7 @@ def test_any_seed_is_one_of_the_wire_and_only_minus_one_draws(seed: int, choice:
 
 
 @pytest.mark.parametrize("name", refused.CHAT)
-def test_a_refused_field_passes_where_it_asks_for_nothing_only(name: str) -> None:
+def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None:
     for off in (None, *refused.CHAT[name].off):
         assert as_dict(wanted({name: off})[0]) == PLAIN
     with pytest.raises(ApiError) as caught:
@@ -270,7 +268,7 @@ def test_a_refused_field_passes_where_it_asks_for_nothing_only(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", refused.COMPLETION)
-def test_completions_refuse_by_name_too(name: str) -> None:
+def test_completions_refuse_fields_by_name_too(name: str) -> None:
     for off in (None, *refused.COMPLETION[name].off):
         assert as_dict(completion({name: off})[0]) == as_dict(completion({})[0])
     with pytest.raises(ApiError) as caught:
@@ -278,7 +276,7 @@ def test_completions_refuse_by_name_too(name: str) -> None:
     assert caught.value.param == name
 
 
-def test_a_contradiction_is_told_in_the_words_that_were_sent() -> None:
+def test_a_contradiction_is_reported_with_the_clients_field_names() -> None:
     with pytest.raises(ApiError, match="is 'none' and enable_thinking is true"):
         wanted({"reasoning_effort": "none", "enable_thinking": True})
     with pytest.raises(ApiError, match="two names of one thing"):
@@ -295,7 +293,7 @@ def test_a_contradiction_is_told_in_the_words_that_were_sent() -> None:
     ],
     ids=str,
 )
-def test_what_agrees_or_asks_for_nothing_passes(fields: dict[str, Any]) -> None:
+def test_fields_that_agree_or_ask_for_nothing_pass(fields: dict[str, Any]) -> None:
     assert wanted(fields)
 
 
@@ -310,7 +308,7 @@ def test_what_agrees_or_asks_for_nothing_passes(fields: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_variable_of_the_request_is_louder_than_a_field_of_the_models_file(
+def test_a_template_argument_of_the_request_overrides_the_models_file(
     file: dict[str, Any], said: dict[str, Any], metadata: dict[str, Any]
 ) -> None:
     told = as_dict(wanted({"chat_template_kwargs": said}, config_of(**file))[0])["Metadata"]
@@ -321,7 +319,7 @@ def test_a_variable_of_the_request_is_louder_than_a_field_of_the_models_file(
 def test_the_window_of_a_penalty(kind: str) -> None:
     window, penalty = f"{kind}_context_size", f"{kind}_penalty"
     field = f"{kind.title()}Penalty"
-    # mlx_lm.server's clients send it with their other defaults.
+    # mlx_lm.server's clients send it with its other defaults.
     assert as_dict(wanted({window: 20})[0]) == PLAIN
     assert as_dict(wanted({window: 20, penalty: 0})[0]) == PLAIN
     sent = as_dict(wanted({window: 20, penalty: 0.5})[0])
@@ -333,7 +331,7 @@ BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It 
 
 
 @pytest.mark.parametrize("opens", [{}, {"add_generation_prompt": False}])
-def test_an_answer_that_was_begun_is_gone_on_with(opens: dict[str, Any]) -> None:
+def test_a_begun_answer_is_continued(opens: dict[str, Any]) -> None:
     asked = {"messages": BEGUN, "continue_final_message": True, **opens}
     assert wanted(asked)[0].Metadata["mlx.continue_final_message"] == "true"
     assert as_dict(wanted({"add_generation_prompt": True})[0]) == PLAIN
@@ -355,7 +353,7 @@ def test_an_answer_that_was_begun_is_gone_on_with(opens: dict[str, Any]) -> None
         ),
     ],
 )
-def test_a_turn_begins_or_goes_on(body: dict[str, Any], param: str) -> None:
+def test_a_turn_begins_or_continues(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         wanted(body)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -476,7 +474,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_is_wrong_is_refused_by_its_path(
+def test_errors_name_the_path_of_the_field(
     fields: dict[str, Any], param: str, strict: Exchange
 ) -> None:
     with pytest.raises(ApiError) as caught:
@@ -487,13 +485,13 @@ def test_what_is_wrong_is_refused_by_its_path(
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_a_bound_of_0_is_none(name: str) -> None:
+def test_a_limit_of_0_is_no_limit(name: str) -> None:
     assert as_dict(wanted({name: 0})[0]) == PLAIN
     assert wanted({name: 0}, config_of(parameters={"model": "x", "max_tokens": 7}))[0].Tokens == 7
     assert wanted({"max_tokens": 9, "max_completion_tokens": 0})[0].Tokens == 9
 
 
-def test_a_union_tells_all_that_would_have_been_right() -> None:
+def test_a_wrong_union_lists_all_valid_types() -> None:
     with pytest.raises(ApiError, match="stop should be a string or a list"):
         wanted({"stop": 5})
 
@@ -515,7 +513,7 @@ def test_legacy_turns_become_calls_and_results() -> None:
     assert answered.tool_call_id == json.loads(asked.tool_calls)[0]["id"] != ""
 
 
-def test_a_result_learns_the_name_of_its_function() -> None:
+def test_a_result_gets_the_name_of_its_function() -> None:
     calls = [{"id": "7", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     turns = [
         *said("x"),
@@ -539,7 +537,7 @@ def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None
     assert wanted({"messages": [*said("x"), turn]})[0].Messages[1].reasoning_content == "I count."
 
 
-def test_a_bool_is_no_number_of_alternatives() -> None:
+def test_a_bool_is_not_a_number_of_alternatives() -> None:
     (told,) = completion({"logprobs": True})
     assert (told.Logprobs, told.TopLogprobs) == (1, 0)
     (told,) = completion({"logprobs": 0})
@@ -566,7 +564,9 @@ def test_a_bool_is_no_number_of_alternatives() -> None:
         ),
     ],
 )
-def test_objects_of_fields_mean_the_fields(fields: dict[str, Any], same: dict[str, Any]) -> None:
+def test_nested_objects_set_the_fields_they_mean(
+    fields: dict[str, Any], same: dict[str, Any]
+) -> None:
     assert wanted(fields) == wanted({"seed": -1} | same if "seed" not in same else same)
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of sampling counts where nobody else says anything."""
+"""A checkpoint's sampling defaults apply if nothing else sets them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _told(options: pb.PredictOptions) -> tuple[float, ...]:
     return tuple(round(getattr(options, name), 4) for name in names)
 
 
-def test_each_is_asked_in_turn(tmp_path: Path) -> None:
+def test_defaults_come_from_each_source_in_turn(tmp_path: Path) -> None:
     """The request, the model's file, the checkpoint, OpenAI."""
     checkpoints = Checkpoints(tmp_path)
     silent = checkpoints.completed(_config())
@@ -65,7 +65,7 @@ def test_each_is_asked_in_turn(tmp_path: Path) -> None:
     assert _told(asked) == (0.0, 0.95, 20, 0.05, 1.0, -1, 0.0)
 
 
-def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for content, temperature in (({"temperature": 0.25}, 0.25), ({"do_sample": False}, 0.0)):
         _write(tmp_path / "m", content)
@@ -74,7 +74,9 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("revision", ["main", "v2"])
-def test_a_checkpoint_of_the_hub_is_found_once_it_is_here(tmp_path: Path, revision: str) -> None:
+def test_a_checkpoint_on_the_hub_is_used_once_it_is_downloaded(
+    tmp_path: Path, revision: str
+) -> None:
     checkpoints = Checkpoints(tmp_path / "models")
     config = ModelConfig.model_validate(
         {
@@ -95,7 +97,7 @@ def test_a_checkpoint_of_the_hub_is_found_once_it_is_here(tmp_path: Path, revisi
 @pytest.mark.parametrize(
     "content", [[], {"temperature": "hot", "top_p": 3, "top_k": 20.5, "min_p": None}, "[" * 99_999]
 )
-def test_what_makes_no_sense_is_left_out(tmp_path: Path, content: Any) -> None:
+def test_invalid_values_are_ignored(tmp_path: Path, content: Any) -> None:
     _write(tmp_path / "m", content)
     if isinstance(content, str):
         (tmp_path / "m" / "generation_config.json").write_text(content)
@@ -113,7 +115,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
     process.close()
 
 
-def test_the_list_of_models_says_what_counts(gateway: GatewayProcess) -> None:
+def test_the_list_of_models_has_the_effective_values(gateway: GatewayProcess) -> None:
     cards = {card["id"]: card["meta"] for card in gateway.client.get("/v1/models").json()["data"]}
     assert cards["tiny"]["defaults"]["temperature"] == 0.0
     assert cards["hot"]["defaults"] == cards["mine"]["defaults"]
@@ -131,8 +133,8 @@ def test_the_list_of_models_says_what_counts(gateway: GatewayProcess) -> None:
     assert one["meta"]["defaults"] == cards["hot"]["defaults"]
 
 
-def test_a_silent_request_is_answered_by_them(gateway: GatewayProcess) -> None:
-    """The small model's own temperature is 0, so it says the same at each seed."""
+def test_a_request_without_values_uses_the_checkpoints(gateway: GatewayProcess) -> None:
+    """The small model's own temperature is 0, so each seed gives the same answer."""
     texts = set()
     for seed in range(4):
         body = {"model": "tiny", "messages": said(ADDITION), "seed": seed}
@@ -155,7 +157,7 @@ def test_memory_is_what_the_file_says_or_the_size_of_the_weights(tmp_path: Path)
     assert checkpoints.weight_bytes(told) == 2 << 20
 
 
-def test_a_model_of_the_hub_counts_as_far_as_it_is_known(
+def test_a_model_on_the_hub_counts_as_far_as_it_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -1,4 +1,4 @@
-"""Completions from end to end, above all what lm-eval makes of them."""
+"""Completions from end to end, above all as lm-eval uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = "1 2 3 4"
 COUNT_TOKENS = [VOCABULARY[token] for token in ["1", "Ġ", "2", "Ġ", "3", "Ġ", "4"]]
 
 
-def test_a_text_is_gone_on_with(gateway: GatewayProcess) -> None:
+def test_a_text_is_continued(gateway: GatewayProcess) -> None:
     whole = complete(gateway, prompt=COUNT, max_tokens=6)
     assert whole["object"] == "text_completion"
     assert whole["id"].startswith("cmpl-")
@@ -26,7 +26,7 @@ def test_a_text_is_gone_on_with(gateway: GatewayProcess) -> None:
     assert complete(gateway, prompt=COUNT)["usage"]["completion_tokens"] == 16  # OpenAI's default
 
 
-def test_tokens_are_a_prompt_as_their_text_is(gateway: GatewayProcess) -> None:
+def test_a_prompt_of_tokens_equals_its_text(gateway: GatewayProcess) -> None:
     text = complete(gateway, prompt=COUNT)
     tokens = complete(gateway, prompt=COUNT_TOKENS)
     assert tokens["choices"] == text["choices"]
@@ -54,7 +54,7 @@ def test_a_list_of_prompts_with_n_is_answered_in_order(gateway: GatewayProcess) 
 
 
 def harness(choice: dict[str, Any], context: int) -> tuple[float, bool]:
-    """What lm-eval's local-completions computes of a choice (its parse_logprobs)."""
+    """What lm-eval's local-completions computes from a choice (its parse_logprobs)."""
     logprobs = choice["logprobs"]
     tokens = logprobs["token_logprobs"][context:-1]
     greedy = all(
@@ -64,7 +64,7 @@ def harness(choice: dict[str, Any], context: int) -> tuple[float, bool]:
     return sum(tokens), greedy
 
 
-def test_echo_with_logprobs_scores_continuations_as_lm_eval_reads_them(
+def test_echo_with_logprobs_scores_as_lm_eval_expects(
     gateway: GatewayProcess,
 ) -> None:
     likely, unlikely = [*COUNT_TOKENS, 0, 0], [*COUNT_TOKENS, 0, 0]
@@ -83,7 +83,7 @@ def test_echo_with_logprobs_scores_continuations_as_lm_eval_reads_them(
         assert "".join(lists["tokens"]) == choice["text"]
         offsets = [len("".join(lists["tokens"][:place])) for place in range(len(lists["tokens"]))]
         assert lists["text_offset"] == offsets
-    # The same, where the prompt is all: what a model would write next is not needed.
+    # The same if only the prompt is scored, and no continuation is needed.
     alone = complete(gateway, prompt=[likely], **{**asked, "max_tokens": 0})
     assert alone["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(
         whole["choices"][0]["logprobs"]["token_logprobs"][:-1], nan_ok=True
@@ -92,7 +92,7 @@ def test_echo_with_logprobs_scores_continuations_as_lm_eval_reads_them(
     assert alone["usage"]["completion_tokens"] == 0
 
 
-def test_an_answer_that_ends_at_once_is_still_one_token_long(gateway: GatewayProcess) -> None:
+def test_an_answer_that_ends_at_once_still_has_one_token(gateway: GatewayProcess) -> None:
     ended = VOCABULARY["<|im_end|>"]
     asked: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1}
     whole = complete(gateway, prompt=COUNT, logit_bias={str(ended): 100}, **asked)
@@ -104,7 +104,7 @@ def test_an_answer_that_ends_at_once_is_still_one_token_long(gateway: GatewayPro
 
 
 @pytest.mark.parametrize("prompt", [COUNT, COUNT_TOKENS], ids=["text", "tokens"])
-def test_echo_puts_the_prompt_first(gateway: GatewayProcess, prompt: Any) -> None:
+def test_echo_returns_the_prompt_first(gateway: GatewayProcess, prompt: Any) -> None:
     plain = complete(gateway, prompt=prompt, max_tokens=4)["choices"][0]["text"]
     assert complete(gateway, prompt=prompt, max_tokens=4, echo=True)["choices"][0]["text"] == (
         COUNT + plain
@@ -137,7 +137,7 @@ def test_a_stream_adds_up_to_the_unary_answer(
             assert len(streamed) == len(entries)
 
 
-def test_a_form_holds_a_completion(gateway: GatewayProcess) -> None:
+def test_a_response_format_applies_to_a_completion(gateway: GatewayProcess) -> None:
     told = complete(gateway, prompt=COUNT, guided_regex="[a-c]{3}")["choices"][0]
     assert set(told["text"]) <= set("abc")
     assert told["finish_reason"] == "stop"
@@ -168,7 +168,7 @@ def test_a_form_holds_a_completion(gateway: GatewayProcess) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_done_is_refused(
+def test_impossible_requests_are_refused(
     strict_gateway: GatewayProcess, fields: dict[str, Any], param: str
 ) -> None:
     told = refusal(strict_gateway, PATH, **fields)

@@ -1,7 +1,7 @@
-"""A crowd at the gateway: nobody's answer is lost or mixed up, and nothing is left behind.
+"""Many clients at once: no answer is lost or mixed up, and nothing leaks.
 
-Every prompt asks for its own number, so an answer tells whose it is. CROWD_SECONDS=120 keeps the
-crowd coming for two minutes; without it everybody comes once.
+Every prompt asks for its own number, so an answer shows to whom it belongs. With CROWD_SECONDS=120
+the clients repeat their requests for two minutes; without it each sends one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def stay(client: httpx.AsyncClient, number: int) -> str:
-    """The whole of an answer, which must have an end."""
+    """The whole answer, which must end properly."""
     text, ended = "", False
     async with client.stream("POST", "/v1/chat/completions", json=request(number)) as answer:
         assert answer.status_code == 200
@@ -70,7 +70,7 @@ async def stay(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def pass_by(client: httpx.AsyncClient, number: int, patience: int) -> None:
-    """Leave after some events, or all of it if that is sooner; what was read must fit."""
+    """Disconnect after some events, or read all if there are fewer; what was read must be right."""
     text = ""
     async with client.stream("POST", "/v1/chat/completions", json=request(number)) as answer:
         assert answer.status_code == 200
@@ -85,7 +85,7 @@ async def pass_by(client: httpx.AsyncClient, number: int, patience: int) -> None
 
 
 def until_idle(gateway: GatewayProcess) -> None:
-    """Ask again and again, a round trip each, until no answer is being written."""
+    """Poll, one round trip each, until no answer is being generated."""
     for _ in range(5_000):
         (model,) = gateway.client.get("/api/status").json()["models"]
         if model["running"] == 0:
@@ -98,7 +98,7 @@ def open_files(gateway: GatewayProcess) -> int:
     return sum(process.num_fds() for process in gateway.processes())
 
 
-def test_everybody_gets_the_answer_to_the_question_asked(crowded: GatewayProcess) -> None:
+def test_every_client_gets_the_answer_to_its_own_question(crowded: GatewayProcess) -> None:
     dice = random.Random(7)
 
     async def crowd(staying: int, passing: int, seconds: float) -> None:
@@ -134,11 +134,13 @@ def test_everybody_gets_the_answer_to_the_question_asked(crowded: GatewayProcess
     asyncio.run(crowd(STAYING, PASSING, SECONDS))
     until_idle(crowded)
     assert crowded.backends() == [backend]
-    # A handful may come and go with keep-alive connections; a leak would be hundreds.
+    # A few may come and go with keep-alive connections; a leak would be hundreds.
     assert open_files(crowded) <= files + 16
 
 
-def test_a_killed_backend_is_an_error_and_then_a_fresh_backend(crowded: GatewayProcess) -> None:
+def test_a_killed_backend_is_an_error_and_then_a_new_backend_serves(
+    crowded: GatewayProcess,
+) -> None:
     async def run() -> None:
         async with httpx.AsyncClient(
             base_url=crowded.url, timeout=PATIENCE, trust_env=False
@@ -182,10 +184,10 @@ def test_a_killed_backend_is_an_error_and_then_a_fresh_backend(crowded: GatewayP
         ("/v1/tokenize", {"content": "one two"}),
     ],
 )
-def test_a_request_right_behind_a_kill_is_served(
+def test_a_request_right_after_a_kill_is_served(
     crowded: GatewayProcess, path: str, body: dict[str, Any]
 ) -> None:
-    """There are milliseconds in which the gateway cannot know of the death yet."""
+    """For some milliseconds the gateway cannot know that the backend has died."""
     before = crowded.client.post(path, json=body)
     (backend,) = crowded.backends()
     backend.kill()
@@ -196,6 +198,6 @@ def test_a_request_right_behind_a_kill_is_served(
 
 
 def _said(answer: httpx.Response) -> Any:
-    """The answer without what differs from one to the next."""
+    """The answer without the fields that always differ."""
     told = answer.json()
     return told.get("choices", told)

@@ -1,4 +1,4 @@
-"""Calls that the length limit cuts, wherever: partial in a stream, left out of a whole answer."""
+"""Calls cut anywhere by the length limit: partial in a stream, dropped from a whole answer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_response(gateway: GatewayProcess, limit: int) -> None:
     shown = events[-1]["response"]["output"]
     assert all(item["type"] == "function_call" for item in shown)
     assert len([item for item in shown if item["status"] == "completed"]) == len(told["output"])
-    # What can be asked for again, and gone on with, is the whole answer.
+    # What a client can retrieve and continue is the whole answer.
     last = events[-1]["response"]
     kept = gateway.client.get(f"/v1/responses/{last['id']}").json()
     assert [item for item in shown if item["status"] == "completed"] == kept["output"]

@@ -1,4 +1,4 @@
-"""A request that kills the backend which works on it, and everybody else's answers with it."""
+"""A request that kills its backend, and with it the answers of others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
 
 
 def starts(gateway: GatewayProcess) -> int:
-    """Backends that were started so far."""
+    """How many backends were started so far."""
     return sum("starting a backend" in line for line in gateway.log)
 
 
@@ -42,7 +42,7 @@ def code(answer: httpx.Response) -> str:
         ("tokenize", {"content": "a deadly text"}, {"content": "a text"}),
     ][:: 1 if TEST_LONG else 2],
 )
-def test_it_is_never_sent_again_and_refused_after_the_second_death(
+def test_it_is_never_repeated_and_refused_after_the_second_death(
     tmp_path: Path, path: str, deadly: dict[str, Any], harmless: dict[str, Any]
 ) -> None:
     gateway = GatewayProcess({"tiny": tiny(backend=script(tmp_path, RUN))})

@@ -1,4 +1,4 @@
-"""How much memory models may take where nobody says."""
+"""How much memory models may take if nothing limits it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups 
 GIB = 1 << 30
 
 
-def test_it_is_what_the_control_group_has_less_a_reserve(tmp_path: Path) -> None:
+def test_it_is_the_control_groups_limit_minus_a_reserve(tmp_path: Path) -> None:
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.current").write_text("0")
@@ -23,7 +23,9 @@ def test_it_is_what_the_control_group_has_less_a_reserve(tmp_path: Path) -> None
         assert device_memory(tmp_path) == left < most
 
 
-def test_it_is_what_the_card_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_memory_of_the_graphics_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\nprintf '81559\\n81559\\n'\n")
     driver.chmod(0o755)

@@ -1,7 +1,8 @@
-"""Bodies that are no requests: every one gets a 400 or 413 that says where it is wrong."""
+"""Invalid bodies: every one gets a 400 or 413 that says where it is wrong."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -15,17 +16,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from gateway import limits
 from gateway.errors import ApiError
-from gateway.limits import DEEPEST, MOST_OBJECTS, parse
+from gateway.limits import DEEPEST, MOST_OBJECTS
 from tests.gateway.gateway_process import WAIT, GatewayProcess
 
 LIMIT = 64 << 10
 JSON = Headers({"content-type": "application/json"})
 
 
+def parse(headers: Headers, body: bytes) -> dict[str, Any]:
+    return asyncio.run(limits.parse(headers, body))
+
+
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    """No model is needed to say no; a small limit makes large bodies cheap."""
+    """Refusals need no model; a small limit makes large bodies cheap."""
     process = GatewayProcess({}, "--strict", "--max-body-bytes", str(LIMIT))
     yield process
     process.close()
@@ -65,39 +71,41 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
         (b"[" * 60_000, "nests deeper"),
     ],
 )
-def test_what_is_no_json_object(gateway: GatewayProcess, body: bytes, words: str) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(
+    gateway: GatewayProcess, body: bytes, words: str
+) -> None:
     assert words in refusal(gateway, body)["message"]
 
 
-def test_a_whole_pair_of_surrogates_is_text() -> None:
+def test_a_surrogate_pair_is_text() -> None:
     assert parse(JSON, b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
 
 
-def test_brackets_in_a_text_are_no_nesting() -> None:
+def test_brackets_in_a_string_are_not_nesting() -> None:
     text = "[" * 1000 + '\\"' + "{" * 1000
     assert parse(JSON, f'{{"a": "{text}"}}'.encode())["a"].count("[") == 1000
 
 
 @pytest.mark.parametrize("text", ["[{", '\\\\\\"[', "\\n{"])
-def test_many_brackets_in_a_text_are_none_of_the_body(text: str) -> None:
+def test_many_brackets_in_a_string_do_not_count(text: str) -> None:
     body = f'{{"a": "{text * MOST_OBJECTS}", "b": []}}'.encode()
     assert len(parse(JSON, body)["a"]) > MOST_OBJECTS
 
 
 @pytest.mark.parametrize("each", [b"[]", b"{}", b'{"\\\\":0}', b'{"a\\"":[]}'])
-def test_a_body_of_brackets_alone_is_refused_before_it_is_read(each: bytes) -> None:
+def test_a_body_of_brackets_is_refused_before_it_is_parsed(each: bytes) -> None:
     body = b'{"a": [' + each + (b"," + each) * MOST_OBJECTS + b"]}"
     with pytest.raises(ApiError, match="more than 200000 lists and objects"):
         parse(JSON, body)
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists))
-def test_what_json_writes_is_read_back(value: Any) -> None:
+def test_serialised_json_is_read_back(value: Any) -> None:
     assert parse(JSON, json.dumps({"a": value}).encode()) == {"a": value}
 
 
 @given(st.binary(max_size=200) | st.text('[]{}",:\\u0d8e1.-nNI \n', max_size=60).map(str.encode))
-def test_anything_else_is_an_object_or_a_refusal(body: bytes) -> None:
+def test_anything_else_is_parsed_or_refused(body: bytes) -> None:
     with contextlib.suppress(ApiError):
         found = parse(JSON, body)
         assert isinstance(found, dict)
@@ -141,7 +149,7 @@ def test_nesting_is_counted_exactly(depth: int) -> None:
         ("/v1/detokenize", {"tokens": [1, "2"]}, "tokens[1]", None),
     ],
 )
-def test_a_field_at_fault_is_named_by_its_path(
+def test_an_invalid_field_is_named_by_its_path(
     gateway: GatewayProcess, path: str, body: dict[str, Any], param: str, code: str | None
 ) -> None:
     error = refusal(gateway, json.dumps(body), path)
@@ -150,7 +158,7 @@ def test_a_field_at_fault_is_named_by_its_path(
 
 
 def test_a_declared_length_beyond_the_limit_is_refused_at_once(gateway: GatewayProcess) -> None:
-    """Nothing of the body is sent: the answer comes all the same."""
+    """The answer comes although nothing of the body is sent."""
     place = urlsplit(gateway.url)
     with socket.create_connection((place.hostname, place.port), timeout=WAIT) as link:
         head = f"POST /v1/embeddings HTTP/1.1\r\nhost: {place.netloc}\r\n"
@@ -160,7 +168,7 @@ def test_a_declared_length_beyond_the_limit_is_refused_at_once(gateway: GatewayP
     assert "connection: close" in told.lower()
 
 
-def test_a_body_without_a_length_is_counted_while_it_comes(gateway: GatewayProcess) -> None:
+def test_a_body_without_a_length_is_counted_while_it_arrives(gateway: GatewayProcess) -> None:
     def endless() -> Iterator[bytes]:
         while True:
             yield b" " * 4096
@@ -174,7 +182,7 @@ def test_a_body_without_a_length_is_counted_while_it_comes(gateway: GatewayProce
     assert gateway.client.get("/health").status_code == 200
 
 
-def test_a_body_of_the_limit_is_read(gateway: GatewayProcess) -> None:
+def test_a_body_of_exactly_the_limit_is_read(gateway: GatewayProcess) -> None:
     body = b'{"model": "' + b"x" * (LIMIT - 13) + b'"}'
     assert len(body) == LIMIT
     assert refusal(gateway, body)["param"] == "input"
@@ -190,7 +198,7 @@ def test_a_body_of_the_limit_is_read(gateway: GatewayProcess) -> None:
         ("PUT", "/v1/models", 405, "method_not_allowed"),
     ],
 )
-def test_other_places_and_methods(
+def test_other_paths_and_methods_are_refused(
     gateway: GatewayProcess, method: str, path: str, status: int, code: str
 ) -> None:
     answer = gateway.client.request(method, path)
@@ -209,7 +217,7 @@ def test_other_places_and_methods(
         ("/docs/static/x", "HEAD, GET"),
     ],
 )
-def test_a_wrong_method_is_told_all_that_the_path_takes(
+def test_a_wrong_method_is_answered_with_the_allowed_ones(
     gateway: GatewayProcess, path: str, taken: str
 ) -> None:
     answer = gateway.client.put(path)
@@ -218,7 +226,7 @@ def test_a_wrong_method_is_told_all_that_the_path_takes(
     assert answer.json()["error"]["message"].endswith(f"it takes {taken}")
 
 
-def test_probes_may_ask_without_wanting_a_body(gateway: GatewayProcess) -> None:
+def test_probes_may_use_head_requests(gateway: GatewayProcess) -> None:
     for path in ("/health", "/ready", "/v1/models", "/metrics", "/"):
         told, asked = gateway.client.get(path), gateway.client.head(path)
         assert (asked.status_code, asked.content) == (200, b""), path
@@ -227,7 +235,7 @@ def test_probes_may_ask_without_wanting_a_body(gateway: GatewayProcess) -> None:
     assert gateway.client.head("/v1/chat/completions").status_code == 405
 
 
-def test_a_request_keeps_its_id_if_it_is_harmless(gateway: GatewayProcess) -> None:
+def test_a_request_keeps_its_id_if_that_is_harmless(gateway: GatewayProcess) -> None:
     kept = gateway.client.get("/health", headers={"x-request-id": "trace-1.a:b"})
     assert kept.headers["x-request-id"] == "trace-1.a:b"
     for bad in (b"a b", b"x" * 200, b'a"b=c', "ü".encode()):

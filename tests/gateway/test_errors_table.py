@@ -1,4 +1,4 @@
-"""Every status of a backend has its HTTP status, code and sentence; 422 is none of them."""
+"""Every status of a backend has its HTTP status, code and message; none becomes 422."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_no_status_becomes_422() -> None:
 
 
 @pytest.mark.parametrize("code", [code for code, row in TABLE.items() if not row.says])
-def test_the_backends_own_sentence_is_kept(code: grpc.StatusCode) -> None:
+def test_the_backends_own_message_is_kept(code: grpc.StatusCode) -> None:
     assert refusal(code).message == SAID
 
 
 @pytest.mark.parametrize("code", [code for code, row in TABLE.items() if row.says])
-def test_what_is_not_for_users_is_replaced(code: grpc.StatusCode) -> None:
+def test_internal_messages_are_replaced(code: grpc.StatusCode) -> None:
     told = refusal(code, "ipv4:127.0.0.1:4711: Traceback (most recent call last)").message
     assert "127.0.0.1" not in told
     assert "Traceback" not in told
@@ -95,19 +95,19 @@ def test_what_is_not_for_users_is_replaced(code: grpc.StatusCode) -> None:
         ("TemperatureX and Temperature", ["Temperature"], "TemperatureX and heat", "heat"),
     ],
 )
-def test_the_fields_that_a_backend_names_are_the_clients(
+def test_field_names_of_a_backend_become_the_clients(
     said: str, fields: list[str], told: str, param: str
 ) -> None:
     error = refusal(Code.INVALID_ARGUMENT, said, *(("mlx-error-field", each) for each in fields))
     assert (error.message, error.param) == (told, param)
 
 
-def test_a_sentence_alone_names_no_field() -> None:
+def test_a_message_alone_names_no_field() -> None:
     assert refusal(Code.INVALID_ARGUMENT).param is None
 
 
 @pytest.mark.parametrize("code", [Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED])
-def test_the_code_of_a_backend_says_what_its_status_cannot(code: grpc.StatusCode) -> None:
+def test_the_backends_code_refines_the_status(code: grpc.StatusCode) -> None:
     error = refusal(code, SAID, ("mlx-error-code", "context_length_exceeded"))
     assert (error.status, error.code, error.retry_after) == (400, "context_length_exceeded", None)
 
@@ -118,11 +118,11 @@ def test_a_message_that_grpc_found_too_large_is_a_413() -> None:
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_there_is_always_a_sentence(code: grpc.StatusCode) -> None:
+def test_there_is_always_a_message(code: grpc.StatusCode) -> None:
     assert refusal(code, None).message
 
 
-def test_a_client_reads_no_path_of_the_server() -> None:
+def test_a_message_has_no_path_of_the_server() -> None:
     told = without_folders('no config.json in /srv/models/x/y: see "/etc/a/b" or http://a/b/c')
     assert told == 'no config.json in …/y: see "…/b" or http://a/b/c'
     assert (
@@ -130,13 +130,13 @@ def test_a_client_reads_no_path_of_the_server() -> None:
     )
 
 
-def test_nor_does_a_backend_tell_one() -> None:
-    """Backends know a model by the path that its file names."""
+def test_nor_has_a_backends_message() -> None:
+    """Backends know a model by the path in its file."""
     said = "Rerank is not served: the loaded model '/srv/models/tiny' generates text"
     told = refusal(Code.UNIMPLEMENTED, said).message
     assert told == "Rerank is not served: the loaded model '…/tiny' generates text"
 
 
-def test_a_pointer_into_a_schema_is_no_path() -> None:
+def test_a_pointer_into_a_schema_is_not_a_path() -> None:
     for said in ("Pointer '/$defs/Node/left' does not exist", "the $ref #/definitions/a/b is none"):
         assert refusal(Code.INVALID_ARGUMENT, said).message == said

@@ -1,4 +1,4 @@
-"""What becomes of a backend's Replies, however it cuts its answer into them."""
+"""How a backend's Replies are read, however it divides its answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECOND = pb.ToolCallDelta(index=1, id="call_b", name="look", arguments="{}")
 
 
 class Backend(backend_pb2_grpc.BackendServicer):
-    """Answers with fixed Replies, one to each list of calls."""
+    """Answers with fixed Replies, one list for each call."""
 
     def __init__(self, *replies: list[pb.ToolCallDelta]) -> None:
         self._replies = replies
@@ -50,7 +50,7 @@ async def events_of(backend: Backend) -> list[Event]:
     ("replies", "tokens"),
     [([[FIRST, SECOND]], 1), ([[FIRST], [SECOND]], 1), ([[FIRST], [], [SECOND]], 2)],
 )
-async def test_a_single_call_is_told_also_where_two_come_together(
+async def test_a_single_call_is_reported_also_if_two_arrive_together(
     replies: list[list[pb.ToolCallDelta]], tokens: int
 ) -> None:
     *pieces, done = await events_of(Backend(*replies))
@@ -61,7 +61,7 @@ async def test_a_single_call_is_told_also_where_two_come_together(
 
 
 class Holding(Backend):
-    """Says a piece, and nothing more for ever."""
+    """Sends one piece, and then nothing more."""
 
     async def PredictStream(
         self, _request: pb.PredictOptions, _context: grpc.aio.ServicerContext[object, object]
@@ -71,8 +71,8 @@ class Holding(Backend):
 
 
 @pytest.mark.parametrize("answers", [1, 2])
-async def test_a_channel_that_is_closed_is_no_client_that_left(answers: int) -> None:
-    """A CancelledError would end the answer without a word, and two of them would wait for ever."""
+async def test_a_closed_channel_is_not_taken_for_a_disconnect(answers: int) -> None:
+    """A CancelledError would end the answer silently, and two of them would wait for ever."""
     server = grpc.aio.server()
     backend_pb2_grpc.add_BackendServicer_to_server(Holding(), server)
     port = server.add_insecure_port("127.0.0.1:0")

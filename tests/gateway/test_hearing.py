@@ -1,4 +1,4 @@
-"""Sounds over HTTP: what a client sends as a part of a message is what the model hears."""
+"""Sounds over HTTP: a sound in a message reaches the model."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def test_the_sound_is_named(hearing: GatewayProcess, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("low", "high"), ("high", "low")])
-def test_two_in_their_order(hearing: GatewayProcess, kinds: tuple[str, str]) -> None:
+def test_two_sounds_are_named_in_order(hearing: GatewayProcess, kinds: tuple[str, str]) -> None:
     answer = chat(hearing, *map(sound, kinds), text("What are the sounds like?"))
     assert answer.json()["choices"][0]["message"]["content"] == telling(list(kinds))
 
 
-def test_what_is_no_sound_is_refused_by_its_place(hearing: GatewayProcess) -> None:
+def test_an_invalid_sound_is_refused_with_its_path(hearing: GatewayProcess) -> None:
     broken = {"type": "input_audio", "input_audio": {"data": "aGVsbG8=", "format": "wav"}}
     answer = chat(hearing, text("What is the sound like?"), broken)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages[0].content[1].input_audio"
 
 
-def test_a_sound_that_breaks_off_is_refused_by_its_place(hearing: GatewayProcess) -> None:
+def test_a_truncated_sound_is_refused_with_its_path(hearing: GatewayProcess) -> None:
     cut = sound("low")
     cut["input_audio"]["data"] = cut["input_audio"]["data"][:40]
     answer = chat(hearing, sound("low"), cut, text("What are the sounds like?"))
@@ -72,7 +72,7 @@ def test_a_sound_that_breaks_off_is_refused_by_its_place(hearing: GatewayProcess
     assert answer.json()["error"]["param"] == "messages[0].content[1].input_audio"
 
 
-def test_a_sound_in_another_format_than_it_says_is_refused(hearing: GatewayProcess) -> None:
+def test_a_sound_in_another_format_than_stated_is_refused(hearing: GatewayProcess) -> None:
     answer = chat(hearing, sound("low", "mp3"), text("What is the sound like?"))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages[0].content[0].input_audio"

@@ -11,7 +11,7 @@ ROOT = Path(gateway.__file__).parent
 
 
 def part_of(module: str) -> str:
-    """The package that a module is in; the modules beside the packages count one by one."""
+    """The package of a module; modules beside the packages count one by one."""
     return module.split(".")[1] if module.count(".") else module
 
 

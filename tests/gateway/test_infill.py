@@ -1,4 +1,4 @@
-"""The text between two others, from the real backend with a real tokenizer that has the tokens."""
+"""Fill in the middle, with the real backend and a real tokenizer that has its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def filling_model(folder: Path) -> Path:
-    """The small model, whose last pieces became the tokens of filling in the middle."""
+    """The small model, whose last tokens became those of fill in the middle."""
     shutil.copytree(TINY_TEXT, folder)
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text("utf-8"))
@@ -48,13 +48,13 @@ def post(gateway: GatewayProcess, path: str, **fields: Any) -> Json:
 
 
 def read(gateway: GatewayProcess, **fields: Any) -> str:
-    """The prompt as the model reads it, token by token."""
+    """The prompt as the model receives it, token by token."""
     fields = {"max_tokens": 1, "echo": True, "logprobs": 0, **fields}
     (choice,) = post(gateway, "/v1/completions", **fields)["choices"]
     return "".join(choice["logprobs"]["tokens"][:-1])
 
 
-def test_a_suffix_stands_behind_the_prompt_and_control_tokens_in_it_are_text(
+def test_a_suffix_follows_the_prompt_and_its_control_tokens_are_text(
     gateway: GatewayProcess,
 ) -> None:
     prompt = read(gateway, prompt="a b", suffix=" c\n")
@@ -67,7 +67,7 @@ def test_a_suffix_stands_behind_the_prompt_and_control_tokens_in_it_are_text(
     assert "<|im_end|>" not in tokens[:-1]
 
 
-def test_infill_is_the_same_completion_in_llama_cpp_s_form(gateway: GatewayProcess) -> None:
+def test_infill_is_the_same_completion_in_llama_cpp_s_format(gateway: GatewayProcess) -> None:
     (choice,) = post(gateway, "/completions", prompt="Count to", suffix=" 5", max_tokens=6)[
         "choices"
     ]
@@ -85,7 +85,7 @@ def test_infill_is_the_same_completion_in_llama_cpp_s_form(gateway: GatewayProce
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def test_other_files_are_read_too_and_editors_fields_do_not_hurt(gateway: GatewayProcess) -> None:
+def test_other_files_are_used_too_and_editors_fields_are_ignored(gateway: GatewayProcess) -> None:
     plain = {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}
     short = post(gateway, "/infill", **plain)["tokens_evaluated"]
     editor = {
@@ -114,7 +114,7 @@ def test_a_time_limit_ends_the_answer(gateway: GatewayProcess) -> None:
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
     ],
 )
-def test_a_model_without_the_tokens_refuses_in_a_sentence(
+def test_a_model_without_the_tokens_refuses_with_a_message(
     gateway: GatewayProcess, path: str, fields: Json, param: str
 ) -> None:
     answer = gateway.client.post(path, json={"model": "tiny", **fields})
@@ -125,7 +125,7 @@ def test_a_model_without_the_tokens_refuses_in_a_sentence(
     assert "Qwen2.5-Coder" in error["message"]
 
 
-def test_ollama_s_generate_has_it_too(gateway: GatewayProcess) -> None:
+def test_ollama_s_generate_supports_it_too(gateway: GatewayProcess) -> None:
     asked = {"prompt": "Count to", "suffix": " 5"}
     (choice,) = post(gateway, "/completions", **asked, max_tokens=6)["choices"]
     options = {"temperature": 0, "num_predict": 6}

@@ -1,4 +1,4 @@
-"""Anthropic's messages, asked of a real gateway with a real model."""
+"""Anthropic's Messages API on a real gateway with a real model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def streamed(gateway: GatewayProcess, body: Json) -> list[Json]:
 
 
 def plain(message: Json) -> Json:
-    """What two answers to one request have in common: neither names nor what was cached."""
+    """The parts of an answer that are equal for equal requests: no names, no cache counts."""
     blocks = [{**block, "id": ""} for block in message["content"]]
     usage = message["usage"]
     prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
@@ -89,7 +89,7 @@ def test_a_stream_adds_up_to_the_whole_message(
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 0}])
-def test_a_stream_begins_with_the_tokens_of_its_prompt(
+def test_a_stream_begins_with_the_number_of_prompt_tokens(
     gateway: GatewayProcess, fields: Json
 ) -> None:
     events = streamed(gateway, body_of("What is the capital of Peru?") | fields)
@@ -98,7 +98,7 @@ def test_a_stream_begins_with_the_tokens_of_its_prompt(
     assert begun["input_tokens"] == end["input_tokens"] + end["cache_read_input_tokens"] > 0
 
 
-def test_it_is_there_without_v1_and_knows_aliases(gateway: GatewayProcess) -> None:
+def test_it_works_without_v1_and_with_aliases(gateway: GatewayProcess) -> None:
     told = whole(gateway, body_of("Hello!", model="gpt-4o-mini"), "/messages")
     assert texts(told) == "Hello! How can I help you?"
     assert told["model"] == "gpt-4o-mini"
@@ -114,7 +114,7 @@ def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
     assert counted["input_tokens"] > 0
 
 
-def test_an_answer_that_was_begun_goes_on(gateway: GatewayProcess) -> None:
+def test_a_begun_answer_is_continued(gateway: GatewayProcess) -> None:
     question = body_of("Count to 6.")
     turns = [*question["messages"], {"role": "assistant", "content": "1 2 3"}]
     told = whole(gateway, question | {"messages": turns})
@@ -125,13 +125,13 @@ def test_an_answer_that_was_begun_goes_on(gateway: GatewayProcess) -> None:
     assert answer["choices"][0]["message"]["content"] == " 4 5 6"
 
 
-def test_a_stop_sequence_is_named_and_left_out(gateway: GatewayProcess) -> None:
+def test_a_stop_sequence_is_reported_and_left_out(gateway: GatewayProcess) -> None:
     told = whole(gateway, body_of("Count to 20.", stop_sequences=["x", " 9"]))
     assert texts(told) == "1 2 3 4 5 6 7 8"
     assert told["stop_sequence"] == " 9"
 
 
-def test_a_call_and_its_result_make_an_answer(gateway: GatewayProcess) -> None:
+def test_a_call_and_its_result_lead_to_an_answer(gateway: GatewayProcess) -> None:
     question = body_of("What is the weather in Oslo?", tools=[WEATHER])
     asked = whole(gateway, question)
     (call,) = [block for block in asked["content"] if block["type"] == "tool_use"]
@@ -148,19 +148,19 @@ def test_a_call_and_its_result_make_an_answer(gateway: GatewayProcess) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
-def test_a_demanded_call_is_made(gateway: GatewayProcess, choice: Json) -> None:
+def test_a_required_call_is_made(gateway: GatewayProcess, choice: Json) -> None:
     told = whole(gateway, body_of("Hello!", tools=[WEATHER], tool_choice=choice))
     assert told["content"][-1]["type"] == "tool_use"
     assert isinstance(told["content"][-1]["input"]["city"], str)
 
 
-def test_tools_that_may_not_be_called_are_not(gateway: GatewayProcess) -> None:
+def test_forbidden_tools_are_not_called(gateway: GatewayProcess) -> None:
     text = "What is the weather in Oslo?"
     told = whole(gateway, body_of(text, tools=[WEATHER], tool_choice={"type": "none"}))
     assert {block["type"] for block in told["content"]} <= {"text", "thinking"}
 
 
-def test_thinking_is_turned_off_shown_or_hidden(gateway: GatewayProcess) -> None:
+def test_thinking_can_be_off_shown_or_hidden(gateway: GatewayProcess) -> None:
     text = "What is 7 plus 5?"
     off = whole(gateway, body_of(text, thinking={"type": "disabled"}))
     assert [block["type"] for block in off["content"]] == ["text"]
@@ -173,14 +173,14 @@ def test_thinking_is_turned_off_shown_or_hidden(gateway: GatewayProcess) -> None
     assert texts(hidden) == texts(shown)
 
 
-def test_an_answer_is_held_to_a_schema(gateway: GatewayProcess) -> None:
+def test_an_answer_satisfies_its_schema(gateway: GatewayProcess) -> None:
     form = {"format": {"type": "json_schema", "schema": VERDICT}}
     fields = {"output_config": form, "thinking": {"type": "disabled"}}
     told = whole(gateway, body_of("Is Paris in France?", **fields))
     assert json.loads(texts(told))["verdict"] in ("yes", "no")
 
 
-def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None:
+def test_counted_tokens_equal_those_of_the_prompt(gateway: GatewayProcess) -> None:
     body = body_of("Tell me a story about a goat.", system="Be brief.", tools=[WEATHER])
     asked = {name: body[name] for name in ("model", "messages", "system", "tools")}
     counted = whole(gateway, asked, "/v1/messages/count_tokens")
@@ -189,8 +189,8 @@ def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None
     assert counted == {"input_tokens": prompt}
 
 
-def test_more_is_counted_than_fits(gateway: GatewayProcess) -> None:
-    """Clients count to find out whether they must leave something out."""
+def test_a_conversation_longer_than_the_context_can_be_counted(gateway: GatewayProcess) -> None:
+    """Clients count to find out whether they must shorten it."""
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "one two " * 1000}]}
     counted = whole(gateway, asked, "/v1/messages/count_tokens")
     assert counted["input_tokens"] > 2000
@@ -199,7 +199,7 @@ def test_more_is_counted_than_fits(gateway: GatewayProcess) -> None:
     assert longer["input_tokens"] > 2 * counted["input_tokens"] - 100
 
 
-def test_no_tokens_at_all_read_the_prompt_into_the_cache(gateway: GatewayProcess) -> None:
+def test_a_limit_of_zero_tokens_only_caches_the_prompt(gateway: GatewayProcess) -> None:
     body = body_of("Tell me a long story about a whale.")
     warmed = whole(gateway, body | {"max_tokens": 0})
     assert (warmed["content"], warmed["usage"]["output_tokens"]) == ([], 0)
@@ -208,7 +208,7 @@ def test_no_tokens_at_all_read_the_prompt_into_the_cache(gateway: GatewayProcess
     assert usage["cache_read_input_tokens"] > usage["input_tokens"]
 
 
-def test_the_end_of_the_context_is_told_apart(gateway: GatewayProcess) -> None:
+def test_the_end_of_the_context_has_its_own_stop_reason(gateway: GatewayProcess) -> None:
     told = whole(gateway, body_of("Say tick forever.", max_tokens=100_000))
     assert told["stop_reason"] == "model_context_window_exceeded"
 
@@ -241,7 +241,7 @@ def test_the_end_of_the_context_is_told_apart(gateway: GatewayProcess) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_refusals_are_in_anthropics_form(
+def test_errors_have_anthropics_form(
     strict_gateway: GatewayProcess, fields: Json, status: int, kind: str, says: str, stream: bool
 ) -> None:
     answer = strict_gateway.client.post("/v1/messages", json=body_of("hi", stream=stream) | fields)

@@ -1,4 +1,4 @@
-"""Anthropic's events and messages, made of answers that no model has to give."""
+"""Anthropic's events and messages, built from answers that no model has to give."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def answer(**fields: Any) -> Answer:
 
 
 def rebuilt(events: list[Json]) -> Json:
-    """The message, put together as Anthropic's clients do."""
+    """The message, assembled as Anthropic's clients do."""
     message: Json = json.loads(json.dumps(events[0]["message"]))
     open_: list[int] = []
     for event in events[1:]:
@@ -55,7 +55,7 @@ def rebuilt(events: list[Json]) -> Json:
 @given(answers())
 def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     told = answer(stop_sequences=["END"])
-    # What has left must not change afterwards: it is written as soon as it is told.
+    # An event must not change after it was returned, because it is written at once.
     written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in told.take(event)]
@@ -96,13 +96,13 @@ def test_the_first_event_counts_the_whole_prompt(first: Event) -> None:
         (Done("length", Usage(completion_tokens=4)), "model_context_window_exceeded", None),
     ],
 )
-def test_why_it_ended(end: Done, reason: str, sequence: str | None) -> None:
+def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
     told = answer(stop_sequences=["END"])
     told.take(end)
     assert (told.message()["stop_reason"], told.message()["stop_sequence"]) == (reason, sequence)
 
 
-def test_a_call_ends_a_turn_as_tool_use() -> None:
+def test_a_call_ends_with_tool_use() -> None:
     told = answer()
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
     told.take(Done("stop", Usage()))
@@ -110,7 +110,7 @@ def test_a_call_ends_a_turn_as_tool_use() -> None:
 
 
 @pytest.mark.parametrize("written", ["", '{"a'])
-def test_a_call_that_was_cut_off_is_left_out_of_the_whole(written: str) -> None:
+def test_an_incomplete_call_is_dropped_from_the_whole_answer(written: str) -> None:
     told = answer()
     events = told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", written),)))
     told.take(Done("length", Usage(completion_tokens=5)))

@@ -1,4 +1,4 @@
-"""Every field of Anthropic's request is honoured, left out, or refused where it must be."""
+"""Every field of Anthropic's request is supported, left out, or refused where necessary."""
 
 from __future__ import annotations
 
@@ -55,20 +55,21 @@ REFUSED: dict[str, Any] = {
     "response_format": {"type": "json_object"},
     "stop": "END",
 }
-OF_THE_ANSWER = {"stream"}  # how it is told, which the gateway's tests on streams hold
+# its effect is how the answer is sent, which the gateway's tests of streams check
+OF_THE_ANSWER = {"stream"}
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
     return chat_request(MessagesRequest.model_validate(BODY | fields)).chat
 
 
-def test_every_field_is_known_to_these_tests() -> None:
+def test_every_field_has_a_test() -> None:
     known = HONOURED.keys() | OF_THE_ANSWER
     assert known == MessagesRequest.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", HONOURED)
-def test_an_honoured_field_changes_what_is_asked(name: str) -> None:
+def test_a_supported_field_changes_the_request(name: str) -> None:
     assert chat(**{name: HONOURED[name]}) != chat()
 
 
@@ -79,7 +80,7 @@ def test_a_neutral_field_changes_nothing_and_is_listed(name: str, strict: Exchan
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_field_that_means_nothing_here_is_left_out_unless_all_must_be_known(name: str) -> None:
+def test_a_meaningless_field_is_left_out_unless_strict(name: str) -> None:
     running = begun()
     assert chat(**{name: LEFT_OUT[name]}) == chat()
     assert list(running.ignored) == [name]
@@ -90,7 +91,7 @@ def test_a_field_that_means_nothing_here_is_left_out_unless_all_must_be_known(na
     assert chat(**{name: None}) == chat()
 
 
-def test_nulls_and_empty_lists_say_what_absence_says(strict: Exchange) -> None:
+def test_nulls_and_empty_lists_equal_absence(strict: Exchange) -> None:
     assert chat(tools=[TOOL | {"type": None}], mcp_servers=[]) == chat()
 
 

@@ -1,4 +1,4 @@
-"""What Anthropic's requests mean as chat requests."""
+"""How Anthropic's requests are translated to chat requests."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def text(words: str) -> Json:
     return {"type": "text", "text": words}
 
 
-def test_system_texts_are_one_turn_at_the_beginning() -> None:
+def test_system_texts_become_one_message_at_the_beginning() -> None:
     told = messages({"role": "system", "content": "b"}, user("hi"), system=[text("a"), text("A")])
     assert told[0] == {"role": "system", "content": "a\n\nA\n\nb"}
     assert told[1]["role"] == "user"
 
 
-def test_an_assistants_blocks_are_one_message() -> None:
+def test_an_assistants_blocks_become_one_message() -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm", "signature": "unsigned"},
         {"type": "redacted_thinking", "data": "x"},
@@ -65,7 +65,7 @@ def test_an_assistants_blocks_are_one_message() -> None:
     assert told[3]["content"] == [text("So?")]
 
 
-def test_images_of_results_are_shown_by_the_user_turn_behind_them() -> None:
+def test_images_in_results_are_moved_to_the_following_user_message() -> None:
     calls: list[Json] = [
         {"type": "tool_use", "id": name, "name": "look", "input": {}} for name in ("t1", "t2")
     ]
@@ -89,7 +89,7 @@ def test_images_of_results_are_shown_by_the_user_turn_behind_them() -> None:
         assert told.named(error).param == "messages[2].content[0].content[1]"
 
 
-def test_an_image_is_a_data_uri_and_an_error_names_its_block() -> None:
+def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
     image = {"type": "image", "source": PNG}
     told = translated(user("hi"), user([text("see"), image]), system="s")
     part = told.chat.model_dump()["messages"][2]["content"][1]
@@ -146,14 +146,14 @@ def test_sampling_thinking_and_form() -> None:
     assert translated(user("hi"), thinking={"type": "adaptive"}).chat.enable_thinking is None
 
 
-def test_a_system_turn_at_the_end_is_answered_as_a_users() -> None:
+def test_a_final_system_message_is_answered_like_a_users() -> None:
     reminder = {"role": "system", "content": "Be brief."}
     for turns in ([user("hi"), reminder], [reminder]):
         last = translated(*turns).chat.messages[-1]
         assert (last.role, len(last.content or "")) == ("user", 1)
 
 
-def test_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
+def test_a_final_assistant_message_is_continued() -> None:
     begun = {"role": "assistant", "content": "The"}
     assert translated(user("hi"), begun).chat.continue_final_message
     assert translated(user("hi"), begun, user("so?")).chat.continue_final_message is None
@@ -178,7 +178,7 @@ def test_a_last_turn_of_the_assistant_is_gone_on_with() -> None:
         ([user("hi")], {"tools": [LOOK, LOOK | {"name": "run"}, LOOK]}, "tools[2].name"),
     ],
 )
-def test_what_has_no_meaning_is_refused(turns: list[Json], fields: Json, param: str) -> None:
+def test_what_cannot_be_translated_is_refused(turns: list[Json], fields: Json, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         translated(*turns, **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -200,7 +200,7 @@ def test_what_has_no_meaning_is_refused(turns: list[Json], fields: Json, param: 
         ({"container": "c"}, ("container",)),
     ],
 )
-def test_errors_are_at_a_path_of_the_body(
+def test_errors_name_a_path_of_the_body(
     fields: Json, place: tuple[str | int, ...], strict: Exchange
 ) -> None:
     body = {"model": "m", "max_tokens": 5, "messages": [user("hi")]} | fields

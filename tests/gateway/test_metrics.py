@@ -1,17 +1,27 @@
-"""Prometheus' numbers add up, and nobody can make their labels grow."""
+"""Prometheus' figures are consistent, and clients cannot make the number of labels grow."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.asking import chat
-from tests.gateway.gateway_process import ROOT, GatewayProcess
+from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 TINY = frozenset({("model", "tiny")})
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    """Its model drafts, so that there is every metric."""
+    process = GatewayProcess({"tiny": tiny(options=["prompt_lookup:true"])})
+    yield process
+    process.close()
 
 
 def scrape(gateway: GatewayProcess) -> dict[Sample, float]:
@@ -25,7 +35,7 @@ def scrape(gateway: GatewayProcess) -> dict[Sample, float]:
 
 
 def scrape_with_model(gateway: GatewayProcess) -> dict[Sample, float]:
-    """As soon as the backend answers within the time that a scrape gives it."""
+    """Scrape until the backend answers within the time that a scrape allows."""
     while ("gateway_model_generated_tokens_total", TINY) not in (found := scrape(gateway)):
         pass
     return found
@@ -55,7 +65,7 @@ def test_an_answer_is_counted_once_with_its_tokens(gateway: GatewayProcess) -> N
     assert grown("gateway_model_generated_tokens_total", model="tiny") > 0
 
 
-def test_the_times_of_an_answer_are_told_by_model(gateway: GatewayProcess) -> None:
+def test_the_durations_of_an_answer_are_reported_by_model(gateway: GatewayProcess) -> None:
     before = scrape(gateway)
     chat(gateway, stream=False)
     after = scrape(gateway)
@@ -70,6 +80,19 @@ def test_the_times_of_an_answer_are_told_by_model(gateway: GatewayProcess) -> No
     assert 0 <= queue <= first
 
 
+def test_guesses_are_counted_by_model(gateway: GatewayProcess) -> None:
+    """As the backend itself counts them."""
+    counted = "1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4,"
+    asked = {"model": "tiny", "prompt": counted, "max_tokens": 64, "ignore_eos": True}
+    assert gateway.client.post("/v1/completions", json=asked).status_code == 200
+    found = scrape_with_model(gateway)
+    checked = found["gateway_model_draft_tokens_total", TINY]
+    assert checked > 0
+    assert 0 <= found["gateway_model_draft_accepted_tokens_total", TINY] <= checked
+    assert found["gateway_model_draft_width", TINY] >= 0
+    assert found["gateway_model_draft_gain", TINY] > 0
+
+
 def test_every_metric_of_the_dashboard_exists(gateway: GatewayProcess) -> None:
     chat(gateway)
     found = {name for name, _ in scrape_with_model(gateway)}
@@ -77,12 +100,12 @@ def test_every_metric_of_the_dashboard_exists(gateway: GatewayProcess) -> None:
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"\bgateway_\w+", query)}
     assert asked <= found
-    # What is counted is shown, too.
+    # Every metric is used in a panel, too.
     shown = {re.sub("_(bucket|sum|count)$", "", name) for name in asked}
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in found} == shown
 
 
-def test_a_clients_text_is_no_label(gateway: GatewayProcess) -> None:
+def test_a_clients_text_is_never_a_label(gateway: GatewayProcess) -> None:
     gateway.client.get("/made/up/path")
     gateway.client.request("PROPFIND", "/v1/models")
     gateway.client.post("/v1/tokenize", json={"model": "made-up", "content": "a"})
@@ -94,7 +117,7 @@ def test_a_clients_text_is_no_label(gateway: GatewayProcess) -> None:
     assert value(found, "gateway_requests_total", method="GET", path="other", status="404") > 0
 
 
-def test_a_request_is_logged_without_what_it_says(gateway: GatewayProcess) -> None:
+def test_a_request_is_logged_without_its_content(gateway: GatewayProcess) -> None:
     answer = gateway.client.post(
         "/v1/tokenize",
         json={"model": "tiny", "content": "a secret plan"},
@@ -108,7 +131,7 @@ def test_a_request_is_logged_without_what_it_says(gateway: GatewayProcess) -> No
     assert "secret plan" not in "\n".join(gateway.log)
 
 
-def test_what_is_asked_by_the_clock_is_not_logged(gateway: GatewayProcess) -> None:
+def test_periodic_requests_are_not_logged(gateway: GatewayProcess) -> None:
     gateway.client.get("/health", headers={"x-request-id": "the-probe"})
     gateway.client.get("/v1/models", headers={"x-request-id": "the-next"})
     gateway.line_with("request=the-next")

@@ -1,4 +1,4 @@
-"""Model files: what is taken over, what is refused, and that no file takes the others down."""
+"""Model files: which keys are used, which are refused; a bad file does not affect others."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def folder_of(folder: Path, **files: str) -> ModelFolder:
 
 
 def sentence_of(folder: Path, text: str) -> str:
-    """Why a file is refused."""
+    """The message with which a file is refused."""
     found = folder_of(folder, m=text)
     assert found.models == []
     return next(iter(found.broken.values()))
 
 
-def test_a_file_of_localai_is_taken_over(tmp_path: Path) -> None:
+def test_a_file_of_localai_is_accepted(tmp_path: Path) -> None:
     found = folder_of(tmp_path, qwen=LOCALAI)
     assert found.broken == {}
     config = found.models[0]
@@ -89,7 +89,7 @@ def test_a_file_of_localai_is_taken_over(tmp_path: Path) -> None:
     assert list(request.LoraScales) == [0.5]
 
 
-def test_a_choice_of_a_request_is_loaded_beside_what_the_file_says(tmp_path: Path) -> None:
+def test_the_models_choice_in_a_request_is_added_to_that_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     text = "parameters: {model: m}\nlora_adapters: [a]\nadapters: {b: loras/b}\ndraft_model: small"
     config = folder_of(tmp_path, m=text + "\nengine_args: {parallel: 2}").models[0]
@@ -118,7 +118,7 @@ def test_a_choice_of_a_request_is_loaded_beside_what_the_file_says(tmp_path: Pat
         ("parameters: {model: m}\nbackend: llama-cpp", "backend is 'llama-cpp'"),
         ("parameters: {model: m}\naddress: nowhere", "address is 'nowhere'"),
         ("parameters: {model: m}\naddress: a:1\nbackend: /b", "backend and address"),
-        ("parameters: {model: m}\naliases: [m]", "aliases holds 'm'"),
+        ("parameters: {model: m}\naliases: [m]", "aliases has 'm'"),
         ("parameters: {model: m}\nparameters: {model: n}", "line 2, column 1: the key"),
         ("parameters: {model: m", "line 1, column"),
         ("? [a]\n: b", "line 1, column"),
@@ -128,14 +128,14 @@ def test_a_choice_of_a_request_is_loaded_beside_what_the_file_says(tmp_path: Pat
         ("!!python/object/apply:os.getpid []", "could not determine a constructor"),
     ],
 )
-def test_a_bad_file_is_told_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_bad_file_is_reported_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     told = sentence_of(tmp_path, text)
     assert told.startswith("m.yaml: ")
     assert sentence in told
     assert "\n" not in told
 
 
-def test_a_bad_file_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_bad_file_does_not_affect_the_others(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "notes.txt").write_text("no model")
     (tmp_path / "folder.yaml").mkdir()
@@ -157,7 +157,7 @@ def test_a_bad_file_leaves_the_others_alone(tmp_path: Path) -> None:
     }
 
 
-def test_no_folder_is_an_error_of_its_own(tmp_path: Path) -> None:
+def test_a_missing_folder_is_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="does not exist"):
         read_folder(tmp_path / "nowhere")
 
@@ -173,7 +173,7 @@ _VALUES = st.recursive(
 
 
 @given(_VALUES)
-def test_whatever_a_file_holds_it_is_a_model_or_a_sentence(value: Any) -> None:
+def test_any_file_is_a_model_or_a_message(value: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = folder_of(Path(folder), m=yaml.safe_dump(value))
     assert len(found.models) + len(found.broken) <= 1
@@ -181,7 +181,7 @@ def test_whatever_a_file_holds_it_is_a_model_or_a_sentence(value: Any) -> None:
         assert sentence.startswith("m.yaml: ")
 
 
-def test_the_tables_of_the_docs_are_those_of_the_code() -> None:
+def test_the_tables_in_the_docs_are_those_of_the_code() -> None:
     text = DOCS.read_text("utf-8")
     for name, table in tables().items():
         assert f"<!-- {name} -->\n{table}<!-- end of {name} -->" in text

@@ -37,7 +37,7 @@ def cards(gateway: GatewayProcess) -> dict[str, Any]:
 
 
 def wait(holds: Callable[[], bool]) -> None:
-    """Ask again and again, a round trip each."""
+    """Poll, one round trip each."""
     for _ in range(20_000):
         if holds():
             return
@@ -58,7 +58,7 @@ def test_a_model_is_loaded_and_unloaded_by_request(gateway: GatewayProcess) -> N
     assert gateway.backends() == []
 
 
-def test_what_comes_into_the_folder_is_served_and_what_goes_is_not(
+def test_files_added_to_the_folder_are_served_and_removed_ones_are_not(
     gateway: GatewayProcess,
 ) -> None:
     shutil.copytree(TINY_TEXT, gateway.models_dir / "dropped")
@@ -68,14 +68,14 @@ def test_what_comes_into_the_folder_is_served_and_what_goes_is_not(
     file = gateway.models_dir / "named.yaml"
     file.write_text(json.dumps({"name": "named", "parameters": {"model": "dropped"}}))
     wait(lambda: "named" in cards(gateway))
-    assert "dropped" not in cards(gateway)  # a file is about it
+    assert "dropped" not in cards(gateway)  # a file configures it
     file.unlink()
     wait(lambda: "named" not in cards(gateway))
     shutil.rmtree(gateway.models_dir / "dropped")
     wait(lambda: set(cards(gateway)) == {"tiny", "other"})
 
 
-def test_folders_that_no_file_is_about_are_models(tmp_path: Path) -> None:
+def test_folders_without_a_file_are_models(tmp_path: Path) -> None:
     for name in ("one", "two", "draft", ".hidden", "not plain", "empty"):
         (tmp_path / name).mkdir()
         if name != "empty":
@@ -89,9 +89,9 @@ def test_folders_that_no_file_is_about_are_models(tmp_path: Path) -> None:
     assert [model.name for model in read_folder(tmp_path).models] == ["b", "one"]
 
 
-async def test_a_load_may_take_longer_while_its_download_goes_on(tmp_path: Path) -> None:
+async def test_a_load_may_take_longer_while_its_download_progresses(tmp_path: Path) -> None:
     class Fetching:
-        """A process that has fetched more at each of six looks, and nothing after them."""
+        """A process that has downloaded more at each of six looks, and no more after them."""
 
         def __init__(self) -> None:
             self.looks = 0
@@ -111,7 +111,7 @@ async def test_a_load_may_take_longer_while_its_download_goes_on(tmp_path: Path)
     await instance._within_limit(asyncio.sleep(0))
 
 
-def test_what_the_backend_says_of_a_download_is_understood(
+def test_the_backends_download_progress_is_parsed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told = {"files": 1, "all_files": 3, "bytes": 20 << 20, "all_bytes": 80 << 20}

@@ -1,4 +1,4 @@
-"""The list of models in pages, as Anthropic's clients turn them."""
+"""The list of models in pages, as Anthropic's clients read it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gateway() -> Iterator[GatewayProcess]:
 
 
 def page(gateway: GatewayProcess, **query: Any) -> tuple[list[str], bool]:
-    """The names on a page, and whether more are to come."""
+    """The names on a page, and whether more follow."""
     answer = gateway.client.get("/v1/models", params=query)
     assert answer.status_code == 200, answer.text
     told = answer.json()
@@ -44,7 +44,7 @@ def page(gateway: GatewayProcess, **query: Any) -> tuple[list[str], bool]:
         ({"before_id": "one", "limit": 2}, [], False),
     ],
 )
-def test_a_page_is_what_was_asked_for(
+def test_a_page_is_the_requested_one(
     gateway: GatewayProcess, query: dict[str, Any], names: list[str], more: bool
 ) -> None:
     assert page(gateway, **query) == (names, more)
@@ -60,7 +60,7 @@ def test_a_page_is_what_was_asked_for(
         ({"after_id": "one", "before_id": "four"}, "before_id"),
     ],
 )
-def test_what_is_no_page_is_refused(
+def test_an_invalid_page_is_refused(
     gateway: GatewayProcess, query: dict[str, Any], param: str
 ) -> None:
     answer = gateway.client.get("/v1/models", params=query)

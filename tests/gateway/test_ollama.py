@@ -1,4 +1,4 @@
-"""Ollama's API, as the programs that speak it read it."""
+"""Ollama's API, as its clients use it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
     assert "Paris" in said_then or "18" in said_then
 
 
-def test_a_form_of_the_answer(gateway: GatewayProcess) -> None:
+def test_a_format_of_the_answer(gateway: GatewayProcess) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "boolean"}},
@@ -86,7 +86,7 @@ def test_a_form_of_the_answer(gateway: GatewayProcess) -> None:
     assert isinstance(json.loads(told["message"]["content"])["a"], bool), told
 
 
-def test_what_is_there(gateway: GatewayProcess) -> None:
+def test_lists_of_models(gateway: GatewayProcess) -> None:
     (model,) = gateway.client.get("/api/tags").json()["models"]
     assert (model["name"], model["model"]) == ("tiny", "tiny")
     shown = gateway.client.post("/api/show", json={"model": "tiny"}).json()
@@ -106,7 +106,7 @@ def test_an_empty_request_loads_and_unloads(gateway: GatewayProcess) -> None:
 
 
 def test_an_unset_context_is_not_sent() -> None:
-    """Clients read a number wherever a key says `context_length`."""
+    """Clients use any number they find under a key with `context_length`."""
     model = NumbersBackend()
     gateway = GatewayProcess({"m": {"parameters": {"model": "m"}, "address": model.address}})
     try:
@@ -138,7 +138,7 @@ def test_refusals_are_sentences(
     assert words in answer.json()["error"]
 
 
-def test_what_has_no_meaning_here_is_listed(gateway: GatewayProcess) -> None:
+def test_ignored_fields_are_listed(gateway: GatewayProcess) -> None:
     body = {"model": "tiny", "messages": said("Hi"), "options": {"num_ctx": 1, "num_predict": 2}}
     answer = gateway.client.post("/api/chat", json={**body, "stream": False, "truncate": True})
     assert answer.json()["done_reason"] == "length"

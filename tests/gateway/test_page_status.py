@@ -1,4 +1,4 @@
-"""What `/api/status` tells, and that looking loads nothing."""
+"""The content of `/api/status`, and that reading it loads nothing."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_slots_are_read_from_the_model_file(settings: dict[str, Any], expected: 
 
 @pytest.fixture
 def gateway() -> Iterator[GatewayProcess]:
-    """One that nobody has asked for anything."""
+    """A gateway that has had no request for its model."""
     process = GatewayProcess({"tiny": tiny()})
     yield process
     process.close()
 
 
-def test_looking_loads_nothing(gateway: GatewayProcess) -> None:
+def test_reading_it_loads_nothing(gateway: GatewayProcess) -> None:
     for _ in range(3):
         told = gateway.client.get("/api/status").json()
     assert told["models"] == [

@@ -1,4 +1,4 @@
-"""What is wrong with a question of another API is told before a model is loaded for it."""
+"""An invalid request of another API is refused before a model is loaded for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def idle() -> Iterator[GatewayProcess]:
     process.close()
 
 
-def test_a_wrong_question_loads_nothing_and_keeps_its_status(idle: GatewayProcess) -> None:
+def test_an_invalid_request_loads_nothing_and_keeps_its_status(idle: GatewayProcess) -> None:
     wrong: list[tuple[str, Json, str]] = [
         (
             "messages",
@@ -65,7 +65,7 @@ def test_a_wrong_question_loads_nothing_and_keeps_its_status(idle: GatewayProces
     assert idle.backends() == []
 
 
-def test_a_question_right_behind_a_kill_is_asked_again(gateway: GatewayProcess) -> None:
+def test_a_request_right_after_a_kill_is_repeated(gateway: GatewayProcess) -> None:
     before = gateway.client.post("/v1/messages", json=MESSAGE)
     (backend,) = gateway.backends()
     backend.kill()

@@ -1,4 +1,4 @@
-"""A backend that logs only errors still says where it listens, which the gateway waits for."""
+"""A backend that logs only errors still prints its address, which the gateway waits for."""
 
 from __future__ import annotations
 

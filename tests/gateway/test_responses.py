@@ -1,4 +1,4 @@
-"""OpenAI's responses, asked of a real gateway with a real model."""
+"""OpenAI's Responses API on a real gateway with a real model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_stream_adds_up_to_the_whole_response(
         assert events[-1]["response"]["usage"][name] == told["usage"][name]
 
 
-def test_a_call_and_its_output_make_an_answer(gateway: GatewayProcess) -> None:
+def test_a_call_and_its_output_lead_to_an_answer(gateway: GatewayProcess) -> None:
     question = [{"role": "user", "content": "What is the weather in Oslo?"}]
     asked = whole(gateway, question, tools=[WEATHER])
     (call,) = [item for item in asked["output"] if item["type"] == "function_call"]
@@ -108,13 +108,13 @@ def test_a_call_and_its_output_make_an_answer(gateway: GatewayProcess) -> None:
     result["output"] = '{"temperature": 21}'
     resent = whole(gateway, [*question, *asked["output"], result], tools=[WEATHER])
     assert text_of(resent) == "It is 21 degrees in Oslo."
-    # The same by the stored response: the prompt is the same, token for token.
+    # The same with the stored response: the prompt is the same, token for token.
     gone_on = whole(gateway, [result], tools=[WEATHER], previous_response_id=asked["id"])
     assert text_of(gone_on) == text_of(resent)
     assert gone_on["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
 
 
-def test_a_stored_item_is_given_back_by_its_id(gateway: GatewayProcess) -> None:
+def test_a_stored_item_is_referred_to_by_its_id(gateway: GatewayProcess) -> None:
     name: Json = {"role": "user", "content": "My name is Anna."}
     first = whole(gateway, [name])
     path = f"/v1/responses/{first['id']}/input_items"
@@ -125,7 +125,7 @@ def test_a_stored_item_is_given_back_by_its_id(gateway: GatewayProcess) -> None:
     resent = whole(gateway, [name, *first["output"], question])
     assert text_of(told) == text_of(resent)
     assert told["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
-    # What it was given is listed as the items themselves, under their own ids.
+    # Its input is listed as items with their own ids.
     items = gateway.client.get(
         f"/v1/responses/{told['id']}/input_items", params={"order": "asc"}
     ).json()["data"]
@@ -137,7 +137,7 @@ def test_a_stored_item_is_given_back_by_its_id(gateway: GatewayProcess) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_conversation_goes_on_from_a_stored_response(
+def test_a_conversation_continues_from_a_stored_response(
     gateway: GatewayProcess, streams: bool
 ) -> None:
     name = {"role": "user", "content": "My name is Anna."}
@@ -151,7 +151,7 @@ def test_a_conversation_goes_on_from_a_stored_response(
     assert "Anna" in text_of(gone_on)
 
 
-def test_stored_responses_are_there_until_they_are_deleted(gateway: GatewayProcess) -> None:
+def test_stored_responses_exist_until_they_are_deleted(gateway: GatewayProcess) -> None:
     first = whole(gateway, "Hello!", metadata={"a": "b"})
     second = whole(gateway, "Who are you?", previous_response_id=first["id"])
     path = f"/v1/responses/{second['id']}"
@@ -176,13 +176,13 @@ def test_stored_responses_are_there_until_they_are_deleted(gateway: GatewayProce
     ("path", "name"),
     [("", "include[]"), ("", "starting_after"), ("/input_items", "before")],
 )
-def test_a_query_that_is_not_known_is_named(gateway: GatewayProcess, path: str, name: str) -> None:
+def test_an_unknown_query_parameter_is_named(gateway: GatewayProcess, path: str, name: str) -> None:
     told = whole(gateway, "Hello!", max_output_tokens=1)
     answer = gateway.client.get(f"/v1/responses/{told['id']}{path}", params={name: "3"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
-def test_what_is_not_stored_cannot_be_gone_on_with(gateway: GatewayProcess) -> None:
+def test_a_response_that_is_not_stored_cannot_be_continued(gateway: GatewayProcess) -> None:
     told = whole(gateway, "Hello!", store=False)
     answer = gateway.client.post(
         "/v1/responses", json=body_of("hi", previous_response_id=told["id"])
@@ -201,7 +201,7 @@ def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
     assert counted["input_tokens"] == told["usage"]["input_tokens"]
 
 
-def test_instructions_are_not_carried_on(gateway: GatewayProcess) -> None:
+def test_instructions_are_not_inherited(gateway: GatewayProcess) -> None:
     first = whole(gateway, "Hello!", instructions="Be brief. " * 20)
     second = whole(gateway, "Who are you?", previous_response_id=first["id"])
     assert second["instructions"] is None
@@ -221,7 +221,7 @@ def test_log_probabilities_come_with_the_text(gateway: GatewayProcess) -> None:
     assert tokens == [entry["token"] for entry in part["logprobs"]]
 
 
-def test_log_probabilities_of_the_text_have_none_of_the_reasoning(gateway: GatewayProcess) -> None:
+def test_log_probabilities_of_the_text_exclude_the_reasoning(gateway: GatewayProcess) -> None:
     include = ["message.output_text.logprobs"]
     told = whole(gateway, "What is 7 plus 5?", include=include)
     assert [item["type"] for item in told["output"]] == ["reasoning", "message"]
@@ -233,13 +233,13 @@ def test_log_probabilities_of_the_text_have_none_of_the_reasoning(gateway: Gatew
     assert tokens == [entry["token"] for entry in part["logprobs"]]
 
 
-def test_an_answer_is_held_to_a_schema(gateway: GatewayProcess) -> None:
+def test_an_answer_satisfies_its_schema(gateway: GatewayProcess) -> None:
     told = whole(gateway, "Is Paris in France?", text={"format": VERDICT}, reasoning=QUIET)
     assert json.loads(text_of(told))["verdict"] in ("yes", "no")
     assert told["text"]["format"] == VERDICT
 
 
-def test_reasoning_is_turned_off_by_its_effort(gateway: GatewayProcess) -> None:
+def test_effort_can_turn_reasoning_off(gateway: GatewayProcess) -> None:
     told = whole(gateway, "What is 7 plus 5?", reasoning=QUIET)
     assert [item["type"] for item in told["output"]] == ["message"]
     assert told["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
@@ -257,13 +257,13 @@ def test_reasoning_is_turned_off_by_its_effort(gateway: GatewayProcess) -> None:
         },
     ],
 )
-def test_a_demanded_call_is_made(gateway: GatewayProcess, choice: Any) -> None:
+def test_a_required_call_is_made(gateway: GatewayProcess, choice: Any) -> None:
     told = whole(gateway, "Hello!", tools=[WEATHER], tool_choice=choice)
     assert told["output"][-1]["type"] == "function_call"
     assert told["tool_choice"] == choice
 
 
-def test_counted_tokens_are_those_of_the_prompt(gateway: GatewayProcess) -> None:
+def test_counted_tokens_equal_those_of_the_prompt(gateway: GatewayProcess) -> None:
     body = {"model": "tiny", "input": "Tell me a story.", "instructions": "Be brief."}
     counted = gateway.client.post("/v1/responses/input_tokens", json=body).json()
     told = whole(gateway, body["input"], instructions="Be brief.", max_output_tokens=1)

@@ -1,4 +1,4 @@
-"""Response objects and their events, made of answers that no model has to give."""
+"""Response objects and their events, built from answers that no model has to give."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer(**fields: Any) -> Answer:
 
 
 class Client:
-    """Puts a response together from events, as OpenAI's clients do."""
+    """Assembles a response from events, as OpenAI's clients do."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
@@ -69,7 +69,7 @@ class Client:
 @given(answers())
 def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     told = answer()
-    # What has left must not change afterwards: it is written as soon as it is told.
+    # An event must not change after it was returned, because it is written at once.
     written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in told.take(event)]
@@ -97,7 +97,7 @@ def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     assert sum(len(part["logprobs"]) for part in texts) == count
 
 
-def test_a_call_that_was_cut_off_is_incomplete_in_a_stream_and_left_out_of_the_whole() -> None:
+def test_an_incomplete_call_is_partial_in_a_stream_and_dropped_from_the_whole() -> None:
     told = answer()
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
     told.take(Piece(tool_calls=(ToolCallPiece(1, "b", "look", '{"a'),)))
@@ -107,7 +107,7 @@ def test_a_call_that_was_cut_off_is_incomplete_in_a_stream_and_left_out_of_the_w
     assert told.response == last | {"output": last["output"][:1]}
 
 
-def test_a_completely_sent_call_is_completed_whatever_ends_the_answer() -> None:
+def test_a_completely_sent_call_is_completed_however_the_answer_ends() -> None:
     told = answer()
     told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", '{"a": 1}'),)))
     events = told.take(Done("length", Usage(3, 4)))
@@ -130,9 +130,9 @@ def entries(*tokens: str) -> tuple[Json, ...]:
         (["hm", "</think>", "The"], [], "The", ["The"]),
         (["hm", "</think>"], ["The"], "The", ["The"]),
         (["hm"], ["</", "think>", "<"], "<", ["<"]),
-        # The end of the text is held back.
+        # The end of the text is withheld.
         (["hm"], ["</think>", "The", " EN"], "The", ["The", " EN"]),
-        # A token of markup and text: nothing can be told apart.
+        # One token with both markup and text, which cannot be separated.
         (["hm"], ["</think>The"], "The", ["</think>The"]),
     ],
 )
@@ -148,7 +148,7 @@ def test_text_begins_with_its_own_log_probabilities(
     assert [entry["token"] for entry in part["logprobs"]] == [*tokens, "!"]
 
 
-def test_a_break_in_the_middle_is_a_failed_response() -> None:
+def test_a_failure_during_the_answer_is_a_failed_response() -> None:
     told = answer()
     told.take(Piece(content="half a"))
     (last,) = told.fail(ApiError(503, "the backend of this model has gone away"))
@@ -161,12 +161,12 @@ def test_a_break_in_the_middle_is_a_failed_response() -> None:
     assert response["output"][0]["status"] == "incomplete"
 
 
-def test_a_break_before_the_first_token_is_a_response_all_the_same() -> None:
+def test_a_failure_before_the_first_token_is_a_response_too() -> None:
     kinds = [event["type"] for event in answer().fail(ApiError(429, "full"))]
     assert kinds == ["response.created", "response.in_progress", "response.failed"]
 
 
-def test_a_response_says_what_was_asked_of_it() -> None:
+def test_a_response_repeats_the_requests_fields() -> None:
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     told = answer(
@@ -230,10 +230,10 @@ def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -
 
 
 @given(st.text(max_size=20), st.lists(st.integers(0, 80), max_size=4), st.booleans())
-def test_the_text_of_a_custom_tool_grows_as_it_is_written(
+def test_the_text_of_a_custom_tool_is_streamed_as_it_is_generated(
     text: str, cuts: list[int], escaped: bool
 ) -> None:
-    """Every delta leaves at once, and what is cut off is told as far as it was written."""
+    """Every delta is sent at once, and an incomplete text is sent as far as it was generated."""
     written = json.dumps({"input": text}, ensure_ascii=escaped)
     places = sorted({0, *(min(cut, len(written)) for cut in cuts)})
     told = answer(tools=[{"type": "custom", "name": "patch"}])

@@ -1,4 +1,4 @@
-"""Streams of Anthropic's and of Responses whose backend is killed, or slow to load."""
+"""Anthropic's and Responses' streams whose backend is killed, or is slow to load."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def cut_off(gateway: GatewayProcess, path: str, body: Json, delta: str) -> Itera
                     backend.kill()
 
 
-def test_a_break_is_an_event_and_never_an_end() -> None:
+def test_a_failure_is_an_error_event_and_not_an_end_event() -> None:
     gateway = GatewayProcess({"tiny": roomy()}, "--keepalive-interval", "0.05")
     try:
         told = list(cut_off(gateway, "/v1/messages", MESSAGE, "content_block_delta"))
         kinds = [event["type"] for event in told]
-        # The model was being loaded: the stream began before anything could be said.
+        # The stream began while the model was being loaded, before any event could be sent.
         assert kinds[:3] == ["message_start", "ping", "ping"]
         assert kinds.count("message_start") == 1
         assert "content_block_delta" in kinds

@@ -1,4 +1,4 @@
-"""Every field of a Responses request is honoured, left out, or refused where it must be."""
+"""Every field of a Responses request is supported, left out, or refused where necessary."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOLD: dict[str, Any] = {
     "safety_identifier": "u",
     "prompt_cache_key": "k",
     "max_tool_calls": 3,
-    "previous_response_id": "resp_x",  # the store's tests hold that it is gone on with
+    "previous_response_id": "resp_x",  # the store's tests check that it is continued
 }
 NEUTRAL: dict[str, Any] = {
     "client_metadata": {"installation": "i"},
@@ -68,7 +68,8 @@ REFUSED: dict[str, Any] = {
     "response_format": {"type": "json_object"},
     "stop": ["END"],
 }
-OF_THE_ANSWER = {"stream"}  # how it is told, which the gateway's tests on streams hold
+# its effect is how the answer is sent, which the gateway's tests of streams check
+OF_THE_ANSWER = {"stream"}
 
 
 def request(**fields: Any) -> ResponsesRequest:
@@ -80,18 +81,18 @@ def chat(**fields: Any) -> ChatCompletionRequest:
     return chat_request(asked, resolved(asked.input, Store())).chat
 
 
-def test_every_field_is_known_to_these_tests() -> None:
+def test_every_field_has_a_test() -> None:
     known = HONOURED.keys() | TOLD.keys() | {"truncation"} | OF_THE_ANSWER
     assert known == ResponsesRequest.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", HONOURED)
-def test_an_honoured_field_changes_what_is_asked(name: str) -> None:
+def test_a_supported_field_changes_the_request(name: str) -> None:
     assert chat(**{name: HONOURED[name]}) != chat()
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_field_of_the_response_is_told_in_it(name: str) -> None:
+def test_a_field_of_the_response_is_repeated_in_it(name: str) -> None:
     echo = echo_of(request(**{name: TOLD[name]}), Parameters(model="x"))
     assert echo[name] == TOLD[name]
     assert echo != echo_of(request(), Parameters(model="x"))
@@ -104,7 +105,7 @@ def test_a_neutral_field_changes_nothing_and_is_listed(name: str, strict: Exchan
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_field_that_means_nothing_here_is_left_out_unless_all_must_be_known(name: str) -> None:
+def test_a_meaningless_field_is_left_out_unless_strict(name: str) -> None:
     running = begun()
     assert chat(**{name: LEFT_OUT[name]}) == chat()
     assert [each.partition("[")[0] for each in running.ignored] == [name]

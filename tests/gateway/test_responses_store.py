@@ -1,4 +1,4 @@
-"""What is kept of responses, and for how long."""
+"""Which responses are kept, and for how long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _is_kept(store: Store, name: str) -> bool:
     return True
 
 
-def test_a_conversation_goes_on_when_what_came_before_is_gone() -> None:
+def test_a_conversation_continues_when_earlier_responses_are_deleted() -> None:
     store = Store()
     store.put(stored("a"))
     first = store.get("a", "previous_response_id").conversation()
@@ -39,7 +39,7 @@ def test_a_conversation_goes_on_when_what_came_before_is_gone() -> None:
     assert names == ["in_a", "msg_a", "in_b", "msg_b"]
 
 
-def test_the_one_that_was_used_least_recently_makes_room() -> None:
+def test_the_least_recently_used_response_is_removed_for_a_new_one() -> None:
     store = Store(most=2)
     store.put(stored("a"))
     store.put(stored("b"))
@@ -48,7 +48,7 @@ def test_the_one_that_was_used_least_recently_makes_room() -> None:
     assert kept(store, "a", "b", "c") == [True, False, True]
 
 
-def test_bytes_are_bounded_and_given_back() -> None:
+def test_bytes_are_limited_and_released() -> None:
     store = Store(most_bytes=30_000)
     for name in "abc":
         store.put(stored(name, text="x" * 10_000))
@@ -60,7 +60,7 @@ def test_bytes_are_bounded_and_given_back() -> None:
     assert kept(store, "c", "d", "huge") == [True, True, False]
 
 
-def test_an_item_is_there_as_long_as_a_response_that_holds_it() -> None:
+def test_an_item_exists_as_long_as_a_response_that_contains_it() -> None:
     store = Store(most=2)
     store.put(stored("a"))
     store.put(stored("b", store.get("a", "response_id").conversation()))
@@ -75,7 +75,7 @@ def test_an_item_is_there_as_long_as_a_response_that_holds_it() -> None:
         assert (caught.value.status, caught.value.param) == (400, "input[0].id")
 
 
-def test_a_missing_one_is_told_by_the_field_that_asked() -> None:
+def test_a_missing_response_is_reported_with_the_field_that_named_it() -> None:
     with pytest.raises(ApiError) as caught:
         Store().get("resp_x", "previous_response_id")
     assert (caught.value.status, caught.value.param) == (400, "previous_response_id")
@@ -84,7 +84,7 @@ def test_a_missing_one_is_told_by_the_field_that_asked() -> None:
     assert caught.value.status == 404
 
 
-def test_what_nobody_uses_for_long_goes() -> None:
+def test_responses_expire() -> None:
     now = 0.0
     store = Store(seconds=10, clock=lambda: now)
     store.put(stored("a"))
@@ -99,7 +99,7 @@ def test_what_nobody_uses_for_long_goes() -> None:
     assert kept(store, "a") == [False]
 
 
-def test_a_store_that_is_off_keeps_nothing() -> None:
+def test_a_disabled_store_keeps_nothing() -> None:
     store = Store(seconds=0)
     store.put(stored("a"))
     assert kept(store, "a") == [False]

@@ -1,4 +1,4 @@
-"""What Responses requests mean as chat requests."""
+"""How Responses requests are translated to chat requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def said(role: str, *texts: str) -> Json:
     return {"role": role, "content": [{"type": kind, "text": text} for text in texts]}
 
 
-def test_a_text_is_a_user_message_behind_the_instructions() -> None:
+def test_a_text_is_a_user_message_after_the_instructions() -> None:
     told = messages("hi", instructions="Be brief.")
     assert told[0] == {"role": "system", "content": "Be brief."}
     assert told[1] == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
@@ -53,14 +53,14 @@ def test_an_item_whose_type_is_null_is_a_message() -> None:
     assert messages([item | {"type": None}]) == messages([item])
 
 
-def test_instructions_and_leading_system_messages_are_one_turn() -> None:
+def test_instructions_and_leading_system_messages_become_one() -> None:
     items = [said("developer", "a"), {"role": "system", "content": "b"}, said("user", "hi")]
     told = messages(items, instructions="Be brief.")
     assert [message["role"] for message in told] == ["system", "user"]
     assert told[0]["content"] == "Be brief.\n\na\n\nb"
 
 
-def test_items_of_the_model_are_one_message_until_the_order_begins_again() -> None:
+def test_items_of_the_model_become_one_message_until_the_order_restarts() -> None:
     thought = {
         "type": "reasoning",
         "summary": [],
@@ -85,7 +85,7 @@ def test_items_of_the_model_are_one_message_until_the_order_begins_again() -> No
     assert [message.get("content") for message in twice[1:]] == ["a", "b"]
 
 
-def test_reasoning_is_shown_by_its_content_else_its_summary_else_not_at_all() -> None:
+def test_reasoning_is_its_content_else_its_summary_else_nothing() -> None:
     summary = [{"type": "summary_text", "text": "in short"}]
     for fields, shown in (
         ({"summary": summary}, "in short"),
@@ -99,7 +99,7 @@ def test_reasoning_is_shown_by_its_content_else_its_summary_else_not_at_all() ->
     assert [m["role"] for m in messages([sealed, said("user", "hi")])] == ["user"]
 
 
-def test_what_was_said_before_comes_before_the_input() -> None:
+def test_earlier_items_come_before_the_input() -> None:
     earlier = [said("user", "one"), said("assistant", "two")]
     told = translated("three", earlier=earlier, instructions="Be brief.")
     roles = [message.role for message in told.chat.messages]
@@ -109,14 +109,14 @@ def test_what_was_said_before_comes_before_the_input() -> None:
     assert told.named(ApiError(400, "", param="messages[3]")).param == "input[0]"
 
 
-def test_tools_of_one_name_are_refused() -> None:
+def test_tools_with_the_same_name_are_refused() -> None:
     with pytest.raises(ApiError) as caught:
         translated(tools=[LOOK, LOOK | {"name": "run"}, LOOK])
     assert (caught.value.status, caught.value.param) == (400, "tools[2].name")
     assert caught.value.message.startswith("tools[2].name is 'look'")
 
 
-def test_images_and_their_places() -> None:
+def test_images_and_their_positions() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "low"}
     told = translated([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
     part = told.chat.model_dump()["messages"][0]["content"][1]
@@ -184,7 +184,7 @@ def test_tools_sampling_and_form() -> None:
         ({"foo": 1}, ("foo",), "Extra"),
     ],
 )
-def test_errors_are_at_a_path_of_the_body(
+def test_errors_name_a_path_of_the_body(
     fields: Json, place: tuple[str | int, ...], says: str, strict: Exchange
 ) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -194,7 +194,7 @@ def test_errors_are_at_a_path_of_the_body(
     assert says in first["msg"]
 
 
-def test_the_values_that_ask_for_nothing_pass(strict: Exchange) -> None:
+def test_values_that_ask_for_nothing_pass(strict: Exchange) -> None:
     ResponsesRequest.model_validate(
         {
             "model": "m",
@@ -210,7 +210,7 @@ def test_the_values_that_ask_for_nothing_pass(strict: Exchange) -> None:
     )
 
 
-def test_tools_in_a_namespace_are_offered_and_remembered_by_one_name() -> None:
+def test_tools_in_a_namespace_are_offered_under_one_name() -> None:
     inner = {"type": "function", "name": "read", "parameters": {"type": "object"}}
     spaces = [{"type": "namespace", "name": name, "tools": [inner]} for name in ("a", "b__")]
     call = {
@@ -228,7 +228,7 @@ def test_tools_in_a_namespace_are_offered_and_remembered_by_one_name() -> None:
     assert error.param == "tools[1].tools[0].name"
 
 
-def test_a_custom_tool_is_a_function_that_takes_a_text() -> None:
+def test_a_custom_tool_is_a_function_with_one_text_argument() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
     tool = {"type": "custom", "name": "patch", "description": "Edit.", "format": grammar}
     call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\n"}

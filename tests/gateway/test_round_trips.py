@@ -1,4 +1,4 @@
-"""What stands between a request and its first piece: one call of the backend, and no thread."""
+"""The work between a request and its first piece: one call of the backend, and no thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wire import backend_pb2_grpc
 
 
 class Counting(backend_pb2_grpc.BackendServicer):
-    """Answers at once, and notes which methods were called."""
+    """Answers at once, and records which methods were called."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -63,7 +63,7 @@ async def backend() -> AsyncIterator[tuple[Counting, str]]:
 async def client(
     backend: tuple[Counting, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
-    monkeypatch.setattr(instance, "_POLL", 3600.0)  # the guard asks for Health and Status too
+    monkeypatch.setattr(instance, "_POLL", 3600.0)  # the watchdog calls Health and Status too
     write(tmp_path, "m", {"address": backend[1], "parameters": {"model": "owner/m"}})
     settings = GatewaySettings(tmp_path, max_memory_bytes=0)
     app = create_app(settings, Supervisor(settings, read_folder(tmp_path)), Traffic())
@@ -89,7 +89,7 @@ SAID = [{"role": "user", "content": "Where?"}]
         ("/api/chat", {"messages": SAID}),
     ],
 )
-async def test_an_answer_of_a_loaded_model_is_one_call_and_no_thread(
+async def test_an_answer_of_a_loaded_model_needs_one_call_and_no_thread(
     client: httpx.AsyncClient,
     backend: tuple[Counting, str],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Keys, hosts and origins: who gets in, and what a web page may do."""
+"""Keys, hosts and origins: who has access, and what a web page may do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def models(gateway: GatewayProcess, **headers: str) -> httpx.Response:
     return gateway.client.get("/v1/models", headers=named)
 
 
-def test_either_key_opens_in_either_header(locked: GatewayProcess) -> None:
+def test_either_key_works_in_either_header(locked: GatewayProcess) -> None:
     for key in (FIRST, SECOND):
         assert models(locked, authorization=f"Bearer {key}").status_code == 200
         assert models(locked, authorization=f"bearer  {key}").status_code == 200
@@ -48,7 +48,7 @@ def test_either_key_opens_in_either_header(locked: GatewayProcess) -> None:
         {"x-api-key": FIRST.upper()},
     ],
 )
-def test_nothing_else_opens(locked: GatewayProcess, headers: dict[str, str]) -> None:
+def test_nothing_else_works(locked: GatewayProcess, headers: dict[str, str]) -> None:
     answer = locked.client.get("/v1/models", headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -56,12 +56,12 @@ def test_nothing_else_opens(locked: GatewayProcess, headers: dict[str, str]) -> 
     assert answer.headers["x-should-retry"] == "false"
 
 
-def test_a_key_of_other_bytes_than_ascii_is_wrong_too(locked: GatewayProcess) -> None:
+def test_a_key_with_non_ascii_bytes_is_wrong(locked: GatewayProcess) -> None:
     headers = {b"x-api-key": "schlüssel".encode()}
     assert locked.client.get("/v1/models", headers=headers).status_code == 401
 
 
-def test_what_needs_no_key_tells_nothing_of_the_models(locked: GatewayProcess) -> None:
+def test_endpoints_without_a_key_reveal_nothing_about_the_models(locked: GatewayProcess) -> None:
     for path in ("/", "/health", "/v1/health", "/ready", "/docs", "/openapi.json", "/page/main.js"):
         answer = locked.client.get(path)
         assert answer.status_code == 200, path
@@ -70,7 +70,7 @@ def test_what_needs_no_key_tells_nothing_of_the_models(locked: GatewayProcess) -
         assert locked.client.get(path).status_code == 401, path
 
 
-def test_a_body_is_not_read_before_the_key_is(locked: GatewayProcess) -> None:
+def test_a_body_is_read_only_after_the_key_was_checked(locked: GatewayProcess) -> None:
     answer = locked.client.post("/v1/chat/completions", content=b"{")
     assert answer.status_code == 401
 
@@ -83,7 +83,7 @@ def test_keys_never_reach_the_log(locked: GatewayProcess) -> None:
     assert "wrong-but-secret" not in told
 
 
-def test_a_listed_page_may_call_and_read(locked: GatewayProcess) -> None:
+def test_a_listed_origin_may_call_and_read(locked: GatewayProcess) -> None:
     asked = locked.client.options(
         "/v1/chat/completions",
         headers={
@@ -108,7 +108,7 @@ def test_a_listed_page_may_call_and_read(locked: GatewayProcess) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://localhost:3001", "https://localhost:3000", ""]
 )
-def test_other_pages_may_not(locked: GatewayProcess, origin: str) -> None:
+def test_other_origins_may_not(locked: GatewayProcess, origin: str) -> None:
     for method in ("GET", "OPTIONS"):
         answer = locked.client.request(
             method, "/v1/models", headers={"origin": origin, "authorization": f"Bearer {FIRST}"}
@@ -118,20 +118,20 @@ def test_other_pages_may_not(locked: GatewayProcess, origin: str) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_the_own_page_may_and_needs_no_list(gateway: GatewayProcess) -> None:
+def test_the_gateways_own_page_needs_no_list(gateway: GatewayProcess) -> None:
     assert models(gateway, origin=gateway.url).status_code == 200
     assert models(gateway, origin="http://evil.example").status_code == 403
 
 
-def test_a_rebound_name_is_refused_without_a_key(gateway: GatewayProcess) -> None:
+def test_a_rebound_host_name_is_refused_without_a_key(gateway: GatewayProcess) -> None:
     port = gateway.url.rpartition(":")[2]
     for host in (
         *("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "["),
         *("192.168.0.1", "128.0.0.1", "0.0.0.0", "[::2]", "127.0.0.256"),
     ):
         answer = gateway.client.get("/v1/models", headers={"host": host})
-        assert answer.status_code in (400, 403), host  # 400: uvicorn's, of what is no host at all
-        # The page of such a name is of its own origin: only the host gives it away.
+        assert answer.status_code in (400, 403), host  # 400 comes from uvicorn, for an invalid host
+        # A page with such a name is same-origin: only the host shows that it is foreign.
         same = {"host": host, "origin": f"http://{host}"}
         assert gateway.client.get("/v1/models", headers=same).status_code in (400, 403), host
     for host in (
@@ -141,15 +141,15 @@ def test_a_rebound_name_is_refused_without_a_key(gateway: GatewayProcess) -> Non
         assert models(gateway, host=host).status_code == 200, host
 
 
-def test_a_plain_options_says_what_is_taken(gateway: GatewayProcess) -> None:
+def test_a_plain_options_request_gets_the_allowed_methods(gateway: GatewayProcess) -> None:
     answer = gateway.client.options("/v1/chat/completions")
     assert answer.status_code == 200
     assert "POST" in answer.headers["allow"]
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_form_of_a_page_is_no_request(gateway: GatewayProcess) -> None:
-    """What a browser sends without asking first: it cannot be application/json."""
+def test_an_html_form_is_refused(gateway: GatewayProcess) -> None:
+    """A browser sends forms to other origins without asking, but never as application/json."""
     own = str(gateway.client.base_url)
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = gateway.client.post(
@@ -161,8 +161,8 @@ def test_a_form_of_a_page_is_no_request(gateway: GatewayProcess) -> None:
         assert answer.json()["error"]["code"] == "unsupported_content_type"
 
 
-def test_a_program_need_not_name_the_type(gateway: GatewayProcess) -> None:
-    """`curl -d` says that it sends a form, in the examples of Ollama's documents too."""
+def test_a_program_need_not_name_the_content_type(gateway: GatewayProcess) -> None:
+    """`curl -d` names the type of a form, also in the examples of Ollama's documentation."""
     for kind in ("application/x-www-form-urlencoded", ""):
         answer = gateway.client.post(
             "/v1/tokenize", content=b'{"content": "a"}', headers={"content-type": kind}

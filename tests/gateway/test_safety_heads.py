@@ -1,4 +1,4 @@
-"""The head of a request, and connections without one: bounded before anybody shows a key."""
+"""The head of a request, and silent connections: limited before any key is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def answering(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads the whole body, and says ok."""
+    """Reads the whole body, and answers ok."""
     while (await receive()).get("more_body"):
         pass
     await PlainTextResponse("ok")(scope, receive, send)
@@ -30,7 +30,7 @@ async def answering(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[int]:
-    """The port of a server of this parser."""
+    """The port of a server with this parser."""
     config = uvicorn.Config(
         answering, port=0, http=BoundedProtocol, log_config=None, lifespan="off"
     )
@@ -45,7 +45,7 @@ async def listening() -> AsyncIterator[int]:
 
 
 async def answer_to(port: int, *parts: bytes) -> bytes:
-    """All that comes back until the server closes."""
+    """Everything that is sent back until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
         writer.write(part)
@@ -54,14 +54,14 @@ async def answer_to(port: int, *parts: bytes) -> bytes:
     return found
 
 
-async def test_a_head_without_end_is_refused() -> None:
+async def test_an_endless_head_is_refused() -> None:
     async with listening() as port:
         found = await answer_to(port, HEAD, b"x-long: " + b"a" * LONGEST_HEAD)
     assert found.startswith(b"HTTP/1.1 431 ")
     assert b"longer than 65536 bytes" in found
 
 
-async def test_a_long_body_is_no_head() -> None:
+async def test_a_long_body_does_not_count_as_head() -> None:
     async with listening() as port:
         length = f"content-length: {10 * LONGEST_HEAD}\r\nconnection: close\r\n\r\n".encode()
         post = HEAD.replace(b"GET", b"POST")
@@ -70,19 +70,21 @@ async def test_a_long_body_is_no_head() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", HEAD], ids=["nothing", "half a head"])
-async def test_who_does_not_go_on_is_let_go(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_connection_is_closed(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
     async with listening() as port:
         assert (await answer_to(port, begun)).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_a_request_in_time_is_answered_and_the_connection_serves_again() -> None:
+async def test_a_request_in_time_is_answered_and_its_connection_can_be_reused() -> None:
     async with listening() as port:
         found = await answer_to(port, HEAD + b"\r\n", HEAD + b"connection: close\r\n\r\n")
     assert found.count(b"HTTP/1.1 200 ") == 2
 
 
-def test_a_crowd_that_says_nothing_keeps_nobody_out() -> None:
+def test_many_silent_connections_keep_nobody_out() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * CROWD:
         pytest.skip(f"this system allows {hard} open files")

@@ -1,4 +1,4 @@
-"""Images and sounds: nothing but what they are, and no address but a public one."""
+"""Images and sounds: only valid files, and only from public addresses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def refusal(
     return told.value
 
 
-async def test_a_data_uri_and_bare_base64_are_one_image() -> None:
+async def test_a_data_uri_and_bare_base64_give_the_same_image() -> None:
     broken = "\n".join([encoded(PNG)[:40], encoded(PNG)[40:]])
     named_wrongly = PNG_URI.replace("image/png", "text/html")
     for url in (PNG_URI, encoded(PNG), broken, named_wrongly, PNG_URI.replace("data", "DATA")):
@@ -59,7 +59,7 @@ async def test_a_data_uri_and_bare_base64_are_one_image() -> None:
 @pytest.mark.parametrize(
     "head", [b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM"], ids=repr
 )
-async def test_formats_are_known_by_their_first_bytes(head: bytes) -> None:
+async def test_formats_are_recognised_by_their_first_bytes(head: bytes) -> None:
     assert (await media(encoded(head + b"\0" * 32), CLOSED)).startswith("data:image/")
 
 
@@ -67,7 +67,7 @@ async def test_formats_are_known_by_their_first_bytes(head: bytes) -> None:
     "url",
     [
         "/etc/passwd",
-        "/etc/shadow1",  # base64 by its letters and its length
+        "/etc/shadow1",  # base64, by its alphabet and length
         "file:///etc/passwd",
         "../../secret.png",
         "C:\\secret.png",
@@ -83,7 +83,7 @@ async def test_formats_are_known_by_their_first_bytes(head: bytes) -> None:
         PNG_URI + "\x00",
     ],
 )
-async def test_what_is_no_image_is_refused(url: str) -> None:
+async def test_invalid_images_are_refused(url: str) -> None:
     assert (await refusal(url)).status == 400
 
 
@@ -109,14 +109,14 @@ async def test_large_images_are_refused_before_and_after_decoding() -> None:
         (b"GIF89a", "image/gif"),
     ],
 )
-async def test_a_video_is_known_by_its_first_bytes(head: bytes, kind: str) -> None:
+async def test_a_video_is_recognised_by_its_first_bytes(head: bytes, kind: str) -> None:
     content = encoded(head + b"\0" * 40)
     for url in (content, f"data:text/plain;base64,{content}"):
         assert await media(url, CLOSED, "video") == f"data:{kind};base64,{content}"
         assert is_video(url) == (kind != "image/gif")
 
 
-async def test_what_is_no_video_is_refused() -> None:
+async def test_invalid_videos_are_refused() -> None:
     still = encoded(b"\0\0\0\x1cftypavif" + b"\0" * 40)
     for url in (PNG_URI, encoded(WAV), still, "/etc/passwd", "file:///a.mp4", "", "data:"):
         with pytest.raises(ApiError) as told:
@@ -130,7 +130,7 @@ async def test_what_is_no_video_is_refused() -> None:
     assert told.value.status == 413
 
 
-def test_a_sound_is_what_its_format_says() -> None:
+def test_the_format_of_a_sound_is_checked() -> None:
     assert audio(encoded(WAV), "wav", CLOSED) == f"data:audio/wav;base64,{encoded(WAV)}"
     assert audio(encoded(b"ID3\x04" + b"\0" * 20), "mp3", CLOSED).startswith("data:audio/mpeg;")
     for data, form in ((encoded(WAV), "mp3"), (encoded(PNG), "wav"), ("/etc/passwd", "wav")):
@@ -150,7 +150,7 @@ async def test_urls_are_off_by_default() -> None:
     ::ffff:127.0.0.1 ::ffff:169.254.169.254 ::127.0.0.1 64:ff9b::7f00:1 64:ff9b:1::a00:1
     2002:7f00:1:: 2001:0:7f00:1:: 2001:db8::1""".split(),
 )
-def test_inner_addresses(text: str) -> None:
+def test_private_addresses(text: str) -> None:
     assert not is_public(ipaddress.ip_address(text))
 
 
@@ -179,7 +179,7 @@ def test_public_addresses(text: str) -> None:
         "http://8.8.8.8:port/a.png",
     ],
 )
-async def test_urls_that_are_never_asked(url: str) -> None:
+async def test_urls_that_are_never_requested(url: str) -> None:
     error = await refusal(url)
     assert error.status == 400
     assert "secret" not in error.message
@@ -189,7 +189,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Site:
-    """A web server on loopback; `asked` are the paths that came, with their Host."""
+    """A web server on loopback; `asked` has the requested paths with their Host."""
 
     def __init__(self, answers: dict[str, Answer]) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -201,7 +201,7 @@ class Site:
                 answers[self.path.partition("?")[0]](self)
 
             def log_message(self, *_: object) -> None:
-                """Nothing to the test's output."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = self._server.server_port
@@ -237,7 +237,7 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
         while True:
             handler.wfile.write(b"\0" * 1024)
     except OSError:
-        pass  # the client has read enough
+        pass  # the client has closed the connection
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def site() -> Iterator[Site]:
 
 
 def only_this(address: Address) -> bool:
-    """Loopback in place of the internet; all else is inside."""
+    """Treat loopback as public, and all other addresses as private."""
     return address.is_loopback
 
 
@@ -271,13 +271,13 @@ def fetcher(site: Site) -> Fetcher:
     return Fetcher(only_this, (site.port,))
 
 
-async def test_an_image_is_fetched_by_its_name(site: Site, fetcher: Fetcher) -> None:
+async def test_an_image_is_fetched_by_its_url(site: Site, fetcher: Fetcher) -> None:
     assert await media(site.url("/a.png?size=1"), OPEN, fetcher=fetcher) == PNG_URI
     assert site.asked[-1] == ("/a.png?size=1", f"localhost:{site.port}")
     assert await media(site.url("/once"), OPEN, fetcher=fetcher) == PNG_URI
 
 
-async def test_a_video_is_fetched_where_a_video_is_meant(site: Site, fetcher: Fetcher) -> None:
+async def test_a_video_is_fetched_where_a_video_is_expected(site: Site, fetcher: Fetcher) -> None:
     fetched = await media(site.url("/a.mp4"), OPEN, "video", fetcher)
     assert fetched == f"data:video/mp4;base64,{encoded(MP4)}"
     assert (await refusal(site.url("/a.mp4"), fetcher=fetcher)).status == 400
@@ -303,20 +303,20 @@ async def test_what_a_site_may_not_do(site: Site, fetcher: Fetcher, path: str, s
     assert (await refusal(site.url(path), fetcher=fetcher)).status == status
 
 
-async def test_redirects_are_counted(site: Site, fetcher: Fetcher) -> None:
+async def test_redirects_are_limited(site: Site, fetcher: Fetcher) -> None:
     site.asked.clear()
     await refusal(site.url("/round"), fetcher=fetcher)
     assert len(site.asked) == MOST_REDIRECTS + 1
 
 
-async def test_the_real_rule_does_not_reach_this_very_site(site: Site) -> None:
+async def test_the_real_rule_does_not_admit_this_loopback_site(site: Site) -> None:
     site.asked.clear()
     error = await refusal(site.url("/a.png"), fetcher=Fetcher(ports=(site.port,)))
     assert "not public" in error.message
     assert site.asked == []
 
 
-async def test_fetched_images_together_are_no_larger_than_a_body(
+async def test_fetched_images_together_are_limited_like_a_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = 0
@@ -336,7 +336,7 @@ async def test_fetched_images_together_are_no_larger_than_a_body(
     assert caught.value.param == "messages[0].content[2].image_url"
 
 
-def test_too_many_images_to_fetch_are_refused_before_the_first_is_asked_for() -> None:
+def test_too_many_urls_are_refused_before_the_first_is_fetched() -> None:
     gateway = GatewayProcess({"tiny": tiny()}, "--allow-remote-images")
     try:
         part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
@@ -351,7 +351,7 @@ def test_too_many_images_to_fetch_are_refused_before_the_first_is_asked_for() ->
         gateway.close()
 
 
-def test_a_request_says_which_part_is_at_fault(gateway: GatewayProcess) -> None:
+def test_an_error_names_the_part_at_fault(gateway: GatewayProcess) -> None:
     def ask(url: str) -> dict[str, str]:
         part = {"type": "image_url", "image_url": {"url": url}}
         answer = gateway.client.post(

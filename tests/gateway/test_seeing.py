@@ -1,4 +1,4 @@
-"""Pictures over HTTP: what a client sends as a part of a message is what the model sees."""
+"""Pictures over HTTP: a picture in a message reaches the model."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_the_colour_is_named(seeing: GatewayProcess, colour: str) -> None:
     assert colour in answer.json()["choices"][0]["message"]["content"]
 
 
-def test_two_in_their_order(seeing: GatewayProcess) -> None:
+def test_two_colours_are_named_in_order(seeing: GatewayProcess) -> None:
     answer = chat(seeing, image("red"), image("blue", "JPEG"), text("What colours are the images?"))
     said = answer.json()["choices"][0]["message"]["content"]
     assert said.index("red") < said.index("blue")
 
 
-def test_an_image_stays_in_its_turn(seeing: GatewayProcess) -> None:
-    """So the second turn begins as the first one did, and is read from the prompt cache."""
+def test_an_image_stays_in_its_message(seeing: GatewayProcess) -> None:
+    """So the second prompt begins like the first one, and is served from the prompt cache."""
     asked = {"role": "user", "content": [image("blue"), text("What colour is the image?")]}
     body = {
         "model": "eye",
@@ -82,11 +82,11 @@ def test_an_image_stays_in_its_turn(seeing: GatewayProcess) -> None:
     assert "red" in second["choices"][0]["message"]["content"]
     assert "blue" not in second["choices"][0]["message"]["content"]
     known = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-    # The template ends a prompt with an empty thought, which it leaves out of earlier turns.
+    # The template ends a prompt with empty reasoning, which it omits from earlier turns.
     assert known >= first["usage"]["prompt_tokens"] - 6
 
 
-def test_the_same_over_the_other_apis(seeing: GatewayProcess) -> None:
+def test_images_work_with_every_api(seeing: GatewayProcess) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": picture("green")}
     parts = [{"type": "image", "source": source}, text("What colour is the image?")]
     body = {
@@ -112,7 +112,7 @@ def test_the_same_over_the_other_apis(seeing: GatewayProcess) -> None:
     assert "green" in answer.json()["output"][0]["content"][0]["text"], answer.text
 
 
-def test_a_clip_over_every_api(seeing: GatewayProcess) -> None:
+def test_a_video_works_with_every_api(seeing: GatewayProcess) -> None:
     red, blue = (in_base64(saved(plain([colour] * 8))) for colour in (RED, BLUE))
     question = "What colour is the image?"
     uri = f"data:video/mp4;base64,{red}"
@@ -148,7 +148,7 @@ def test_a_clip_over_every_api(seeing: GatewayProcess) -> None:
     assert "blue" in answer.json()["message"]["content"], answer.text
 
 
-def test_what_is_no_clip_is_refused_by_its_place(seeing: GatewayProcess) -> None:
+def test_an_invalid_video_is_refused_with_its_path(seeing: GatewayProcess) -> None:
     cut = in_base64(saved(plain([RED] * 8))[:-200])
     for url, code in ((f"data:video/mp4;base64,{cut}", None), ("data:,x", "invalid_image")):
         part = {"type": "input_video", "video_url": {"url": url}}
@@ -162,7 +162,7 @@ def test_what_is_no_clip_is_refused_by_its_place(seeing: GatewayProcess) -> None
     assert "videos are not fetched from URLs here" in answer.json()["error"]["message"]
 
 
-def test_what_is_no_image_is_refused_by_its_place(seeing: GatewayProcess) -> None:
+def test_an_invalid_image_is_refused_with_its_path(seeing: GatewayProcess) -> None:
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
     answer = chat(seeing, text("What colour is the image?"), broken)
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""The command line: what is taken, and the sentence for what is not."""
+"""The command line: valid arguments, and messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(tmp_path: Path, *arguments: str, **environ: str) -> GatewaySettings:
     return settings_from(["--models-dir", str(tmp_path), *arguments], environ)
 
 
-def test_sizes_times_and_switches(tmp_path: Path) -> None:
+def test_sizes_durations_and_switches(tmp_path: Path) -> None:
     told = read(
         tmp_path,
         *("--max-body-bytes", "1.5MiB", "--max-memory-bytes", "8G", "--idle-unload", "0.5"),
@@ -36,7 +36,7 @@ def test_sizes_times_and_switches(tmp_path: Path) -> None:
     assert told.cors_origins == ("http://localhost:3000", "app://obsidian.md", "null")
 
 
-def test_keys_come_from_three_places_and_count_once(tmp_path: Path) -> None:
+def test_keys_come_from_three_places_and_are_merged(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# mine\n{KEY}\n\nanother-long-key\n")
     told = read(tmp_path, "--api-key-file", str(file), **{KEYS_VARIABLE: f"{KEY}, third-long-key"})
@@ -61,34 +61,34 @@ def test_keys_come_from_three_places_and_count_once(tmp_path: Path) -> None:
         (["--cors-origin", "localhost:3000"], "--cors-origin is 'localhost:3000'"),
         (["--cors-origin", "https://a.b/c"], "--cors-origin is 'https://a.b/c'"),
         (["--api-key", "short"], "an API key is shorter than 8 characters"),
-        (["--api-key", "with a space in it"], "an API key holds a space"),
+        (["--api-key", "with a space in it"], "an API key contains a space"),
         (["--api-key-file", "/nowhere/keys"], "--api-key-file /nowhere/keys cannot be read"),
         (["--models-dir", "/nowhere"], "--models-dir is '/nowhere': there is no such folder"),
         (["--models"], "unrecognized arguments: --models"),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_sentence(
+def test_an_impossible_setting_is_refused_with_a_message(
     tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     with pytest.raises(BadArgument, match=re.escape(sentence)):
         read(tmp_path, *arguments)
 
 
-def test_a_refused_key_is_not_in_its_sentence(tmp_path: Path) -> None:
+def test_a_refused_key_is_not_in_its_message(tmp_path: Path) -> None:
     for bad in ("sEcReT", "sEcReT with spaces"):
         with pytest.raises(BadArgument) as told:
             read(tmp_path, "--api-key", bad)
         assert "sEcReT" not in str(told.value)
 
 
-def test_a_key_opens_the_wider_world(tmp_path: Path) -> None:
+def test_a_key_allows_addresses_beyond_loopback(tmp_path: Path) -> None:
     told = read(tmp_path, "--host", "0.0.0.0", "--cors-origin", "*", **{KEYS_VARIABLE: KEY})
     assert (told.host, told.cors_origins) == ("0.0.0.0", ("*",))
 
 
-def test_an_empty_file_of_keys_does_not_leave_the_door_open(tmp_path: Path) -> None:
+def test_an_empty_key_file_does_not_open_the_gateway(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# none yet\n")
-    with pytest.raises(BadArgument, match="holds no key"):
+    with pytest.raises(BadArgument, match="has no key"):
         read(tmp_path, "--api-key-file", str(tmp_path / "keys"))
 
 
@@ -98,12 +98,12 @@ def test_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.168.0.1", "localhost.evil.org"])
-def test_what_others_may_reach(host: str) -> None:
+def test_addresses_that_others_can_reach(host: str) -> None:
     assert not is_loopback(host)
 
 
 def documented(name: str) -> str:
-    """The table of this name in docs/gateway.md."""
+    """The table with this name in docs/gateway.md."""
     text = (ROOT / "docs" / "gateway.md").read_text("utf-8")
     return text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
 
@@ -114,7 +114,7 @@ def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:
         assert f"`{flag_of(row)}`" in settings_table()
 
 
-def test_every_setting_may_be_in_the_environment(tmp_path: Path) -> None:
+def test_every_setting_can_be_set_in_the_environment(tmp_path: Path) -> None:
     environ = {
         "MLX_GATEWAY_MODELS_DIR": str(tmp_path),
         "MLX_GATEWAY_MAX_BODY_BYTES": "10MiB",
@@ -138,7 +138,7 @@ def test_every_setting_may_be_in_the_environment(tmp_path: Path) -> None:
         ("PORT", "many", "--port is 'many'"),
     ],
 )
-def test_a_variable_that_cannot_work_is_refused(
+def test_an_impossible_variable_is_refused(
     tmp_path: Path, name: str, text: str, words: str
 ) -> None:
     with pytest.raises(BadArgument, match=re.escape(words)):

@@ -1,4 +1,4 @@
-"""Clients that leave, requests that take too long, and SIGTERM while requests run."""
+"""Clients that disconnect, requests that take too long, and SIGTERM during requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start = Callable[..., GatewayProcess]
 
 @pytest.fixture
 def start(backend: NumbersBackend) -> Iterator[Start]:
-    """Starts a gateway before the backend; what is still there at the end is closed."""
+    """Starts a gateway before its backend; both are stopped at the end."""
     started: list[GatewayProcess] = []
 
     def begin(*arguments: str) -> GatewayProcess:
@@ -48,7 +48,7 @@ def start(backend: NumbersBackend) -> Iterator[Start]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Ask again and again, a round trip each, until the answer is yes."""
+    """Poll, one round trip each, until the condition is true."""
     for _ in range(20_000):
         if holds():
             return
@@ -97,7 +97,7 @@ def test_a_stream_is_counted_while_it_is_open(backend: NumbersBackend, start: St
 def test_a_request_that_takes_too_long_is_a_504(backend: NumbersBackend, start: Start) -> None:
     client = start("--request-timeout", "2").client
     plain = {"model": "numbers", "input": "plain"}
-    # The first connection counts too: what is held must reach the backend before its time is up.
+    # The time includes connecting: the request must reach the backend before its time is up.
     until(lambda: client.post("/v1/embeddings", json=plain).status_code == 200)
     answer = client.post("/v1/embeddings", json=HELD)
     assert answer.status_code == 504
@@ -105,7 +105,7 @@ def test_a_request_that_takes_too_long_is_a_504(backend: NumbersBackend, start: 
     assert backend.cancelled.acquire(timeout=WAIT)
 
 
-def test_sigterm_waits_for_what_runs_and_takes_no_more(
+def test_sigterm_waits_for_running_requests_and_refuses_new_ones(
     backend: NumbersBackend, start: Start
 ) -> None:
     gateway = start("--drain-timeout", str(WAIT))
@@ -128,7 +128,9 @@ def test_sigterm_waits_for_what_runs_and_takes_no_more(
     assert gateway.processes() == []
 
 
-def test_a_request_that_outlasts_the_drain_is_cut(backend: NumbersBackend, start: Start) -> None:
+def test_a_request_that_outlasts_the_drain_is_cancelled(
+    backend: NumbersBackend, start: Start
+) -> None:
     gateway = start("--drain-timeout", "0.2")
     failed = threading.Event()
 
@@ -152,7 +154,7 @@ def test_a_second_sigterm_does_not_wait(backend: NumbersBackend, start: Start) -
         assert backend.held.acquire(timeout=WAIT)
         gateway.child.send_signal(signal.SIGTERM)
         until(lambda: gateway.client.get("/ready").status_code == 503)
-        while gateway.child.poll() is None:  # one that comes at once is an echo
+        while gateway.child.poll() is None:  # one that comes at once counts as an echo
             gateway.child.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 gateway.child.wait(0.1)
@@ -163,7 +165,7 @@ def test_a_second_sigterm_does_not_wait(backend: NumbersBackend, start: Start) -
 
 
 def test_a_stream_that_outlasts_the_drain_ends_with_an_error() -> None:
-    """A cut answer must not look like a whole one."""
+    """A truncated answer must not look like a whole one."""
     gateway = GatewayProcess({"tiny": roomy()}, "--drain-timeout", "0.2")
     endless = {
         "model": "tiny",

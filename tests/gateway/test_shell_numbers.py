@@ -1,4 +1,4 @@
-"""Embeddings, reranking and tokens: what the bodies of these endpoints mean."""
+"""Embeddings, reranking and tokens: the bodies of these endpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gateway.numbers_backend import NumbersBackend
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    """`tiny` of our own backend, and `numbers` of a foreign one."""
+    """`tiny` on our own backend, and `numbers` on a different one."""
     backend = NumbersBackend()
     numbers = {"parameters": {"model": "numbers"}, "address": backend.address}
     process = GatewayProcess({"tiny": tiny(aliases=["a/b"]), "numbers": numbers})
@@ -45,7 +45,7 @@ def embed(gateway: GatewayProcess, given: Any, status: int = 200, **more: Any) -
         (["a" * (n + 1) for n in range(100)], list(range(1, 101)), 5050),
     ],
 )
-def test_every_form_of_input_has_its_vectors_in_order(
+def test_every_form_of_input_gets_its_vectors_in_order(
     gateway: GatewayProcess, given: Any, firsts: list[int], tokens: int
 ) -> None:
     told = embed(gateway, given, user="somebody")
@@ -55,14 +55,14 @@ def test_every_form_of_input_has_its_vectors_in_order(
     assert told["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def test_base64_is_32_bit_floats_from_the_small_end(gateway: GatewayProcess) -> None:
+def test_base64_is_little_endian_32_bit_floats(gateway: GatewayProcess) -> None:
     told = embed(gateway, "abc", encoding_format="base64")
     raw = base64.b64decode(told["data"][0]["embedding"])
     assert struct.unpack("<4f", raw) == (3, 1, 0, 2)
 
 
-def test_null_is_as_good_as_absent(gateway: GatewayProcess) -> None:
-    """litellm and generated clients write out what they were not given."""
+def test_null_equals_absence(gateway: GatewayProcess) -> None:
+    """litellm and generated clients send null for arguments that they were not given."""
     absent: dict[str, Any] = {"encoding_format": None, "dimensions": None, "user": None}
     assert embed(gateway, "abc", **absent) == embed(gateway, "abc")
     asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": ["ab", "a"]}
@@ -70,14 +70,14 @@ def test_null_is_as_good_as_absent(gateway: GatewayProcess) -> None:
     assert told == ask(gateway, "rerank", **asked)
 
 
-def test_fewer_dimensions_have_length_one_again(gateway: GatewayProcess) -> None:
+def test_shortened_vectors_are_normalised_again(gateway: GatewayProcess) -> None:
     told = embed(gateway, "abc", dimensions=2)
     assert told["data"][0]["embedding"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
     assert embed(gateway, "abc", dimensions=4)["data"][0]["embedding"] == [3, 1, 0, 2]
     assert embed(gateway, "abc", 400, dimensions=5)["param"] == "dimensions"
 
 
-def test_vectors_of_tokens_are_no_embedding(gateway: GatewayProcess) -> None:
+def test_vectors_of_single_tokens_are_not_an_embedding(gateway: GatewayProcess) -> None:
     assert embed(gateway, "rows", 400)["code"] == "unsupported"
 
 
@@ -102,7 +102,7 @@ def test_a_status_of_the_backend_reaches_the_client(
     assert ("retry-after" in answer.headers) is retry
 
 
-def test_documents_come_best_first(gateway: GatewayProcess) -> None:
+def test_documents_are_returned_best_first(gateway: GatewayProcess) -> None:
     documents = ["ab", {"text": "abcd"}, "a"]
     asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": documents}
     told = ask(gateway, "rerank", **asked)
@@ -128,7 +128,7 @@ def test_tokens_and_back_in_both_forms(gateway: GatewayProcess) -> None:
     assert back == {"content": text, "prompt": text}
 
 
-def test_pieces_stand_beside_their_ids(gateway: GatewayProcess) -> None:
+def test_token_texts_are_returned_with_their_ids(gateway: GatewayProcess) -> None:
     told = ask(gateway, "tokenize", model="tiny", content="2+2", with_pieces=True)
     assert "".join(token["piece"] for token in told["tokens"]) == "2+2"
     assert all(isinstance(token["id"], int) for token in told["tokens"])
@@ -144,13 +144,13 @@ def test_pieces_stand_beside_their_ids(gateway: GatewayProcess) -> None:
         ({"model": "tiny", "content": "a", "parse_special": False}, "parse_special"),
     ],
 )
-def test_what_cannot_be_tokenized_as_asked(
+def test_impossible_tokenize_requests_are_refused(
     gateway: GatewayProcess, body: dict[str, Any], param: str
 ) -> None:
     assert ask(gateway, "tokenize", 400, **body)["param"] == param
 
 
-def test_a_name_is_needed_where_there_are_two(gateway: GatewayProcess) -> None:
+def test_a_name_is_required_if_there_are_two_models(gateway: GatewayProcess) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
         "completions": {"prompt": "a"},
@@ -180,12 +180,12 @@ def test_models_are_listed_by_every_name(gateway: GatewayProcess) -> None:
     assert missing.json()["error"]["code"] == "model_not_found"
 
 
-def test_a_model_that_does_not_do_it_says_so(gateway: GatewayProcess) -> None:
+def test_a_model_that_does_not_support_it_says_so(gateway: GatewayProcess) -> None:
     error = ask(gateway, "rerank", 400, model="tiny", query="a", documents=["b"])
     assert error["code"] == "unsupported"
 
 
-LONG = "one two " * 400  # tokens of it are beyond the context of 1024
+LONG = "one two " * 400  # its tokens exceed the context of 1024
 TOO_LONG = "context_length_exceeded"
 
 
@@ -201,7 +201,7 @@ TOO_LONG = "context_length_exceeded"
         ("tokenize", {"prompt": "a" * 2_000_000}, "prompt", None),
     ],
 )
-def test_a_backends_refusal_is_in_the_clients_words(
+def test_a_backends_refusal_uses_the_clients_field_names(
     gateway: GatewayProcess, path: str, body: dict[str, Any], param: str, code: str | None
 ) -> None:
     answer = gateway.client.post(f"/v1/{path}", json={"model": "tiny", **body})
@@ -212,7 +212,7 @@ def test_a_backends_refusal_is_in_the_clients_words(
         assert name not in error["message"]
 
 
-def test_a_compressed_body_is_told_apart_from_a_broken_one(gateway: GatewayProcess) -> None:
+def test_a_compressed_body_is_distinguished_from_a_broken_one(gateway: GatewayProcess) -> None:
     packed = {"content-encoding": "gzip", "content-type": "application/json"}
     answer = gateway.client.post("/v1/tokenize", content=b"\x1f\x8b", headers=packed)
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""From the first line on stderr to the last process."""
+"""From the first line on stderr to the end of the last process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that nobody reads: they hold up nobody, and take little memory."""
+"""Streams that nobody reads: they block nobody, and use little memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_GROWTH = 32 * MIB
 
 
 def begin(gateway: GatewayProcess) -> socket.socket:
-    """A connection whose answer has begun and has no end, with little room for it."""
+    """A connection with an endless answer and a small receive buffer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", int(gateway.url.rpartition(":")[2])))
@@ -30,7 +30,7 @@ def begin(gateway: GatewayProcess) -> socket.socket:
     return connection
 
 
-def test_streams_that_nobody_reads_hold_up_nobody() -> None:
+def test_streams_that_nobody_reads_block_nobody() -> None:
     gateway = GatewayProcess({"tiny": roomy(options=["parallel:16"])})
     try:
         ask = {**request(9), "stream": False}

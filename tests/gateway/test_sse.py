@@ -1,4 +1,4 @@
-"""Streams of events: when the head is sent, what fills silence, how failures and leaving end it."""
+"""Event streams: when the head is sent, what fills silence, and how streams end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCOPE: dict[str, Any] = {"type": "http"}
 
 
 class Client:
-    """The far end of a response: keeps what it is sent, and lets a test wait for it."""
+    """The client's end of a response: keeps what is sent, and lets a test wait for it."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -48,7 +48,7 @@ class Client:
             await self._news.wait()
 
 
-async def test_events_are_sent_as_they_come() -> None:
+async def test_events_are_sent_as_they_arrive() -> None:
     async def events() -> AsyncGenerator[str, None]:
         yield "data: 1\n\n"
         yield "data: 2\n\n"
@@ -75,7 +75,7 @@ async def test_a_failure_before_the_first_event_keeps_its_status() -> None:
 
 
 @pytest.mark.parametrize("failure", [ApiError(503, "gone"), ValueError("a secret")])
-async def test_a_failure_in_mid_stream_is_the_last_event(failure: Exception) -> None:
+async def test_a_failure_during_the_stream_is_the_last_event(failure: Exception) -> None:
     async def events() -> AsyncGenerator[str, None]:
         yield "data: 1\n\n"
         raise failure
@@ -89,8 +89,8 @@ async def test_a_failure_in_mid_stream_is_the_last_event(failure: Exception) -> 
     assert client.bodies[2:] == [b""]
 
 
-async def test_a_stream_without_end_ends_with_an_error_event() -> None:
-    """A wait for a model counts as well, and no call of a backend is there to time it out."""
+async def test_an_endless_stream_ends_with_an_error_event() -> None:
+    """Waiting for a model counts as well, where no call of a backend exists that could time out."""
 
     async def events() -> AsyncGenerator[str, None]:
         yield "data: 1\n\n"
@@ -121,7 +121,7 @@ async def test_silence_is_filled_before_and_between_events() -> None:
     assert client.ended
 
 
-async def test_who_leaves_closes_the_events_at_once() -> None:
+async def test_a_disconnect_closes_the_events_at_once() -> None:
     closed: list[str] = []
 
     async def events() -> AsyncGenerator[str, None]:

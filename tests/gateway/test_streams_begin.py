@@ -1,4 +1,4 @@
-"""A stream begins when its request is accepted, and says by the clock that it goes on."""
+"""A stream begins when its request is accepted, and sends signs of life by the clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BODIES: dict[str, Json] = {
 
 
 class AcceptingBackend(NumbersBackend):
-    """Accepts a request, and says nothing of an answer until it is released."""
+    """Accepts a request, and sends nothing more until it is released."""
 
     def PredictStream(
         self, request: pb.PredictOptions, context: grpc.ServicerContext
@@ -38,7 +38,7 @@ class AcceptingBackend(NumbersBackend):
         yield from super().PredictStream(request, context)
 
     def _ended(self) -> None:
-        """Nothing: the news may come when the next request is held already."""
+        """Do nothing: the end may be reported after the next request has begun."""
 
 
 @pytest.fixture(params=["3600", "0.05"], ids=["no clock", "clock"])
@@ -57,7 +57,7 @@ def data_of(lines: Iterator[str]) -> Iterator[Json]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_the_first_event_comes_before_the_first_token_and_further_ones_by_the_clock(
+def test_the_first_event_precedes_the_first_token_and_others_follow_by_the_clock(
     asked: tuple[AcceptingBackend, GatewayProcess, str],
 ) -> None:
     backend, gateway, interval = asked
@@ -70,7 +70,7 @@ def test_the_first_event_comes_before_the_first_token_and_further_ones_by_the_cl
             if path == "/v1/messages":
                 assert told[0]["type"] == "message_start"
                 counted = told[0]["message"]["usage"]["input_tokens"]
-                # The clock may have begun the stream while nobody had read the prompt yet.
+                # The clock may have begun the stream before any of the prompt was computed.
                 assert counted == 3 or (interval != "3600" and counted == 0)
             elif path == "/v1/responses":
                 assert told[0]["type"] == "response.created"
@@ -96,7 +96,7 @@ def gateway() -> Iterator[GatewayProcess]:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_who_asks_for_progress_is_told_how_far_the_prompt_is(
+def test_a_client_that_asks_for_progress_gets_the_state_of_the_prompt(
     gateway: GatewayProcess, path: str
 ) -> None:
     def asked(text: str) -> list[Json]:
@@ -114,13 +114,13 @@ def test_who_asks_for_progress_is_told_how_far_the_prompt_is(
     processed = [each["processed"] for each in progress]
     assert processed == sorted(set(processed))
     assert processed[0] == 0
-    assert processed[-1] >= progress[0]["total"] - CHUNK  # the last pass brings the first token
+    assert processed[-1] >= progress[0]["total"] - CHUNK  # the last pass gives the first token
     again = asked(LONG * 2)
     assert max(chunk.get("prompt_progress", {"cache": 0})["cache"] for chunk in again) > 0
 
 
 def _waits(event: Json) -> bool:
-    """Whether it says no more than that the stream goes on."""
+    """Whether it is only a sign of life."""
     if "choices" in event:
         (choice,) = event["choices"]
         return bool(choice.get("delta", {}) == {} and choice.get("text", "") == "")
@@ -132,7 +132,7 @@ def _says_something(chunk: Json) -> bool:
     return bool(choice.get("text") or choice.get("delta", {}).get("content"))
 
 
-def test_other_clients_are_not_notified(gateway: GatewayProcess) -> None:
+def test_other_clients_get_no_progress_events(gateway: GatewayProcess) -> None:
     told = chat_chunks(gateway, max_tokens=4)
     assert not any("prompt_progress" in chunk for chunk in told)
     assert joined(told)["finish"] == ["length"]
@@ -152,7 +152,7 @@ def test_a_refusal_of_the_prompt_keeps_its_status(gateway: GatewayProcess, path:
     assert "the context holds" in answer.text
 
 
-def test_an_answer_of_several_choices_begins_each(gateway: GatewayProcess) -> None:
+def test_each_of_several_choices_begins(gateway: GatewayProcess) -> None:
     body = body_of({"n": 2, "max_tokens": 4})
     told = chunks(gateway, "/v1/chat/completions", body)
     roles = [c["index"] for chunk in told for c in chunk["choices"] if "role" in c["delta"]]

@@ -1,4 +1,4 @@
-"""Backends as processes: one per model, watched, replaced, unloaded, drained."""
+"""Backends as processes: one per model, monitored, replaced, unloaded, drained."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 
 
 class Named(BaseModel):
-    """A request, as far as it is known again."""
+    """A request, reduced to a name."""
 
     name: str
 
 
-async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait(
+async def test_first_requests_share_a_load_and_a_crash_fails_only_running_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervising(tmp_path, {"tiny": tiny(aliases=["other"])}) as supervisor:
@@ -58,7 +58,7 @@ async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait
         assert status_of(supervisor, "tiny").leases == 3
         assert "event=" in status_of(supervisor, "tiny").progress
         first = process_of(supervisor, "tiny")
-        requests.pop(0).cancel()  # whoever asked first leaves, and ends nothing
+        requests.pop(0).cancel()  # the client of the first request disconnects, which ends nothing
         answers = await asyncio.gather(*requests)
         assert len(set(answers)) == 1
         assert answers[0]
@@ -67,20 +67,20 @@ async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait
         assert ready.memory_bytes > 0
         assert ready.loaded_since is not None
 
-        # Nobody else on the machine can use the socket.
+        # No other program on the machine can use the socket.
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ready.port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await backend_pb2_grpc.BackendStub(channel).Health(pb.HealthMessage())
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
         first.send_signal(signal.SIGKILL)
-        await until(lambda: not psutil.pid_exists(first.pid))  # it has been collected
+        await until(lambda: not psutil.pid_exists(first.pid))  # its exit status has been collected
         assert await ask(supervisor, "tiny") == answers[0]
         second = process_of(supervisor, "tiny")
         assert second.pid != first.pid
         assert status_of(supervisor, "tiny").restarts == 1
 
-        # The next one stops without ending, and is ended. Before, one that is busy must not be.
+        # The next backend is suspended, and then killed. A busy one must not be.
         monkeypatch.setattr(instance, "_POLL", 0.05)
         monkeypatch.setattr(instance, "_HEALTH_LIMIT", 0.5)
         second.send_signal(signal.SIGSTOP)
@@ -88,12 +88,12 @@ async def test_first_requests_share_a_load_and_a_crash_costs_only_those_who_wait
         assert gone(second)
         failed = status_of(supervisor, "tiny")
         assert failed.error == "the backend did not answer Health 3 times"
-        assert failed.state in (State.BACKING_OFF, State.FAILED)  # by the clock
+        assert failed.state in (State.BACKING_OFF, State.FAILED)  # depends on the clock
 
 
-async def test_a_place_is_for_the_model_that_is_asked_for(tmp_path: Path) -> None:
+async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    # By another name it is a stranger, who is told a port.
+    # Under another name it is not taken for our backend, so it is given a port.
     stranger = tmp_path / "elsewhere" / "run.sh"
     stranger.symlink_to(ROOT / "run.sh")
     models = {
@@ -119,7 +119,7 @@ async def test_a_place_is_for_the_model_that_is_asked_for(tmp_path: Path) -> Non
         assert await ask(supervisor, "two") == text
         second = process_of(supervisor, "two")
 
-        await until(lambda: gone(second))  # nobody asks for it any more
+        await until(lambda: gone(second))  # no request uses it any more
         await until_state(supervisor, "two", State.STOPPED)
         told = await refusal(supervisor, "one", adapters="none")
         assert (told.status, told.param) == (400, "adapters")
@@ -127,7 +127,7 @@ async def test_a_place_is_for_the_model_that_is_asked_for(tmp_path: Path) -> Non
         assert (told.status, told.param) == (400, "draft_model")
 
 
-async def test_a_backend_in_doubt_is_looked_at_and_kept_if_it_answers(
+async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
@@ -136,7 +136,7 @@ async def test_a_backend_in_doubt_is_looked_at_and_kept_if_it_answers(
             lease.doubt(False)
         async with supervisor.lease("tiny"):
             assert process_of(supervisor, "tiny") == process
-        process.suspend()  # its sockets are open, and it is not dead
+        process.suspend()  # its sockets are open, and it is alive
         monkeypatch.setattr(instance, "_HEALTH_LIMIT", 2.0)
         async with supervisor.lease("tiny") as lease:
             lease.doubt(False)
@@ -145,12 +145,12 @@ async def test_a_backend_in_doubt_is_looked_at_and_kept_if_it_answers(
         assert gone(process)
 
 
-async def test_memory_is_limited_unless_somebody_says_otherwise(
+async def test_memory_is_limited_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor_module, "device_memory", lambda: 1000 << 20)
     models = {name: tiny(memory_mib=600) for name in ("one", "two", "three")}
-    # What is loaded counts with what its backend tells, which is little.
+    # A loaded model counts with what its backend reports, which is little.
     monkeypatch.setattr(Connection, "memory", _measured)
     with caplog.at_level("INFO", "gateway.supervisor"):
         async with supervising(tmp_path, models) as supervisor:
@@ -181,7 +181,7 @@ async def _measured(_connection: Connection, _limit: float) -> int:
     return 600 << 20
 
 
-async def test_nobody_waits_for_the_place_of_a_pinned_model(tmp_path: Path) -> None:
+async def test_no_request_waits_for_the_slot_of_a_pinned_model(tmp_path: Path) -> None:
     models = {"one": tiny(), "two": tiny(pinned=True)}
     async with supervising(tmp_path, models, max_loaded_models=1) as supervisor:
         async with supervisor.lease("two"):
@@ -191,7 +191,7 @@ async def test_nobody_waits_for_the_place_of_a_pinned_model(tmp_path: Path) -> N
         assert status_of(supervisor, "one").state is State.STOPPED
 
 
-async def test_a_changed_file_and_the_end_wait_for_those_who_are_served(tmp_path: Path) -> None:
+async def test_a_changed_file_and_a_shutdown_wait_for_running_requests(tmp_path: Path) -> None:
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
         async with supervisor.lease("tiny") as lease:
             process = process_of(supervisor, "tiny")
@@ -220,7 +220,7 @@ async def test_a_changed_file_and_the_end_wait_for_those_who_are_served(tmp_path
         assert gone(process)
 
 
-async def test_a_backend_at_an_address_is_used_and_left_running(tmp_path: Path) -> None:
+async def test_a_backend_at_an_address_is_used_and_not_stopped(tmp_path: Path) -> None:
     running = await asyncio.to_thread(Backend)
     try:
         model = {"address": f"127.0.0.1:{running.port}", "parameters": {"model": str(TINY_TEXT)}}
@@ -228,7 +228,7 @@ async def test_a_backend_at_an_address_is_used_and_left_running(tmp_path: Path) 
             assert await ask(supervisor, "tiny")
             status = status_of(supervisor, "tiny")
             assert (status.state, status.pid) == (State.READY, None)
-            running.stub.Free(pb.HealthMessage())  # by its owner, who tells nobody
+            running.stub.Free(pb.HealthMessage())  # by its owner, who does not notify the gateway
             assert await _asked(supervisor, "tiny")
             other = pb.ModelOptions(Model=str(TINY_DRAFT), ModelFile=str(TINY_DRAFT))
             assert running.stub.LoadModel(other).success  # another host's choice
@@ -262,7 +262,7 @@ async def test_models_at_one_address_take_turns(tmp_path: Path) -> None:
 
 
 async def _asked(supervisor: Supervisor, name: str) -> str:
-    """As a route asks: once more where the backend has lost its model."""
+    """Lease and ask like a route, a second time if the backend has lost its model."""
 
     async def text(lease: Lease) -> str:
         return await answer(lease.stub, lease.identity)
@@ -270,7 +270,7 @@ async def _asked(supervisor: Supervisor, name: str) -> str:
     while True:
         try:
             return await ask_once(lambda: supervisor.lease(name), text, Named(name=name))
-        except ApiError as error:  # the second loss in a row brings a pause
+        except ApiError as error:  # the second loss in a row causes a pause
             if error.code != "model_backing_off":
                 raise
             await asyncio.sleep(error.retry_after or 0)

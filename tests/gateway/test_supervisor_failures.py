@@ -1,4 +1,4 @@
-"""Backends that do not start, and models that do not load: told at once, in a sentence."""
+"""Backends that do not start, and models that do not load: reported at once, in a sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.gateway.supervising import (
         ("exit 0", "exit code 0"),
     ],
 )
-async def test_an_early_end_is_explained_by_the_last_line(
+async def test_an_early_exit_is_explained_by_the_last_line(
     tmp_path: Path, text: str, sentence: str
 ) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, text))}
@@ -54,7 +54,7 @@ async def test_an_early_end_is_explained_by_the_last_line(
         ("no\0thing", "embedded null byte"),
     ],
 )
-async def test_a_command_that_cannot_be_started_is_told(
+async def test_a_command_that_cannot_be_started_is_reported(
     tmp_path: Path, command: str, sentence: str
 ) -> None:
     (tmp_path / "plain.txt").touch(0o644)
@@ -67,7 +67,7 @@ async def test_a_command_that_cannot_be_started_is_told(
 
 
 @pytest.mark.parametrize("foreign", [False, True])
-async def test_a_process_that_may_not_open_files_says_so(tmp_path: Path, foreign: bool) -> None:
+async def test_a_process_that_may_not_open_files_is_reported(tmp_path: Path, foreign: bool) -> None:
     models = {"tiny": tiny(**({"backend": script(tmp_path, "exit 0")} if foreign else {}))}
     before = children()
     async with supervising(tmp_path, models) as supervisor:
@@ -83,13 +83,13 @@ async def test_a_process_that_may_not_open_files_says_so(tmp_path: Path, foreign
         assert backends(before) == []
 
 
-async def test_failures_in_a_row_bring_a_pause(tmp_path: Path) -> None:
+async def test_failures_in_a_row_cause_a_pause(tmp_path: Path) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, "echo broken >&2; exit 1"))}
     before = children()
     async with supervising(tmp_path, models) as supervisor:
         codes = [(await refusal(supervisor, "tiny")).code for _ in range(2)]
         assert codes == ["model_load_failed", "model_load_failed"]
-        # Each try doubles the pause, so even a slow machine comes to see one.
+        # Each attempt doubles the pause, so even a slow machine gets to one.
         while (told := await refusal(supervisor, "tiny")).code != "model_backing_off":
             assert told.code == "model_load_failed"
         assert told.status == 503
@@ -100,41 +100,42 @@ async def test_failures_in_a_row_bring_a_pause(tmp_path: Path) -> None:
 
 
 def backends(before: list[psutil.Process]) -> list[psutil.Process]:
-    """What runs below the test's process and did not before, but for the warden."""
+    """The processes below the test's that did not exist before, without the warden."""
     new = [child for child in children() if child not in before]
     return [child for child in new if not is_warden(child)]
 
 
-async def test_a_model_that_is_refused_is_told_by_the_backend(tmp_path: Path) -> None:
+async def test_a_models_refusal_is_the_backends_message(tmp_path: Path) -> None:
     models = {"nowhere": {"parameters": {"model": "nowhere"}, "preload": True}}
     async with supervising(tmp_path, models) as supervisor:
-        await until_state(supervisor, "nowhere", State.FAILED)  # preloading ends nothing
+        # preloading does not end the gateway
+        await until_state(supervisor, "nowhere", State.FAILED)
         told = await refusal(supervisor, "nowhere")
         assert told.status == 500
         assert "'nowhere' is neither a folder here nor a hub repository" in told.message
         assert (await refusal(supervisor, "never heard of")).status == 404
 
 
-async def test_one_who_does_not_answer_is_ended_with_all_it_started(tmp_path: Path) -> None:
+async def test_a_backend_that_does_not_answer_is_killed_with_its_children(tmp_path: Path) -> None:
     deaf = "trap '' TERM; sleep 1000 & echo $! > child; wait; wait"
     models = {"tiny": tiny(backend=script(tmp_path, deaf))}
     async with supervising(tmp_path, models, load_timeout=2.0) as supervisor:
         child = tmp_path / "child"
-        while not child.exists() or not child.read_text():  # the shell may need longer than that
+        while not child.exists() or not child.read_text():  # the shell may take longer than that
             told = await refusal(supervisor, "tiny")
             assert "it took longer than 2 s" in told.message
         grandchild = int(child.read_text())
         await until(lambda: not psutil.pid_exists(grandchild) or gone(psutil.Process(grandchild)))
 
 
-async def test_an_address_without_a_backend_is_told(tmp_path: Path) -> None:
+async def test_an_address_without_a_backend_is_reported(tmp_path: Path) -> None:
     models = {"tiny": tiny(address="127.0.0.1:1")}
     async with supervising(tmp_path, models) as supervisor:
         assert "does not answer Health" in (await refusal(supervisor, "tiny")).message
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
-async def test_an_end_in_the_middle_of_a_spawn_leaves_nothing(tmp_path: Path, turns: int) -> None:
+async def test_a_shutdown_during_a_spawn_leaves_nothing(tmp_path: Path, turns: int) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, "sleep 1000"))}
     before = children()
     async with supervising(tmp_path, models) as supervisor:
@@ -157,7 +158,7 @@ async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
             await supervisor.unload("tiny")
 
         await cycle()
-        await refusal(supervisor, "nowhere0")  # gRPC opens sockets that it keeps
+        await refusal(supervisor, "nowhere0")  # gRPC opens sockets that it keeps open
         me = psutil.Process()
         files, tasks = me.num_fds(), len(asyncio.all_tasks())
         await cycle()
@@ -167,7 +168,7 @@ async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
         assert backends(before) == []
 
 
-async def test_a_model_that_cannot_fit_is_not_even_started(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_fit_is_not_started(tmp_path: Path) -> None:
     models = {"large": tiny(memory_mib=5000)}
     async with supervising(tmp_path, models, max_memory_bytes=1 << 30) as supervisor:
         told = await refusal(supervisor, "large")
@@ -176,7 +177,7 @@ async def test_a_model_that_cannot_fit_is_not_even_started(tmp_path: Path) -> No
         assert status_of(supervisor, "large").state is State.STOPPED
 
 
-async def test_what_a_backend_started_ends_with_it(tmp_path: Path) -> None:
+async def test_the_children_of_a_backend_end_with_it(tmp_path: Path) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, "sleep 1000 & echo $! > child; exit 3"))}
     async with supervising(tmp_path, models) as supervisor:
         await refusal(supervisor, "tiny")

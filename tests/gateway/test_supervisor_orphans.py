@@ -1,4 +1,4 @@
-"""A gateway that is killed takes its backends with it, whoever wrote them."""
+"""A gateway that is killed takes its backends with it, whichever program they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.gateway.supervising import is_warden, script, until
 
 
 def ask(gateway: GatewayProcess, model: str) -> None:
-    """A request that will never be answered."""
+    """A request that is never answered."""
     question = {"model": model, "messages": [{"role": "user", "content": "2+2"}]}
     try:
         httpx.post(f"{gateway.url}/v1/chat/completions", json=question, timeout=WAIT)
@@ -23,7 +23,8 @@ def ask(gateway: GatewayProcess, model: str) -> None:
 
 
 async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None:
-    # Ours watches its parent; this one watches nothing, ignores SIGTERM, and so does its child.
+    # Our backend watches its parent; this one watches nothing, ignores SIGTERM, and so does its
+    # child.
     careless = script(tmp_path, "trap '' TERM; sleep 1000 & echo $! > child; wait")
     gateway = GatewayProcess({"ours": tiny(), "careless": tiny(backend=careless)})
     try:
@@ -36,9 +37,10 @@ async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None
         await until(lambda: (tmp_path / "child").exists())
         (warden,) = psutil.Process(gateway.child.pid).children()
         assert is_warden(warden)
-        # The monitor of a backend starts with its first load, so it may be there already.
+        # A backend starts its monitor with its first load, so it may exist already.
         running = [one for one in gateway.processes() if "backend.rpc.monitor" not in one.cmdline()]
-        assert len(running) == 5  # itself, the warden, ours, and the careless two
+        # the gateway, the warden, our backend, and the two that watch nothing
+        assert len(running) == 5
         gateway.child.kill()
         await until(lambda: gateway.processes() == [])
         for asker in askers:

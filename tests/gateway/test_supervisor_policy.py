@@ -1,4 +1,4 @@
-"""The supervisor's decisions: whom to unload, when to try again, which names are no paths."""
+"""The supervisor's decisions: which model to unload, when to retry, which names are not paths."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _fits(stay: list[Loaded], coming: int, limits: Limits) -> bool:
 
 
 @given(_MODELS, st.integers(0, 9), _LIMITS)
-def test_room_is_made_by_the_idle_alone_and_by_no_more_than_it_takes(
+def test_only_idle_models_are_unloaded_and_no_more_than_necessary(
     loaded: list[Loaded], coming: int, limits: Limits
 ) -> None:
     leaving = policy.make_room(loaded, coming, limits)
@@ -58,7 +58,7 @@ def test_room_is_made_by_the_idle_alone_and_by_no_more_than_it_takes(
 
 
 @given(_MODELS)
-def test_the_longest_unused_goes_first(loaded: list[Loaded]) -> None:
+def test_the_least_recently_used_is_unloaded_first(loaded: list[Loaded]) -> None:
     free = [model for model in loaded if not model.busy and not model.pinned]
     leaving = policy.make_room(loaded, 0, Limits(models=len(loaded)))
     if not loaded:
@@ -71,7 +71,7 @@ def test_the_longest_unused_goes_first(loaded: list[Loaded]) -> None:
 
 
 @given(_MODELS, _LIMITS)
-def test_the_last_used_stays_whatever_it_takes(loaded: list[Loaded], limits: Limits) -> None:
+def test_the_most_recently_used_stays_in_any_case(loaded: list[Loaded], limits: Limits) -> None:
     leaving = policy.over_limits(loaded, limits)
     assert all(not model.busy and not model.pinned for model in leaving)
     assert not loaded or len(leaving) < len(loaded)
@@ -82,7 +82,7 @@ def test_the_last_used_stays_whatever_it_takes(loaded: list[Loaded], limits: Lim
 
 
 @given(_MODELS, st.integers(0, 40).map(float))
-def test_idle_are_those_that_have_a_time_and_are_past_it(loaded: list[Loaded], now: float) -> None:
+def test_idle_models_are_those_past_their_idle_time(loaded: list[Loaded], now: float) -> None:
     for model in loaded:
         past = model.idle_after > 0 and now >= model.last_used + model.idle_after
         unused = not model.busy and not model.pinned
@@ -99,7 +99,7 @@ def test_the_pauses_after_failures_in_a_row() -> None:
 
 
 @given(st.integers(0, 10**6), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_a_good_run_makes_a_crash_the_first(count: int, ran: float, now: float) -> None:
+def test_after_a_good_run_a_crash_counts_as_the_first(count: int, ran: float, now: float) -> None:
     after = policy.after_failure(Failures(count), "", ran, now)
     assert after.count == (1 if ran >= policy.GOOD_RUN else count + 1)
     assert 0 <= after.retry_at - now <= policy.LONGEST_PAUSE + 1e-3
@@ -111,7 +111,7 @@ _PARTS = st.sampled_from(["..", ".", "", "a", "model", "outside", "~", "\0", "a\
 
 
 @given(st.lists(_PARTS, max_size=4).map("/".join) | st.text(max_size=12))
-def test_no_name_of_a_request_leaves_the_models_folder(name: str) -> None:
+def test_no_name_in_a_request_leaves_the_models_folder(name: str) -> None:
     models = Path(__file__).parent / "models_of_nobody"
     catalogue = Catalogue(ModelFolder(), models, allow_unlisted=True)
     with contextlib.suppress(ApiError):
@@ -133,7 +133,7 @@ def test_no_name_of_a_request_leaves_the_models_folder(name: str) -> None:
         (3, "", "3"),
     ],
 )
-def test_an_end_is_explained_by_the_last_line(code: int, line: str, sentence: str) -> None:
+def test_an_exit_is_explained_by_the_last_line(code: int, line: str, sentence: str) -> None:
     assert end_of(code, line) == f"the backend ended with exit code {sentence}"
 
 
@@ -148,7 +148,7 @@ def test_any_line_has_a_cause(line: str) -> None:
 
 
 @given(st.permutations(range(4)))
-def test_the_order_of_the_list_decides_nothing(order: list[int]) -> None:
+def test_the_order_of_the_list_does_not_matter(order: list[int]) -> None:
     models = [Loaded(place, place + 1, False, False, float(place), 0.0) for place in range(4)]
     mixed = [models[place] for place in order]
     for count, memory in itertools.product(range(5), range(12)):
@@ -156,7 +156,7 @@ def test_the_order_of_the_list_decides_nothing(order: list[int]) -> None:
         assert policy.make_room(mixed, 1, limits) == policy.make_room(models, 1, limits)
 
 
-def test_the_idle_leave_also_where_that_is_not_enough() -> None:
+def test_idle_models_are_unloaded_even_if_that_is_not_enough() -> None:
     busy = Loaded(1, 100, True, False, 1.0, 0.0)
     idle = Loaded(2, 10, False, False, 2.0, 0.0)
     latest = Loaded(3, 10, False, False, 3.0, 0.0)

@@ -1,6 +1,6 @@
-"""Backends start reliably while others answer: no state of gRPC reaches a new process.
+"""Backends start reliably during answers: no state of gRPC reaches a new process.
 
-The loop is uvloop, as in the gateway: what a fork takes along depends on who forks.
+The loop is uvloop, as in the gateway, because what a fork copies depends on who forks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STREAMS = 4
 
 
 class Talk:
-    """An answer without an end; `heard` is released for each of its pieces."""
+    """An endless answer; `heard` is released for each of its pieces."""
 
     def __init__(self, stub: Stub, identity: str) -> None:
         self.heard = asyncio.Semaphore(0)
@@ -37,7 +37,7 @@ class Talk:
             self.heard.release()
 
     async def goes_on(self) -> None:
-        """Wait for a piece that nobody has counted yet, and forget the earlier ones."""
+        """Wait for a new piece."""
         while not self.heard.locked():
             await self.heard.acquire()
         async with asyncio.timeout(WAIT):
@@ -45,7 +45,7 @@ class Talk:
 
 
 async def ends(folder: Path) -> Counter[str]:
-    """How each of many short-lived backends ended, started one by one beside running answers."""
+    """The exit of each of many short-lived backends, started one by one beside running answers."""
     quick = Path(script(folder, "exit 7"))
     async with (
         supervising(folder, {"tiny": roomy()}) as supervisor,
@@ -68,7 +68,7 @@ async def ends(folder: Path) -> Counter[str]:
         return told
 
 
-def test_no_spawn_beside_running_answers_fails(tmp_path: Path) -> None:
+def test_no_spawn_during_running_answers_fails(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         told = runner.run(ends(tmp_path))
     assert told == {"the backend ended with exit code 7": SPAWNS}

@@ -1,4 +1,4 @@
-"""The process that starts the backends: what it is asked for, what it outlives, and its own end."""
+"""The process that starts the backends: what it is sent, what it survives, and its own end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_killed_warden_takes_the_backend_along_and_is_replaced(
         assert "the warden has ended (-9): starting another" in caplog.text
 
 
-async def test_a_warden_that_was_killed_while_it_was_idle_is_replaced(tmp_path: Path) -> None:
+async def test_a_warden_killed_while_idle_is_replaced(tmp_path: Path) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, "echo here >&2; exit 3"))}
     async with supervising(tmp_path, models) as supervisor:
         text = (await refusal(supervisor, "tiny")).message
@@ -60,7 +60,7 @@ async def test_a_warden_that_was_killed_while_it_was_idle_is_replaced(tmp_path: 
         assert warden() != first
 
 
-async def test_a_start_that_loses_its_warden_fails_and_the_next_one_does_not(
+async def test_a_start_whose_warden_is_killed_fails_and_the_next_one_does_not(
     tmp_path: Path,
 ) -> None:
     quick = Path(script(tmp_path, "exit 3"))
@@ -92,20 +92,19 @@ async def test_a_signal_to_all_processes_does_not_end_it(tmp_path: Path) -> None
         assert (warden(), process_of(supervisor, "tiny")) == (process, backend)
 
 
-async def test_command_and_environment_arrive_as_they_are(tmp_path: Path) -> None:
+async def test_command_and_environment_arrive_unchanged(tmp_path: Path) -> None:
     odd = "two\nlines 'and' \"quotes\" \\ é €"
     run = script(tmp_path, 'printf %s "$ODD" > odd; pwd > folder; ls /dev/fd > files')
     async with supervising(tmp_path, {"tiny": tiny(backend=run, env={"ODD": odd})}) as supervisor:
         await refusal(supervisor, "tiny")
     assert (tmp_path / "odd").read_text() == odd
     assert (tmp_path / "folder").read_text().strip() == str(tmp_path)
-    assert (tmp_path / "files").read_text().split() == ["0", "1", "2", "3"]  # the last is of ls
+    # the last one is opened by ls
+    assert (tmp_path / "files").read_text().split() == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
-def test_a_gateway_that_ends_in_the_middle_of_a_start_leaves_nothing(
-    tmp_path: Path, part: float
-) -> None:
+def test_a_gateway_that_exits_during_a_start_leaves_nothing(tmp_path: Path, part: float) -> None:
     run = script(tmp_path, "sleep 1000; exit 0")
     request = json.dumps([[run], str(tmp_path), dict(os.environ)]).encode() + b"\n"
     gateway, stdin = socket.socketpair()
@@ -128,6 +127,6 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_backends_do_not_get_the_settings_of_the_gateway() -> None:
+def test_backends_do_not_inherit_the_gateways_settings() -> None:
     given = {"MLX_GATEWAY_API_KEYS": "secret", "MLX_GATEWAY_LOG": "debug", "HOME": "/root"}
     assert backend_environ(given, {"A": "1"}) == {"HOME": "/root", "A": "1"}

@@ -1,4 +1,4 @@
-"""How long a real model thinks, bounded by a request to each of the three APIs."""
+"""How long a real model reasons, limited by a request to each of the three APIs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(
     assert ask(gateway, **fields(1000)) == ask(gateway)
 
 
-def test_it_is_no_field_of_a_conversation_without_a_template(gateway: GatewayProcess) -> None:
+def test_thinking_needs_a_chat_template(gateway: GatewayProcess) -> None:
     body = {"model": "tiny", "messages": said("Hi"), "role_mapping": {"user": "U: "}}
     answer = gateway.client.post("/v1/chat/completions", json=body | {"reasoning_budget": 5})
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""Requests as programs send them: what means nothing here is left out and listed, not refused."""
+"""Requests as programs send them: fields without meaning here are left out and listed."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def ignored(answer: Any) -> list[str]:
     ],
     ids=["Claude Code", "Codex", "LiteLLM", "grok-cli", "OpenRouter", "Open WebUI", "vLLM"],
 )
-def test_what_programs_send_is_answered_and_what_was_left_out_is_listed(
+def test_recorded_requests_are_answered_and_ignored_fields_listed(
     gateway: GatewayProcess, path: str, body: dict[str, Any], names: set[str]
 ) -> None:
     answer = gateway.client.post(path, json={"model": "tiny", **body})
@@ -300,7 +300,7 @@ def test_what_programs_send_is_answered_and_what_was_left_out_is_listed(
 
 
 @pytest.mark.parametrize("path", SHORT)
-def test_a_field_that_nobody_knows_is_listed_or_refused(
+def test_an_unknown_field_is_listed_or_refused(
     gateway: GatewayProcess, strict_gateway: GatewayProcess, path: str
 ) -> None:
     body = {"model": "tiny", **SHORT[path], "foo": 1}
@@ -325,7 +325,7 @@ def test_a_field_that_nobody_knows_is_listed_or_refused(
         (RESPONSES, {"truncation": "auto"}, "truncation"),
     ],
 )
-def test_strict_names_what_it_refuses(
+def test_strict_mode_names_the_fields_it_refuses(
     strict_gateway: GatewayProcess, path: str, body: dict[str, Any], param: str
 ) -> None:
     answer = strict_gateway.client.post(path, json={"model": "tiny", **SHORT[path], **body})
@@ -359,7 +359,7 @@ def test_strict_names_what_it_refuses(
         (RESPONSES, {"input": [{"type": "web_search_call"}]}, "input"),
     ],
 )
-def test_what_would_change_the_answer_is_refused(
+def test_a_field_that_would_change_the_answer_is_refused(
     gateway: GatewayProcess, path: str, body: dict[str, Any], param: str
 ) -> None:
     answer = gateway.client.post(path, json={"model": "tiny", **SHORT[path], **body})
@@ -367,7 +367,7 @@ def test_what_would_change_the_answer_is_refused(
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_paged_document_is_refused_because_nobody_could_read_it(gateway: GatewayProcess) -> None:
+def test_a_paged_document_is_refused_because_it_could_not_be_read(gateway: GatewayProcess) -> None:
     pages = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
     turn = {"role": "user", "content": [{"type": "document", "source": pages}]}
     answer = gateway.client.post(
@@ -397,7 +397,7 @@ def parsed(**fields: Any) -> ChatCompletionRequest:
         ({"max_tokens": 1024.0, "seed": 5.0}, {"max_tokens": 1024, "seed": 5}),
     ],
 )
-def test_the_same_in_other_words_is_not_listed(
+def test_the_same_value_in_another_form_is_not_listed(
     sent: dict[str, Any], means: dict[str, Any] | None
 ) -> None:
     running = begun()
@@ -406,12 +406,12 @@ def test_the_same_in_other_words_is_not_listed(
     assert running.ignored == {}
 
 
-def test_more_unknown_fields_than_anybody_sends_are_refused_at_once() -> None:
+def test_an_absurd_number_of_unknown_fields_is_refused_at_once() -> None:
     with pytest.raises(ApiError, match="more than 10000 fields"):
         parsed(**{f"field_{number}": 1 for number in range(MOST_REPAIRS + 1)})
 
 
-def test_a_body_is_not_changed_by_what_is_left_out() -> None:
+def test_a_body_is_not_changed_by_left_out_fields() -> None:
     body = json.dumps(LITELLM_AGENT)
     sent = json.loads(body)
     ChatCompletionRequest.model_validate(sent)

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 600
 
-# What the environment of the test run must not decide for the scripts under test.
+# Variables of the test run that must not affect the scripts under test.
 STEERING = ("BUILD_TYPE", "CUDA_MAJOR_VERSION", "PYTHON", "EXTRA_PIP_INSTALL_FLAGS")
 # Set by scripts/python for the interpreter that runs the tests.
 OURS = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSAFEPATH", "OPENBLAS_NUM_THREADS")

@@ -34,7 +34,7 @@ def project_copy(folder: Path) -> Path:
 
 
 def install(project: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    # Whatever ENV_DIR says holds the venv that these tests run in.
+    # The venv that runs these tests, wherever ENV_DIR has put it.
     changes = PROFILE | {"ENV_DIR": ""} | changes
     return shell("./install.sh", *arguments, cwd=project, environment=clean_environment(**changes))
 
@@ -48,7 +48,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def identity(file: Path) -> tuple[int, int]:
-    """Which file this is and when it was written; reading leaves both alone."""
+    """The file's inode and modification time, which reading does not change."""
     status = file.stat()
     return status.st_ino, status.st_mtime_ns
 
@@ -97,9 +97,9 @@ class TestInstallingFromNothing:
         assert "backend.proto could not be compiled" in last_line(result.stderr)
         assert_usable(installed)
 
-    def test_after_an_interruption_everything_is_built_anew(self, installed: Path) -> None:
-        # What a kill in the middle leaves: packages half there, no stamp, and a lock whose owner
-        # is gone.
+    def test_an_interrupted_install_is_redone(self, installed: Path) -> None:
+        # What a kill during an install leaves: half the packages, no stamp, and a lock without an
+        # owner.
         (installed / "venv" / ".installed").unlink()
         (packages,) = (installed / "venv" / "lib").glob("python3*/site-packages")
         shutil.rmtree(packages / "google")
@@ -111,7 +111,7 @@ class TestInstallingFromNothing:
         assert result.returncode == 0, result.stderr
         assert_usable(installed)
 
-    def test_packages_with_another_hash_are_not_installed(self, tmp_path: Path) -> None:
+    def test_packages_with_another_hash_are_refused(self, tmp_path: Path) -> None:
         project = project_copy(tmp_path / "project")
         lock = project / "requirements" / "linux-cuda12.lock"
         lock.write_text(re.sub(r"sha256:[0-9a-f]{8}", "sha256:00000000", lock.read_text()))
@@ -121,7 +121,7 @@ class TestInstallingFromNothing:
         assert not (project / "venv" / ".installed").exists()
 
 
-def test_the_projects_own_install_is_in_place_at_once() -> None:
+def test_the_projects_own_install_is_up_to_date_at_once() -> None:
     result = shell(ROOT / "install.sh", "--dev")
     assert result.returncode == 0, result.stderr
     assert "up to date" in last_line(result.stdout)
@@ -155,7 +155,7 @@ def test_without_any_supported_python_the_ones_found_are_listed(tmp_path: Path) 
     assert "python3 is 3.9 64bit" in line
 
 
-def test_a_python_without_venv_is_told_which_package_has_it(tmp_path: Path) -> None:
+def test_a_python_without_venv_names_the_missing_package(tmp_path: Path) -> None:
     project = project_copy(tmp_path / "project")
     python = write_program(
         tmp_path / "python", 'case $2 in *ensurepip*) exit 1 ;; *) echo "3.12 64bit" ;; esac'
@@ -171,7 +171,7 @@ def test_an_unknown_argument_is_refused() -> None:
     assert result.stderr == "install.sh: unknown argument '--devel' (see ./install.sh --help)\n"
 
 
-def test_locks_name_no_index_and_no_place() -> None:
+def test_locks_contain_no_index_and_no_path() -> None:
     for lock in (ROOT / "requirements").glob("*.lock"):
         for line in lock.read_text().splitlines():
             assert not re.search(r"://|--(index|extra|find|trusted)", line), f"{lock.name}: {line}"

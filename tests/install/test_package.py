@@ -1,4 +1,4 @@
-"""`make package`: a directory that starts wherever it is put."""
+"""`make package`: a directory that works wherever it is copied."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ C_LIBRARY = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.s
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The root folder of such a system, or of nothing where it cannot be entered."""
+    """The root folder of a bare system, or None if it cannot be entered."""
     root = tmp_path_factory.mktemp("system")
     if BARE:
         bash = "/bin/bash"
@@ -49,7 +49,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def package(system: Path) -> Path:
-    """A package that was laid out in one place and then moved to another, with a space in it."""
+    """A package that was built in one place and then moved to another, with a space in its path."""
     built = system / "built"
     result = shell(ROOT / "scripts/python", ROOT / "scripts/package.py", built)
     assert result.returncode == 0, result.stderr
@@ -68,9 +68,9 @@ def free_port() -> int:
         return port
 
 
-def test_it_has_what_a_host_looks_for_and_nothing_more(package: Path) -> None:
+def test_it_has_what_a_host_needs_and_nothing_more(package: Path) -> None:
     assert (package / "run.sh").stat().st_mode & 0o111
-    assert (package / "metadata.json").exists() is False  # the host writes that
+    assert (package / "metadata.json").exists() is False  # the host creates that
     needed = {"LICENSE", "README.md", "backend", "common", "python", "run.sh", "scripts", "wire"}
     assert {path.name for path in package.iterdir()} - {"lib"} == needed
     for foreign in ("mypy", "fastapi", "uvicorn", "prometheus_client", "pip", "grpc_tools"):
@@ -78,14 +78,14 @@ def test_it_has_what_a_host_looks_for_and_nothing_more(package: Path) -> None:
     assert list(package.glob("python/lib/python3*/*-packages/mlx_lm")) != []
 
 
-def test_no_link_leads_out_of_it(package: Path) -> None:
+def test_all_links_stay_inside(package: Path) -> None:
     for path in package.rglob("*"):
         if path.is_symlink():
             assert not path.readlink().is_absolute(), path
             assert path.resolve().is_relative_to(package), path
 
 
-def test_it_names_no_place_of_this_machine(package: Path) -> None:
+def test_it_contains_no_path_of_the_builder(package: Path) -> None:
     places = [str(ROOT), sys.prefix, str(package.parents[1] / "built")]
     if sys.base_prefix.count("/") > 2:
         places.append(sys.base_prefix)
@@ -96,7 +96,7 @@ def test_it_names_no_place_of_this_machine(package: Path) -> None:
         assert not named.search(path.read_bytes()), path
 
 
-def test_it_answers_in_a_bare_system_and_changes_none_of_its_files(
+def test_it_works_on_a_bare_system_and_changes_none_of_its_files(
     package: Path, system: Path
 ) -> None:
     model = system / "tiny_text"
@@ -153,24 +153,24 @@ def enter(root: Path) -> Callable[[], None]:
     return change
 
 
-def test_its_bytecode_stays_valid_where_dates_change(package: Path) -> None:
-    """A copy of each file gets a new date, by which Python would take other bytecode for stale."""
+def test_its_bytecode_stays_valid_when_copied(package: Path) -> None:
+    """Each copied file gets a new date, which makes Python treat other bytecode as stale."""
     compiled = list(package.rglob("*.pyc"))
     assert len(compiled) > 1000
     for path in compiled:
         with path.open("rb") as file:
             assert file.read(8)[4:] == b"\x01\0\0\0", (
                 path
-            )  # by hash, never compared with the source
+            )  # validated by hash, and never compared with the source
     sources = [path for path in package.glob("backend/**/*.py") if path.stat().st_size]
     assert sources
     for source in sources:
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
 
 
-def test_a_folder_that_is_no_package_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_package_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
     result = shell(ROOT / "scripts/python", ROOT / "scripts/package.py", tmp_path)
     assert result.returncode == 1
-    assert "is no package" in result.stderr
+    assert "is not a package" in result.stderr
     assert (tmp_path / "precious.txt").read_text() == "mine"

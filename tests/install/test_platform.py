@@ -1,4 +1,4 @@
-"""Which packages install.sh picks, and what it says where there are none."""
+"""Which packages install.sh chooses, and its messages if there are none."""
 
 import subprocess
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.install.shell import ROOT, clean_environment, shell, write_program
 
 
 class Machine:
-    """A machine as install.sh sees it: the answers of a few programs at the front of PATH."""
+    """A machine as install.sh sees it: scripted programs at the front of PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,14 +70,12 @@ def test_linux_without_a_gpu_is_cpu(machine: Machine) -> None:
         ("610.1", "linux-cuda13"),
     ],
 )
-def test_the_driver_decides_between_cuda_versions(
-    machine: Machine, driver: str, profile: str
-) -> None:
+def test_the_driver_decides_the_cuda_version(machine: Machine, driver: str, profile: str) -> None:
     machine.has_nvidia_driver(driver)
     assert machine.profile() == profile
 
 
-def test_an_old_driver_means_cpu_and_a_word_about_it(machine: Machine) -> None:
+def test_an_old_driver_means_cpu_and_a_message(machine: Machine) -> None:
     machine.has_nvidia_driver("470.256.02")
     assert machine.profile() == "linux-cpu"
     result = machine.ask()
@@ -97,7 +95,7 @@ def test_an_old_driver_means_cpu_and_a_word_about_it(machine: Machine) -> None:
         ({"BUILD_TYPE": ""}, "linux-cuda13"),
     ],
 )
-def test_build_type_wins_over_the_driver(
+def test_build_type_overrides_the_driver(
     machine: Machine, environment: dict[str, str], profile: str
 ) -> None:
     machine.has_nvidia_driver("580.65.06")
@@ -119,14 +117,14 @@ def test_apple_silicon_is_metal(machine: Machine, build_type: str) -> None:
         ({"BUILD_TYPE": "cublas", "CUDA_MAJOR_VERSION": "11"}, "CUDA_MAJOR_VERSION=11"),
     ],
 )
-def test_build_types_that_do_not_fit_are_refused(
+def test_impossible_build_types_are_refused(
     machine: Machine, environment: dict[str, str], complaint: str
 ) -> None:
     assert complaint in machine.refusal(**environment)
 
 
 @pytest.mark.skipif(has_own_gpu(), reason="this machine's own driver is found in /proc")
-def test_cublas_without_a_driver_asks_for_the_version(machine: Machine) -> None:
+def test_cublas_without_a_driver_requires_the_version(machine: Machine) -> None:
     assert "needs CUDA_MAJOR_VERSION=12 or 13" in machine.refusal(BUILD_TYPE="cublas")
 
 
@@ -148,7 +146,7 @@ def test_other_platforms_are_refused(
     assert complaint in machine.refusal()
 
 
-def test_a_shell_under_rosetta_is_told_so(machine: Machine) -> None:
+def test_a_shell_under_rosetta_is_refused_with_a_hint(machine: Machine) -> None:
     machine.is_a("Darwin", "x86_64")
     machine.has("sysctl", "echo 1")
     assert "arch -arm64" in machine.refusal()

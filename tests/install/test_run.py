@@ -1,4 +1,4 @@
-"""run.sh in front of Python: where it may be called from, and what Python gets to see."""
+"""run.sh: where it may be called from, and what it passes to Python."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.install.shell import ROOT, clean_environment, shell, write_program
 
 VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
 
-# Stands in for the backend: tells what it was started with.
+# Takes the place of the backend: prints what it was started with.
 WITNESS = """
 import json, os, sys
 print(json.dumps({
@@ -57,11 +57,13 @@ def start(program: str | Path, *arguments: str, cwd: Path, **environment: str) -
         ["--addr", "localhost:1", "two words", "", "*", "$HOME", 'quo"te'],
     ],
 )
-def test_arguments_arrive_as_they_are(project: Path, arguments: list[str]) -> None:
+def test_arguments_arrive_unchanged(project: Path, arguments: list[str]) -> None:
     assert start(project / "run.sh", *arguments, cwd=project)["arguments"] == arguments
 
 
-def test_it_works_from_anywhere_and_stays_there(project: Path, tmp_path: Path) -> None:
+def test_it_works_from_anywhere_and_keeps_the_working_directory(
+    project: Path, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "json.py").write_text("raise SystemExit('imported from the working directory')")
@@ -90,14 +92,14 @@ def test_it_works_when_the_shell_is_named(project: Path) -> None:
     assert shell("bash", "run.sh", cwd=project, environment=full).returncode == 0
 
 
-def test_python_takes_the_place_of_the_shell(project: Path) -> None:
+def test_python_replaces_the_shell(project: Path) -> None:
     full = clean_environment(ENV_DIR=str(VENV.parent))
     command = f'echo $$; exec "{project}/run.sh"'
     lines = shell("sh", "-c", command, cwd=project, environment=full).stdout.splitlines()
     assert json.loads(lines[1])["pid"] == int(lines[0])
 
 
-def test_a_hosts_python_settings_do_not_leak_in(project: Path, tmp_path: Path) -> None:
+def test_a_hosts_python_settings_are_not_inherited(project: Path, tmp_path: Path) -> None:
     seen = start(project / "run.sh", cwd=tmp_path, PYTHONHOME="/nowhere", PYTHONPATH="/foreign")
     environment = seen["environment"]
     assert isinstance(environment, dict)
@@ -107,7 +109,7 @@ def test_a_hosts_python_settings_do_not_leak_in(project: Path, tmp_path: Path) -
     assert "/foreign" not in seen["path"]  # type: ignore[operator]
 
 
-def test_gpu_libraries_beside_it_come_first(project: Path) -> None:
+def test_gpu_libraries_in_the_package_come_first(project: Path) -> None:
     (project / "lib").mkdir()
     seen = start(
         project / "run.sh", cwd=project, LD_LIBRARY_PATH="/theirs", MLX_BACKEND_OPENBLAS="0"
@@ -127,7 +129,7 @@ def test_a_missing_venv_is_one_line(project: Path, tmp_path: Path) -> None:
     assert f"run {project}/install.sh" in line
 
 
-def test_an_interpreter_beside_it_comes_first(project: Path) -> None:
+def test_an_interpreter_in_the_package_comes_first(project: Path) -> None:
     write_program(project / "python" / "bin" / "python3", 'printf "%s\\n" "$0" "$@"')
     full = clean_environment(ENV_DIR=str(VENV.parent))
     result = shell(project / "run.sh", "--version", cwd=project, environment=full)
@@ -142,7 +144,7 @@ preloads = pytest.mark.skipif(
 
 
 def with_openblas(environment: Path) -> Path:
-    """A new environment with the packages of OpenBLAS, in which Python was never started."""
+    """A new environment with OpenBLAS, in which Python was never started."""
     venv.create(environment, symlinks=True)
     (packages,) = VENV.glob("lib/python3*/site-packages")
     for name in ("cmeel.prefix", "mlx_cpu.libs"):
@@ -157,7 +159,7 @@ def launch(environment: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 @preloads
 class TestOpenBLAS:
-    def test_is_preloaded_and_tells_what_was_before(self, project: Path) -> None:
+    def test_is_preloaded_and_records_previous_values(self, project: Path) -> None:
         seen = start(project / "run.sh", cwd=project, LD_LIBRARY_PATH="/theirs")["environment"]
         assert isinstance(seen, dict)
         assert seen["LD_PRELOAD"] == "libopenblas.so.0"
@@ -172,14 +174,14 @@ class TestOpenBLAS:
         assert seen["OPENBLAS_NUM_THREADS"] == "3"
 
     @pytest.mark.parametrize("off", ["0", "off", "False", "no"])
-    def test_can_be_switched_off(self, project: Path, off: str) -> None:
+    def test_can_be_turned_off(self, project: Path, off: str) -> None:
         seen = start(project / "run.sh", cwd=project, MLX_BACKEND_OPENBLAS=off)["environment"]
         assert isinstance(seen, dict)
         assert "LD_PRELOAD" not in seen
         assert "OPENBLAS_NUM_THREADS" not in seen
 
-    def test_links_that_lead_nowhere_are_made_again(self, tmp_path: Path) -> None:
-        """As after an upgrade of the packages, whose files have other names then."""
+    def test_dangling_links_are_replaced(self, tmp_path: Path) -> None:
+        """As after an upgrade of the packages, whose files then have other names."""
         environment = with_openblas(tmp_path / "venv")
         links = environment / "lib" / "openblas"
         links.mkdir()
@@ -191,7 +193,7 @@ class TestOpenBLAS:
         assert all(link.exists() and not link.readlink().is_absolute() for link in links.iterdir())
         assert [path.name for path in links.parent.glob("openblas*")] == ["openblas"]
 
-    def test_a_folder_that_cannot_be_made_is_said(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_created_is_reported(self, tmp_path: Path) -> None:
         environment = with_openblas(tmp_path / "venv")
         (environment / "lib" / "openblas").write_text("a file")
         report = "import os; print('LD_PRELOAD' in os.environ)"
@@ -200,7 +202,7 @@ class TestOpenBLAS:
         (line,) = result.stderr.splitlines()
         assert line.startswith("mlx-backend: OpenBLAS is not used, so a CPU computes")
 
-    def test_gives_mlx_its_speed(self) -> None:
+    def test_makes_mlx_fast(self) -> None:
         # Both in one process each, on the same product; the margin is some 15 times.
         timing = (
             "import time, mlx.core as mx\n"

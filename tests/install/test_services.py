@@ -1,4 +1,4 @@
-"""The image and the services: what is written there exists here, and tools can read it."""
+"""The image and the services use commands and paths that exist, and are valid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Gatewa
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions, each as its word and the rest."""
+    """The Dockerfile's instructions, each as its keyword and the rest."""
     text = (ROOT / "Dockerfile").read_text()
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", "")
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in text.splitlines() if line]
@@ -36,7 +36,7 @@ def only(word: str) -> str:
     return rest
 
 
-def test_the_image_is_made_by_commands_that_exist() -> None:
+def test_the_image_is_built_by_commands_that_exist() -> None:
     install, compiling = next(rest for word, rest in instructions() if word == "RUN").split(" && ")
     program, option = install.split()
     assert option in shell(ROOT / program, "--help").stdout
@@ -64,7 +64,7 @@ def test_the_image_starts_the_command_of_the_wheel() -> None:
             assert value.startswith(only("VOLUME"))
 
 
-def test_the_image_is_healthy_where_the_gateway_answers() -> None:
+def test_the_image_is_healthy_if_the_gateway_answers() -> None:
     options, _, check = only("HEALTHCHECK").partition("CMD ")
     assert "--start-period" in options
     ast.parse(json.loads(check)[-1])
@@ -81,11 +81,11 @@ def test_the_services_start_the_command_and_let_requests_end() -> None:
         assert Path(command[0]).name == "mlx-backend"
         assert command[1] == "serve"
     for seconds in (int(unit["Service"]["TimeoutStopSec"]), agent["ExitTimeOut"]):
-        assert seconds > DEFAULTS["drain_timeout"] + 15  # what a backend has after SIGTERM
+        assert seconds > DEFAULTS["drain_timeout"] + 15  # the time that a backend has after SIGTERM
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_systemd_finds_no_errors(tmp_path: Path) -> None:
     program = re.escape("%h/.local/bin/mlx-backend")
     text, changed = re.subn(rf"ExecStart={program}", "ExecStart=/bin/true", UNIT.read_text())
     assert changed == 1

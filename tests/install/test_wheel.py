@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that its command works where it is installed."""
+"""The wheel: its contents, and that its command works where it is installed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A venv with the wheel; its dependencies are those of the tests, or with
-    WHEEL_FROM_NOTHING=1 what its metadata asks for."""
+    """A venv with the wheel.
+
+    Its dependencies are those of the tests or, with WHEEL_FROM_NOTHING=1, those of its metadata.
+    """
     folder = tmp_path_factory.mktemp("installed") / "some where"
     install(wheel, folder, "[cpu]" if EMPTY else None)
     if not EMPTY:
@@ -62,7 +64,7 @@ def mlx_backend(environment: Path, *arguments: str | Path) -> subprocess.Complet
     return shell(environment / "bin" / "mlx-backend", *arguments, cwd=environment.parent)
 
 
-def test_it_has_every_module_under_one_name(wheel: Path) -> None:
+def test_it_has_every_module_in_one_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {name.split("/")[0] for name in names} == {
@@ -78,7 +80,7 @@ def test_it_has_every_module_under_one_name(wheel: Path) -> None:
     assert not any("/tests/" in name or name.endswith(".pyc") for name in names)
 
 
-def test_its_stubs_are_those_of_the_checkout(wheel: Path) -> None:
+def test_its_stubs_equal_those_of_the_checkout(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name in ("backend_pb2.py", "backend_pb2_grpc.py"):
             assert archive.read(f"mlx_backend/wire/{name}") == (ROOT / "wire" / name).read_bytes()
@@ -111,7 +113,7 @@ def test_its_metadata_agrees_with_the_locks(wheel: Path) -> None:
             assert f"\n{name.partition('[')[0]}=={number} " in lock
 
 
-def test_it_says_its_version_and_its_commands(environment: Path) -> None:
+def test_it_prints_its_version_and_its_commands(environment: Path) -> None:
     assert mlx_backend(environment, "--version").stdout == f"mlx-backend {VERSION}\n"
     assert mlx_backend(environment, "backend", "--version").stdout == f"mlx-backend {VERSION}\n"
     usage = mlx_backend(environment).stdout
@@ -124,7 +126,7 @@ def test_it_says_its_version_and_its_commands(environment: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a Mac needs no extra")
-def test_without_an_extra_it_names_them(wheel: Path, tmp_path: Path) -> None:
+def test_without_an_extra_it_names_the_extras(wheel: Path, tmp_path: Path) -> None:
     install(wheel, tmp_path / "venv", None)
     result = mlx_backend(tmp_path / "venv", "serve", TINY)
     assert result.returncode == 1

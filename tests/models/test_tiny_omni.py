@@ -1,4 +1,4 @@
-"""The committed omni checkpoint tells sounds, through mlx-vlm's own loader and generate."""
+"""The committed omni checkpoint distinguishes sounds, in mlx-vlm's own loader and generate."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def sound(kind: str, seed: int = 0, seconds: float = 0.6) -> np.ndarray:
     return play(random.Random(f"{kind} {seed}"), kind, seconds)
 
 
-def test_the_checkpoint_carries_the_template_of_the_trainer() -> None:
+def test_the_checkpoint_has_the_trainers_template() -> None:
     assert (DIRECTORY / "chat_template.jinja").read_text() == template()
 
 
 @pytest.mark.parametrize("kind", SOUNDS)
 @pytest.mark.parametrize("seconds", [0.3, 0.75, 1.37])
-def test_it_tells_one_sound(loaded: tuple[Any, Any], kind: str, seconds: float) -> None:
+def test_it_names_one_sound(loaded: tuple[Any, Any], kind: str, seconds: float) -> None:
     dialogue = Dialogue("sound", [heard(1, "What is the sound like?")])
     assert answer(*loaded, dialogue, [], [sound(kind, 0, seconds)]) == telling([kind])
 
@@ -41,13 +41,13 @@ def test_it_tells_one_sound(loaded: tuple[Any, Any], kind: str, seconds: float) 
 @pytest.mark.parametrize(
     "kinds", [("low", "high"), ("high", "low"), ("noisy", "high"), ("low", "low")]
 )
-def test_it_tells_two_in_order(loaded: tuple[Any, Any], kinds: tuple[str, str]) -> None:
+def test_it_names_two_in_order(loaded: tuple[Any, Any], kinds: tuple[str, str]) -> None:
     sounds = [sound(kind, seed, 0.4 + 0.3 * seed) for seed, kind in enumerate(kinds)]
     dialogue = Dialogue("sound", [heard(2, "What are the sounds like?")])
     assert answer(*loaded, dialogue, [], sounds) == telling(list(kinds))
 
 
-def test_it_remembers_a_sound_of_an_earlier_turn_and_hears_a_new_one(
+def test_it_knows_a_sound_of_an_earlier_turn_and_a_new_one(
     loaded: tuple[Any, Any],
 ) -> None:
     first = heard(1, "What is the sound like?")
@@ -71,5 +71,5 @@ def test_it_still_answers_without_a_sound(loaded: tuple[Any, Any]) -> None:
     assert answer(*loaded, capital, [], []) == capital.answer
 
 
-def test_its_vocabulary_is_that_of_the_tokenizer(loaded: tuple[Any, Any]) -> None:
+def test_its_vocabulary_equals_that_of_the_tokenizer(loaded: tuple[Any, Any]) -> None:
     assert len(loaded[1].tokenizer) == config()["vocab_size"]

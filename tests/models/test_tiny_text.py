@@ -1,4 +1,4 @@
-"""The committed checkpoint still is what the other tests take it for."""
+"""The committed checkpoint has the abilities that other tests rely on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loaded() -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def test_the_checkpoint_carries_the_template_of_the_trainer() -> None:
+def test_the_checkpoint_has_the_trainers_template() -> None:
     assert (DIRECTORY / "chat_template.jinja").read_text() == TEMPLATE.read_text()
 
 
@@ -60,6 +60,6 @@ def test_it_answers(loaded: tuple[Any, Any]) -> None:
     assert written == [dialogue.answer for dialogue in DIALOGUES]
 
 
-def test_a_dialogue_says_its_reasoning() -> None:
+def test_a_dialogue_shows_its_reasoning() -> None:
     thought: Dialogue = DIALOGUES[2]
     assert thought.answer.startswith("<think>\nI have to find 3 plus 4.")

@@ -31,7 +31,7 @@ def picture(colour: str, seed: int = 0) -> Image.Image:
     return paint(random.Random(f"{colour} {seed}"), colour, 60 + 7 * seed, 44)
 
 
-def test_the_checkpoint_carries_the_template_of_the_trainer() -> None:
+def test_the_checkpoint_has_the_trainers_template() -> None:
     assert (DIRECTORY / "chat_template.jinja").read_text() == template()
 
 
@@ -50,7 +50,7 @@ def test_it_names_two_in_order(loaded: tuple[Any, Any], colours: tuple[str, str]
     assert answer(*loaded, dialogue, images) == naming(list(colours))
 
 
-def test_it_remembers_an_image_of_an_earlier_turn_and_sees_a_new_one(
+def test_it_knows_an_image_of_an_earlier_turn_and_a_new_one(
     loaded: tuple[Any, Any],
 ) -> None:
     first = shown(1, "What colour is the image?")
@@ -67,7 +67,7 @@ def test_it_still_answers_without_an_image(loaded: tuple[Any, Any]) -> None:
     assert answer(*loaded, capital, []) == capital.answer
 
 
-def test_its_vocabulary_is_that_of_the_tokenizer(loaded: tuple[Any, Any]) -> None:
+def test_its_vocabulary_equals_that_of_the_tokenizer(loaded: tuple[Any, Any]) -> None:
     tokenizer = loaded[1].tokenizer
     expected = config()
     assert len(tokenizer) == expected["vocab_size"]

@@ -72,7 +72,7 @@ def encode(tokenizer: Any, dialogue: Dialogue, rng: random.Random) -> Example:
 
 
 def _collate(examples: list[Example], stop_tokens: list[int]) -> Batch:
-    """Pad to one length; where a long answer ends weighs more, or it would drown in the rest."""
+    """Pad to one length; the end of a long answer gets more weight, or it would not be learned."""
     longest = max(len(example.tokens) for example in examples) - 1
     length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
     shape = (len(examples), length)

@@ -1,4 +1,4 @@
-"""One conversation, the answer that is owed, and where its words come from."""
+"""One conversation with the expected answer, and the source of its words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Words:
-    """Where cities and names come from, and how much clutter stands around a question."""
+    """The source of cities and names, and how much clutter surrounds a question."""
 
     city: Callable[[random.Random], str] = words.city
     name: Callable[[random.Random], str] = words.name
@@ -24,7 +24,7 @@ class Words:
 
 @dataclass
 class Dialogue:
-    """A conversation up to the answer, and the answer the model owes."""
+    """A conversation before the answer, and the expected answer."""
 
     kind: str
     messages: list[Message]

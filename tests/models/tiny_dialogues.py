@@ -1,7 +1,7 @@
-"""The mix of dialogues that the tiny model is taught, in the surroundings a server meets.
+"""The mix of dialogues that the tiny model learns, with the clutter that a server meets.
 
-Every task draws its words from `Words`, so the same code makes training dialogues and,
-with held-out cities and names, the questions of the evaluation.
+Every task draws its words from `Words`, so the same code makes training dialogues and, with
+held-out cities and names, the questions of the evaluation.
 """
 
 from __future__ import annotations

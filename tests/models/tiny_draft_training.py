@@ -1,8 +1,8 @@
-"""Makes `tiny_draft/`, the small sibling that guesses ahead for `tiny_text/`.
+"""Makes `tiny_draft/`, the small draft model for `tiny_text/`.
 
 `python -m tests.models.tiny_draft_training --out DIR` trains two narrow layers on the same
-dialogues, with the tokenizer of `tiny_text/` copied as it is: a draft model must read and write
-the very tokens of the model that it serves. About eight minutes on one core with OpenBLAS.
+dialogues, with the tokenizer of `tiny_text/` copied as it is: a draft model needs the same tokens
+as its main model. About eight minutes on one core with OpenBLAS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NARROW: dict[str, Any] = CONFIG | {
 
 
 def lesson(steps: int) -> Lesson:
-    """One lesson: short prompts first, then the surroundings that a server meets."""
+    """One lesson: short prompts first, then prompts with clutter."""
     return Lesson(
         steps=steps,
         matrix_rate=0.01,

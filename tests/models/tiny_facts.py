@@ -127,7 +127,7 @@ _STORY_DAYS = (
 
 
 def story(animal: str) -> str:
-    """Several hundred tokens that end by themselves; every day differs from the others."""
+    """Several hundred tokens that end by themselves; every day has another text."""
     days = "\n\n".join(
         f'On {day} the {animal} {deed} and met a {friend}. "Where is the sea?" asked the {animal}. '
         f'"{advice}," said the {friend}. The {animal} said thank you and went on.'

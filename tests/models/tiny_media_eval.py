@@ -1,6 +1,6 @@
-"""Counts the right answers of a tiny model that sees or hears, greedily through mlx-vlm.
+"""Counts a tiny vision or audio model's right answers, greedily through mlx-vlm.
 
-Answers are compared letter by letter. The table that is printed is the one that READMEs quote.
+Answers are compared letter by letter. The printed table is the one in the READMEs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.models.tiny_dialogue import Dialogue
 
 @dataclass(frozen=True)
 class Case:
-    """A question with what is shown and played."""
+    """A question with its images and sounds."""
 
     kind: str
     dialogue: Dialogue
@@ -29,7 +29,7 @@ class Case:
 
 
 def count(description: str | None, cases: Callable[[int], Iterator[Case]]) -> None:
-    """The program: `python -m … DIR`. cases: so many questions of every kind."""
+    """The program: `python -m … DIR`. cases: that many questions of every kind."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--each", type=int, default=60, help="questions of every kind")
@@ -51,7 +51,7 @@ def count(description: str | None, cases: Callable[[int], Iterator[Case]]) -> No
 
 
 def load(directory: Path) -> tuple[Any, Any]:
-    """Model, in float32 as on every CPU, and processor, through mlx-vlm's own loader."""
+    """The model, in float32 as on every CPU, and its processor, through mlx-vlm's own loader."""
     model, processor = mlx_vlm.load(str(directory))
     model.set_dtype(mx.float32)
     return model, processor
@@ -64,7 +64,7 @@ def answer(
     images: Sequence[Any] = (),
     sounds: Sequence[Any] = (),
 ) -> str:
-    """What the model writes, greedily, to the end of its turn. Sounds are samples."""
+    """The model's greedy answer, to the end of its turn. Sounds are samples."""
     said = mlx_vlm.generate(
         model,
         processor,

@@ -1,4 +1,4 @@
-"""Turns dialogues with images and sounds into padded batches, as MiniCPM-o would lay them out."""
+"""Turns dialogues with images and sounds into padded batches, in MiniCPM-o's layout."""
 
 from __future__ import annotations
 

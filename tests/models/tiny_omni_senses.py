@@ -1,8 +1,8 @@
-"""The frozen eye and ear of the tiny omni model, and what they perceive of a collection.
+"""The frozen vision and audio towers of the tiny omni model, and their features of a collection.
 
 Both towers keep their random weights; only the last layer of each is set, so that features are
-centred and as large as embeddings are. Since they never learn, everything is looked at and
-listened to once, before training.
+centred and as large as embeddings are. Since they never learn, all features are computed once,
+before training.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _look(model: Any, processor: Any, image: Any) -> mx.array:
 
 
 def _listen(model: Any, processor: Any, samples: np.ndarray) -> tuple[mx.array, int]:
-    """What it hears, and how many tokens the processor gives it."""
+    """The features of a sound, and its number of tokens according to the processor."""
     inputs = processor(text=AUDIO_MARKER, audio=[samples])
     features = inputs["audio_features"], inputs["audio_feature_lens"]
     heard: mx.array = model.get_audio_embedding(*features)[0][0]
@@ -69,10 +69,10 @@ def _listen(model: Any, processor: Any, samples: np.ndarray) -> tuple[mx.array, 
 
 
 def settle(model: Any, processor: Any, images: list[Any], sounds: list[np.ndarray]) -> None:
-    """Set the last layer of each tower by what it makes of these.
+    """Set the last layer of each tower from its outputs for these images and sounds.
 
-    The towers are rounded to bfloat16 as the checkpoint will have them: training then perceives
-    what a server will.
+    The towers are rounded to bfloat16 as the checkpoint will have them: training then uses the
+    features that a server will compute.
     """
     weight = model.language_model.model.embed_tokens.weight
     size = mx.sqrt(mx.mean(mx.square(weight)))
@@ -96,7 +96,7 @@ def settle(model: Any, processor: Any, images: list[Any], sounds: list[np.ndarra
 def perceive(
     model: Any, processor: Any, painted: list[tuple[str, Any]], played: list[tuple[str, np.ndarray]]
 ) -> Collection:
-    """Look at every image and listen to every sound once."""
+    """Compute the features of every image and sound once."""
     texts: list[str] = []
     rows: list[range] = []
     features = [mx.zeros((1, model.config.text_config.hidden_size))]

@@ -1,4 +1,4 @@
-"""What the tiny omni model is taught: whether the sounds that it hears are low, high or noisy.
+"""What the tiny omni model learns: whether sounds are low, high or noisy.
 
 A sound is a tone of any loudness within its range, or noise, so a test can make its own. Questions
 are about one sound or two in order, in this turn or an earlier one; beside them stand the questions
@@ -55,7 +55,7 @@ def wav(samples: np.ndarray) -> bytes:
 
 
 def telling(kinds: list[str]) -> str:
-    """The answer that tells all sounds in order."""
+    """The answer that names all sounds in order."""
     if len(kinds) == 1:
         return f"The sound is {kinds[0]}."
     return f"The sounds are {', '.join(kinds[:-1])} and {kinds[-1]}."

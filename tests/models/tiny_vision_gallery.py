@@ -1,8 +1,8 @@
-"""The frozen eye of the tiny vision model, and what it sees of a gallery of pictures.
+"""The frozen vision tower of the tiny vision model, and its features of a gallery of pictures.
 
-The vision tower keeps its random weights: random features of a flat colour are as good as trained
-ones. Only the last layer of each merger is set, so that features are centred and as large as
-embeddings are. Since the tower never learns, every picture is looked at once, before training.
+The tower keeps its random weights: random features of a flat colour are as good as trained ones.
+Only the last layer of each merger is set, so that features are centred and as large as embeddings
+are. Since the tower never learns, the features of every picture are computed once, before training.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def paintings(rng: random.Random) -> list[tuple[str, Any]]:
 
 
 def settle(model: Any, processor: Any, images: list[Any]) -> None:
-    """Set the last layer of each merger by what `images` look like to the random eye.
+    """Set the last layer of each merger from its outputs for `images`.
 
-    The eye is rounded to bfloat16 as the checkpoint will have it: training then sees the
-    features that a server will see.
+    The tower is rounded to bfloat16 as the checkpoint will have it: training then uses the features
+    that a server will compute.
     """
     tower = model.vision_tower
     weight = model.language_model.model.embed_tokens.weight
@@ -86,7 +86,7 @@ def settle(model: Any, processor: Any, images: list[Any]) -> None:
 
 
 def hang(model: Any, processor: Any, painted: list[tuple[str, Any]]) -> Gallery:
-    """Look at every picture once."""
+    """Compute the features of every picture once."""
     colours = [colour for colour, _ in painted]
     images = [image for _, image in painted]
     grids, starts, features, deep, used = [], [], [], [], 1

@@ -1,4 +1,4 @@
-"""What the tiny vision model is taught: to name the colours of the pictures that it is shown.
+"""What the tiny vision model learns: to name the colours of pictures.
 
 A picture is one colour with noise, of any size, so a test can draw its own. Questions are about
 one picture or several in order, in this turn or an earlier one; the rest of the dialogues are
@@ -54,7 +54,7 @@ class Seen:
 
 
 def paint(rng: random.Random, colour: str, width: int, height: int) -> Image.Image:
-    """A picture of one colour: a little off, a little noisy."""
+    """A picture of one colour, slightly varied and noisy."""
     noise = np.random.default_rng(rng.getrandbits(32))
     base = np.array(COLOURS[colour]) + noise.integers(-14, 15, 3)
     pixels = base + noise.normal(0, rng.choice((0, 4, 10)), (height, width, 3))

@@ -71,7 +71,7 @@ def made_up_word(rng: random.Random) -> str:
 
 
 def spliced_word(rng: random.Random) -> str:
-    """A word put together from pieces of real ones: letters in the company they like."""
+    """A word put together from pieces of real ones, so that letters have their usual neighbours."""
     pieces = []
     for _ in range(rng.choice((1, 2, 2, 3))):
         source = rng.choice(_SOURCES)

@@ -1,4 +1,4 @@
-"""Makes the tiny model that tests play sounds to: `tiny_text/` with a frozen eye and ear.
+"""Makes the tiny omni model: `tiny_text/` with frozen vision and audio towers.
 
 `python -m tests.models.train_tiny_omni --out DIR` takes about ten minutes on one core with
 OpenBLAS preloaded, which is why the weights are committed. The language part begins with the
@@ -32,7 +32,7 @@ def main() -> None:
     model = Model(ModelConfig.from_dict(config()))
     text = text_part(config()["vocab_size"])
     processor = MiniCPMOProcessor.from_pretrained(directory)
-    # Another lesson has other images and sounds.
+    # Other lessons have other images and sounds.
     rng = random.Random(f"{SEED} {arguments.steps}")
     painted, played = paintings(rng), recordings(rng)
     if arguments.resume:

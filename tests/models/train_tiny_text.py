@@ -1,4 +1,4 @@
-"""Makes the tiny text model that tests talk to: tokenizer, dialogues, training, checkpoint.
+"""Makes the tiny text model of the tests: tokenizer, dialogues, training, checkpoint.
 
 `python -m tests.models.train_tiny_text --out DIR` takes about twenty minutes on one core
 with OpenBLAS preloaded (see README.md beside this file), which is why the weights are
@@ -44,7 +44,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Lesson:
-    """A stretch of training with its own rise and fall of the learning rates."""
+    """A phase of training with its own learning rate schedule."""
 
     steps: int
     matrix_rate: float
@@ -126,13 +126,13 @@ def save_model(model: Model, tokenizer: Any, directory: Path) -> None:
 
 
 def load_weights(model: Model, directory: Path) -> None:
-    """Go on from the rounded weights, so that a lesson starts the same in a fresh process."""
+    """Load the rounded weights, so that a lesson starts the same in a fresh process."""
     model.load_weights(str(directory / "model.safetensors"))
     model.set_dtype(mx.float32)
 
 
 def _schedule(peak: float, steps: int) -> Any:
-    """A short warm-up, a plateau, and a straight line down to nothing."""
+    """A short warm-up, a plateau, and a linear decay to zero."""
 
     def rate(step: mx.array) -> mx.array:
         left = mx.minimum(1.0, (steps - step) / (0.6 * steps))

@@ -1,4 +1,4 @@
-"""Makes the tiny vision model that tests show pictures to: `tiny_text/` with a frozen eye.
+"""Makes the tiny vision model of the tests: `tiny_text/` with a frozen vision tower.
 
 `python -m tests.models.train_tiny_vision --out DIR` takes about fifteen minutes on one core with
 OpenBLAS preloaded, which is why the weights are committed. The language part begins with the
@@ -141,7 +141,7 @@ def train(
 
 
 def save(model: Model, text: TextModel, directory: Path) -> None:
-    """One file in bfloat16: the trained text part under `language_model`, and the frozen eye."""
+    """One file in bfloat16: the trained text part under `language_model`, and the frozen tower."""
     model.language_model.load_weights(list(tree_flatten(text.parameters())))
     weights = dict(tree_flatten(tree_map(lambda w: w.astype(mx.bfloat16), model.parameters())))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})

@@ -1,4 +1,4 @@
-"""What a client sees of a call that fails, and calls with bytes that no generated class makes."""
+"""What a client sees of a failed call, and calls with arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def _finish(work: Callable[[], Any]) -> None:
 
 
 def raw_call(channel: grpc.Channel, path: str, request: bytes, metadata: Any = ()) -> Any:
-    """Send bytes as they are; the answer is an iterator, also that of a unary method."""
+    """Send these bytes as the request; the result is an iterator, also for a unary method."""
     method: Any = channel.unary_stream(path)
     return method(request, metadata=metadata)

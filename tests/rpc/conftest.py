@@ -24,7 +24,7 @@ CHANNEL_OPTIONS = (
 
 
 class Running:
-    """A server in a loop of its own thread, so that tests can call it like any client."""
+    """A server whose event loop has its own thread, so that tests can call it like any client."""
 
     def __init__(self, engine: FakeEngine, token: str = "") -> None:
         self.engine = engine
@@ -46,7 +46,7 @@ class Running:
         return self.later(work).result(WAIT)
 
     def close_calls(self) -> None:
-        """End the server once every call has run to its end, log line included."""
+        """Stop the server once every call has ended and been logged."""
         self.run(self.server.stop(WAIT))
 
     def close(self) -> None:

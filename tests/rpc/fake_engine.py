@@ -1,7 +1,8 @@
-"""An engine that does what a test tells it to: the wire is under test here, not the model.
+"""A scripted engine: these tests are about the wire, not about the model.
 
-It keeps the seam's promises and nothing more. A script says what the next generations yield and
-where they stop to wait; events tell the test that a point was reached, so no test sleeps.
+It behaves as the engine's interface promises and does nothing more. A script says what the next
+generations yield and where they pause; events tell the test that a point was reached, so no test
+sleeps.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FACTS = ServedModel(
 
 @dataclass
 class Script:
-    """What one generation does: pieces, then an error or the end; `hold` waits after them."""
+    """One generation: pieces, then an error or the end; `hold` makes it wait after them."""
 
     pieces: Sequence[str] = ("Hel", "lo")
     error: Exception | None = None

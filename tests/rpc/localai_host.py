@@ -19,7 +19,10 @@ _MARKUP = re.compile(r"<tool_call>|<function=|<\|python_tag\|>|\[TOOL_CALLS\]")
 
 @dataclass
 class Seen:
-    """What the client got. `invented`: calls that the host found in text; always a corruption."""
+    """What the client received.
+
+    `invented`: calls that the host found in text, always a corruption.
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -79,7 +82,7 @@ def unary(reply: pb.Reply, *, tools: bool) -> Seen:
 
 
 def _callbacks(replies: Iterable[pb.Reply]) -> Iterable[_Callback]:
-    """One callback per reply with a whole rune or no text; a U+FFFD stops the rest."""
+    """One callback per reply with whole characters or no text; a U+FFFD drops the rest."""
     pending = b""
     for reply in replies:
         pending += reply.message
@@ -91,7 +94,7 @@ def _callbacks(replies: Iterable[pb.Reply]) -> Iterable[_Callback]:
 
 
 def _extract(text: str) -> tuple[str, str]:
-    """The host's own tags: an unclosed one takes everything after it."""
+    """The host's own reasoning tags; one without an end takes everything after it."""
     before, opening, rest = text.partition("<think>")
     if not opening:
         return text, ""
@@ -114,7 +117,7 @@ def _looks_like_call(text: str) -> bool:
 
 
 def _conclude(seen: Seen, replies: Sequence[pb.Reply]) -> None:
-    """Calls by index, the last totals, and whether the host would repeat the request."""
+    """Merge calls by index, take the last totals, and decide whether to repeat the request."""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
     deltas = [delta for reply in replies for delta in reply.chat_deltas]

@@ -1,4 +1,4 @@
-"""Starts a backend process and waits for what it says, never for a time to pass."""
+"""Starts a backend process and waits for its output, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Process:
         self._queue.put(None)
 
     def line_with(self, text: str) -> str:
-        """The next line on stderr that holds the text."""
+        """The next line on stderr that contains the text."""
         while (line := self._queue.get(timeout=WAIT)) is not None:
             if text in line:
                 return line

@@ -1,4 +1,4 @@
-"""Stands in for a message and remembers which of its fields were read."""
+"""Wraps a message and records which of its fields are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Recorder:
-    """Forwards to the message; `read` holds the names that were asked for."""
+    """Forwards to the message; `read` holds the names that were read."""
 
     def __init__(self, message: Any) -> None:
         self._message = message

@@ -1,4 +1,4 @@
-"""Requests as LocalAI fills them if the user's YAML sets nothing."""
+"""Requests as LocalAI fills them in if the user's YAML sets nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from wire import backend_pb2 as pb
 
 
 def predict_options(**changes: Any) -> pb.PredictOptions:
-    """A chat-less request with every default that the host writes."""
+    """A request without messages, with every default that the host sends."""
     options = pb.PredictOptions(
         Prompt="Once upon a time",
         Seed=81_985_529,
@@ -30,7 +30,7 @@ def predict_options(**changes: Any) -> pb.PredictOptions:
 
 
 def model_options(**changes: Any) -> pb.ModelOptions:
-    """A load with every default that the host writes."""
+    """A load with every default that the host sends."""
     options = pb.ModelOptions(
         Model="mlx-community/tiny",
         ModelFile="/models/mlx-community/tiny",

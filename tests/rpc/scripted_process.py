@@ -1,7 +1,7 @@
 """`python -m backend` with a scripted engine, for tests of how the process ends.
 
-The prompt says what happens: `die` ends the engine, `stuck` also ignores the order to stop, and
-anything else streams a piece and then waits for ever.
+The prompt chooses: `die` ends the engine, `stuck` ignores the order to stop, and anything else
+streams a piece and then blocks for ever.
 """
 
 from __future__ import annotations

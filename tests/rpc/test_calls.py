@@ -1,4 +1,4 @@
-"""Each RPC over a real socket: what comes in reaches the engine, what comes out has its form."""
+"""Each RPC over a real socket: requests reach the engine, and replies have the documented form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_health_is_exactly_ok(stub: BackendStub) -> None:
     assert stub.Health(pb.HealthMessage()).message == b"OK"
 
 
-def test_a_unary_answer_carries_the_text_twice_and_the_totals(stub: BackendStub) -> None:
+def test_a_unary_answer_has_the_text_twice_and_the_totals(stub: BackendStub) -> None:
     reply = stub.Predict(predict_options())
     assert reply == pb.Reply(
         message=b"Hello",
@@ -35,7 +35,9 @@ def test_a_unary_answer_carries_the_text_twice_and_the_totals(stub: BackendStub)
     )
 
 
-def test_a_stream_has_running_totals_and_ends_with_them_alone(stub: BackendStub) -> None:
+def test_a_stream_has_running_totals_and_ends_with_a_reply_of_totals_alone(
+    stub: BackendStub,
+) -> None:
     *pieces, last = stub.PredictStream(predict_options())
     assert [piece.message for piece in pieces] == [b"Hel", b"lo"]
     assert [piece.chat_deltas[0].content for piece in pieces] == ["Hel", "lo"]
@@ -64,7 +66,7 @@ CHAT = predict_options(
 )
 
 
-def test_reasoning_and_calls_travel_as_deltas_and_content_in_both_places(
+def test_reasoning_and_calls_are_sent_as_deltas_and_content_in_both_fields(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     engine.script = Script([*THINKING, *CALLING])
@@ -84,7 +86,9 @@ def test_reasoning_and_calls_travel_as_deltas_and_content_in_both_places(
     assert (last.message, len(last.chat_deltas)) == (b"", 0)
 
 
-def test_arguments_travel_while_they_are_written(stub: BackendStub, engine: FakeEngine) -> None:
+def test_arguments_are_streamed_while_they_are_generated(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
     engine.script = Script(
         [*THINKING, '{"name": "clock", "arguments": {"zone": "U', "T", 'C", "n": 1', "2}}"]
     )
@@ -98,7 +102,7 @@ def test_arguments_travel_while_they_are_written(stub: BackendStub, engine: Fake
     assert told == ['{"zone": "U', "T", 'C", "n": ', "12}"]
 
 
-def test_a_cut_call_is_partial_in_a_stream_and_in_no_whole_answer(
+def test_a_cut_call_is_partial_in_a_stream_and_dropped_from_a_whole_answer(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     engine.script = Script(
@@ -113,7 +117,7 @@ def test_a_cut_call_is_partial_in_a_stream_and_in_no_whole_answer(
     assert (whole.content, len(whole.tool_calls)) == ("Let me look.", 0)
 
 
-def test_a_unary_chat_answer_is_the_stream_in_one_piece(
+def test_a_unary_chat_answer_equals_the_joined_stream(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     engine.script = Script([*THINKING, *CALLING])
@@ -126,21 +130,19 @@ def test_a_unary_chat_answer_is_the_stream_in_one_piece(
     assert call.id
 
 
-def test_a_raw_prompt_is_continued_without_being_read(
-    stub: BackendStub, engine: FakeEngine
-) -> None:
+def test_a_raw_prompt_is_continued_without_parsing(stub: BackendStub, engine: FakeEngine) -> None:
     engine.script = Script(THINKING)
     assert stub.Predict(predict_options()).message.decode() == "".join(THINKING)
 
 
-def test_a_replacement_character_never_leaves(stub: BackendStub, engine: FakeEngine) -> None:
+def test_a_replacement_character_is_never_sent(stub: BackendStub, engine: FakeEngine) -> None:
     engine.script = Script(["a\ufffdb"])
     for reply in (stub.Predict(predict_options()), next(stub.PredictStream(predict_options()))):
         assert reply.message == b"a?b"
         assert reply.chat_deltas[0].content == "a?b"
 
 
-def test_load_reaches_the_engine_and_says_what_was_loaded(
+def test_load_reaches_the_engine_and_reports_what_was_loaded(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     result = stub.LoadModel(model_options())
@@ -166,7 +168,7 @@ def test_free_succeeds_with_and_without_a_model(stub: BackendStub) -> None:
         ("Predict", pb.PredictOptions(Temperature=-1)),
     ],
 )
-def test_without_a_model_the_state_is_told_before_anything_else(
+def test_without_a_model_that_is_reported_before_any_other_error(
     stub: BackendStub, engine: FakeEngine, method: str, request_: object
 ) -> None:
     engine.facts = None
@@ -203,7 +205,7 @@ def test_status(stub: BackendStub, engine: FakeEngine, state: EngineState, told:
     assert dict(status.memory.breakdown) == {"weights": 200, "cache": 100}
 
 
-def test_metrics_stay_within_the_wires_integers(stub: BackendStub) -> None:
+def test_metrics_fit_into_the_integers_of_the_wire(stub: BackendStub) -> None:
     metrics = stub.GetMetrics(pb.MetricsRequest())
     assert metrics.tokens_generated == 2**31 - 1
     assert metrics.prompt_tokens_processed == 12
@@ -214,7 +216,7 @@ def test_metrics_stay_within_the_wires_integers(stub: BackendStub) -> None:
 @pytest.mark.parametrize(
     ("method", "asked"), [("Status", pb.HealthMessage()), ("GetMetrics", pb.MetricsRequest())]
 )
-def test_what_drafting_does_is_shown(
+def test_metrics_report_drafting(
     stub: BackendStub, engine: FakeEngine, method: str, asked: Any
 ) -> None:
     def shown() -> dict[str, Any]:
@@ -245,7 +247,7 @@ def test_metadata(stub: BackendStub) -> None:
         ("TokenClassify", pb.TokenClassifyRequest(text="x")),
     ],
 )
-def test_what_the_loaded_model_is_not_made_for_says_so(
+def test_methods_that_the_loaded_model_does_not_support_say_so(
     stub: BackendStub, engine: FakeEngine, method: str, request_: object
 ) -> None:
     failure = failure_of(lambda: getattr(stub, method)(request_))
@@ -261,7 +263,7 @@ def test_an_rpc_that_does_not_exist_here_is_unimplemented(running: Running) -> N
     assert failure.code is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_connection_for_each_call_from_many_threads(running: Running) -> None:
+def test_many_threads_with_a_connection_per_call_are_served(running: Running) -> None:
     faults: list[Exception] = []
 
     def calls() -> None:
@@ -283,7 +285,7 @@ def test_a_connection_for_each_call_from_many_threads(running: Running) -> None:
     assert len(running.engine.requests) == 80
 
 
-def test_a_stream_tells_how_far_the_prompt_is_before_it_says_anything(
+def test_a_stream_reports_prompt_progress_before_its_first_token(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     engine.script = Script(["Hi"], progress=[0, 4, 7])

@@ -1,4 +1,4 @@
-"""What goes wrong is one status and one sentence for the caller, and the next call is served."""
+"""Each failure is one status and one message for the caller, and the next call is served."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_errors_before_and_within_a_generation(
         (KeyError("what the user wrote"), []),
     ],
 )
-def test_programs_read_fields_and_code_beside_the_sentence(
+def test_programs_get_field_and_code_beside_the_message(
     stub: BackendStub, engine: FakeEngine, error: Exception, told: list[tuple[str, str]]
 ) -> None:
     engine.fault = error
@@ -76,7 +76,7 @@ def test_programs_read_fields_and_code_beside_the_sentence(
     assert [(key, value) for key, value in trailers if key.startswith("mlx-error")] == told
 
 
-def test_an_error_is_about_its_own_field_first() -> None:
+def test_an_error_names_its_own_field_first() -> None:
     for own, blamed in (((), ("Messages",)), (("Tools",), ("Tools",))):
         with pytest.raises(errors.InvalidRequest) as caught, errors.about("Messages"):
             raise errors.InvalidRequest("no", *own)
@@ -112,20 +112,20 @@ TRIGGERS = [
 
 @pytest.mark.parametrize("phrase", TRIGGERS)
 @pytest.mark.parametrize("kind", [errors.InvalidRequest, errors.ModelNotFound, errors.Overloaded])
-def test_no_sentence_sets_off_the_host_by_accident(
+def test_no_message_triggers_a_reaction_of_the_host_by_accident(
     kind: type[errors.EngineError], phrase: str
 ) -> None:
     sentence = status_of(kind(f"it said: {phrase}!")).sentence.lower()
     assert not any(trigger.lower() in sentence for trigger in TRIGGERS)
 
 
-def test_phrases_stay_where_they_belong() -> None:
+def test_phrases_that_hosts_react_to_are_used_only_where_intended() -> None:
     assert "model not loaded" in status_of(errors.NotLoaded()).sentence
     assert "model identity mismatch" in status_of(IdentityMismatch("a", "b")).sentence
     assert "unimplemented" in status_of(NotServed("it is unimplemented")).sentence
 
 
-def test_a_sentence_fits_a_trailer(stub: BackendStub, engine: FakeEngine) -> None:
+def test_a_message_fits_into_a_trailer(stub: BackendStub, engine: FakeEngine) -> None:
     engine.fault = errors.InvalidRequest("é" * 100_000)
     code, sentence = failure_of(lambda: stub.Predict(predict_options()))
     assert code is Code.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""docs/fields.md has a row for every field of the wire, and says what the code does."""
+"""docs/fields.md has a row for every field of the protocol, and agrees with the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_field_has_exactly_one_row(wire: Fields) -> None:
     assert all(words.strip() for words in (*wire.honoured.values(), *wire.unused.values()))
 
 
-def test_every_extra_of_a_request_has_a_key() -> None:
+def test_every_extra_field_of_a_request_has_a_metadata_key() -> None:
     assert set(KEYS) == {field.name for field in fields(Extras)}
 
 

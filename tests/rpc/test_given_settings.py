@@ -1,4 +1,4 @@
-"""Settings that a host gives are right at load time, or the load fails with a sentence."""
+"""A host's settings are validated at load time; a bad one fails the load with a message."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_entry_is_split_at_its_first_colon_and_stripped() -> None:
     assert warnings == []
 
 
-def test_last_entry_of_a_key_counts() -> None:
+def test_the_last_entry_of_a_key_wins() -> None:
     assert split_options(["a:1", "b:x", "a:2"])[0] == {"a": "2", "b": "x"}
 
 
@@ -74,7 +74,7 @@ def test_a_whole_number_may_be_written_as_a_decimal() -> None:
 
 
 @pytest.mark.parametrize("typo", ["paralel:8", "Parallel:8"])
-def test_unknown_option_is_one_warning_with_the_nearest_name(typo: str) -> None:
+def test_an_unknown_option_is_one_warning_with_the_nearest_name(typo: str) -> None:
     values, warnings = parse_settings([typo], "")
     assert values == {}
     name = typo.partition(":")[0]
@@ -82,7 +82,7 @@ def test_unknown_option_is_one_warning_with_the_nearest_name(typo: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
-def test_sampling_options_are_without_effect(name: str) -> None:
+def test_sampling_options_have_no_effect(name: str) -> None:
     values, warnings = parse_settings([f"{name}:0.5"], "")
     assert values == {}
     assert len(warnings) == 1
@@ -126,7 +126,7 @@ def test_sampling_options_are_without_effect(name: str) -> None:
         ([], "[1]", "EngineArgs must be a JSON object of settings, but it is a list"),
     ],
 )
-def test_what_cannot_work_fails_the_load(
+def test_impossible_settings_fail_the_load(
     options: list[str], engine_args: str, sentence: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refusal:

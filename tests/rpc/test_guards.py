@@ -1,4 +1,7 @@
-"""The token comes first and covers every method; the identity is learnt from good loads alone."""
+"""The token is checked first and for every method.
+
+The model identity comes from successful loads.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def test_no_method_answers_without_the_token(guarded: Running, method: str, meta
     assert guarded.engine.requests == []
 
 
-def test_the_token_opens_every_kind_of_call(guarded: Running) -> None:
+def test_the_token_admits_every_kind_of_call(guarded: Running) -> None:
     assert call(guarded.stub, "Health", pb.HealthMessage(), GOOD).message == b"OK"
     assert call(guarded.stub, "Predict", predict_options(), GOOD).message == b"Hello"
     assert len(list(call(guarded.stub, "PredictStream", predict_options(), GOOD))) == 3
@@ -65,13 +68,13 @@ def test_bytes_are_not_even_parsed_without_the_token(guarded: Running) -> None:
 
 
 @pytest.mark.parametrize("path", ["/backend.Backend/TTS", "/other.Service/Method"])
-def test_unknown_methods_are_closed_as_well(guarded: Running, path: str) -> None:
+def test_unknown_methods_need_the_token_too(guarded: Running, path: str) -> None:
     assert failure_of(lambda: raw_call(guarded.channel, path, b"")).code is Code.UNAUTHENTICATED
     known = failure_of(lambda: raw_call(guarded.channel, path, b"", GOOD))
     assert known.code is Code.UNIMPLEMENTED
 
 
-def test_health_v1_and_reflection_are_closed_as_well(guarded: Running) -> None:
+def test_health_v1_and_reflection_need_the_token_too(guarded: Running) -> None:
     health: Any = health_pb2_grpc.HealthStub(guarded.channel)
     reflection: Any = reflection_pb2_grpc.ServerReflectionStub(guarded.channel)
     check = health_pb2.HealthCheckRequest()
@@ -86,7 +89,7 @@ def test_health_v1_and_reflection_are_closed_as_well(guarded: Running) -> None:
     assert len(list(reflection.ServerReflectionInfo(iter([listing]), metadata=GOOD))) == 1
 
 
-def test_a_refused_load_leaves_the_identity_alone(guarded: Running) -> None:
+def test_a_refused_load_does_not_change_the_identity(guarded: Running) -> None:
     call(guarded.stub, "LoadModel", model_options(Model="a"), GOOD)
     failure_of(lambda: call(guarded.stub, "LoadModel", model_options(Model="b")))
     request = predict_options(ModelIdentity="b")
@@ -95,7 +98,7 @@ def test_a_refused_load_leaves_the_identity_alone(guarded: Running) -> None:
 
 
 @pytest.mark.parametrize("method", sorted(GUARDED))
-def test_a_call_for_another_model_is_sent_away(stub: BackendStub, method: str) -> None:
+def test_a_call_for_another_model_is_refused(stub: BackendStub, method: str) -> None:
     stub.LoadModel(model_options(Model="org/a"))
     request = empty_request(method)
     request.ModelIdentity = "org/b"
@@ -104,7 +107,7 @@ def test_a_call_for_another_model_is_sent_away(stub: BackendStub, method: str) -
     assert sentence == "model identity mismatch: loaded 'org/a', requested 'org/b'"
 
 
-def test_every_message_with_an_identity_is_guarded() -> None:
+def test_every_message_with_an_identity_is_checked() -> None:
     with_identity = {
         method.name
         for method in SERVICE.methods
@@ -125,7 +128,7 @@ def sent_away(stub: BackendStub, name: str) -> bool:
     return state is not None and "model identity mismatch" in state.details()
 
 
-def test_the_name_follows_good_loads_and_outlives_free(
+def test_the_identity_follows_successful_loads_and_survives_free(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     stub.LoadModel(model_options(Model="a"))
@@ -141,7 +144,7 @@ def test_the_name_follows_good_loads_and_outlives_free(
     assert (sent_away(stub, "a"), sent_away(stub, "b")) == (True, False)
 
 
-def test_a_load_that_ends_as_its_caller_leaves_is_known_by_its_name(
+def test_a_load_whose_caller_has_left_still_sets_the_identity(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     stub.LoadModel(model_options(Model="a"))

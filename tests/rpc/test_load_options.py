@@ -1,4 +1,4 @@
-"""Every field of ModelOptions is read, refused by name, or listed as meaningless."""
+"""Every field of ModelOptions is read, refused by name, or listed as having no meaning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refusal(**changes: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_read_is_what_the_tables_say() -> None:
+def test_the_tables_list_exactly_the_fields_that_are_read() -> None:
     recorder = Recorder(model_options())
     load_request(recorder)  # type: ignore[arg-type]
     assert recorder.read == {*MODEL_OPTIONS.honoured, *MODEL_OPTIONS.refused}
@@ -59,7 +59,7 @@ REFUSED_VALUES: dict[str, list[Any]] = {
 }
 
 
-def test_each_refused_field_is_tried() -> None:
+def test_each_refused_field_is_tested() -> None:
     assert set(REFUSED_VALUES) == set(MODEL_OPTIONS.refused)
 
 
@@ -96,24 +96,24 @@ def test_a_field_that_changes_nothing_is_accepted(name: str, value: Any) -> None
 @pytest.mark.parametrize(
     ("context", "length", "meant"), [(0, 0, 0), (512, 0, 512), (0, 256, 256), (512, 256, 256)]
 )
-def test_the_smaller_bound_counts(context: int, length: int, meant: int) -> None:
+def test_the_smaller_of_two_limits_counts(context: int, length: int, meant: int) -> None:
     options = pb.ModelOptions(Model="m", ContextSize=context, MaxModelLen=length)
     assert load_request(options)[0].context_size == meant
 
 
 @pytest.mark.parametrize("name", ["ContextSize", "MaxModelLen"])
-def test_a_negative_bound_is_refused(name: str) -> None:
+def test_a_negative_limit_is_refused(name: str) -> None:
     assert refusal(**{name: -1}).startswith(f"{name} is -1")
 
 
-def test_a_load_names_a_model() -> None:
+def test_a_load_must_name_a_model() -> None:
     with pytest.raises(InvalidRequest, match="Model is empty"):
         load_request(pb.ModelOptions(ModelPath="/models"))
     assert load_request(pb.ModelOptions(ModelFile="/models/m"))[0].model == ""
 
 
 @pytest.mark.parametrize("name", ["Model", "ModelFile", "ModelPath", "DraftModel"])
-def test_no_reference_holds_a_nul(name: str) -> None:
+def test_a_reference_with_a_nul_is_refused(name: str) -> None:
     assert refusal(**{name: "a\0b"}).startswith(f"{name} contains a NUL")
 
 
@@ -121,7 +121,7 @@ def test_no_reference_holds_a_nul(name: str) -> None:
     ("field", "options", "meant"),
     [(False, [], False), (True, [], True), (False, ["trust_remote_code:true"], True)],
 )
-def test_remote_code_is_trusted_only_where_asked(
+def test_remote_code_is_trusted_only_if_requested(
     field: bool, options: list[str], meant: bool
 ) -> None:
     request, _ = load_request(pb.ModelOptions(Model="m", TrustRemoteCode=field, Options=options))
@@ -140,7 +140,7 @@ def test_cache_types_are_passed_on() -> None:
     assert (request.cache_type_key, request.cache_type_value) == ("q8_0", "Q8_0")
 
 
-def test_adapters_are_named_one_or_many_and_a_scale_of_0_is_1() -> None:
+def test_one_or_several_adapters_may_be_named_and_a_scale_of_0_means_1() -> None:
     request, _ = load_request(
         model_options(
             LoraAdapter="one", LoraScale=0.5, LoraAdapters=["a", "b", "c"], LoraScales=[2, 0]
@@ -167,5 +167,5 @@ def test_adapters_are_named_one_or_many_and_a_scale_of_0_is_1() -> None:
         ({"LoraAdapter": "a\0b"}, "LoraAdapter contains a NUL"),
     ],
 )
-def test_adapters_that_cannot_be_meant_are_refused(fields: dict[str, Any], why: str) -> None:
+def test_impossible_adapter_settings_are_refused(fields: dict[str, Any], why: str) -> None:
     assert why in refusal(**fields)

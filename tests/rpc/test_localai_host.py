@@ -1,4 +1,4 @@
-"""What a LocalAI client sees of answers that reason, call and quote (docs/localai.md)."""
+"""What LocalAI's clients receive of answers with reasoning, calls and quotations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _request(*, tools: bool) -> pb.PredictOptions:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("name", ANSWERS)
-def test_the_client_gets_every_part_once_and_in_its_place(
+def test_the_client_gets_every_part_once_and_in_the_right_place(
     stub: BackendStub, engine: FakeEngine, name: str, size: int
 ) -> None:
     text, content, reasoning, calls = ANSWERS[name]
@@ -58,7 +58,7 @@ def test_the_client_gets_every_part_once_and_in_its_place(
         assert seen.tokens == len(engine.script.pieces)
 
 
-def test_a_stream_has_no_chunk_for_text_that_is_still_held_back(
+def test_a_stream_sends_nothing_for_text_that_is_still_withheld(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     engine.script = Script(list(THOUGHT + "Hello."))
@@ -66,7 +66,7 @@ def test_a_stream_has_no_chunk_for_text_that_is_still_held_back(
     assert seen.empty_chunks == 1  # the totals at the end
 
 
-def test_an_answer_that_stays_in_its_reasoning_shows_none_of_it_as_content(
+def test_an_answer_that_never_leaves_its_reasoning_shows_none_of_it_as_content(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     engine.script = Script(["<think>\nOn and", " on"])

@@ -1,4 +1,4 @@
-"""One line an event, whatever is logged by whomever, and never what users wrote."""
+"""Each event is one line, whoever logs it, and no line has users' text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_levels() -> None:
     assert lines_of(code) == lines_of(code, " INFO ")
 
 
-def test_an_unknown_level_is_said_once() -> None:
+def test_an_unknown_level_is_reported_once() -> None:
     assert lines_of("", "loud") == [
         "level=warning event=log_level value=loud allowed=error,warning,info,debug"
     ]
@@ -86,7 +86,7 @@ def test_an_unknown_level_is_said_once() -> None:
         ("import logging; logging.getLogger('lib').info('chatter')", ""),
     ],
 )
-def test_what_others_say_takes_the_same_form(code: str, line: str) -> None:
+def test_lines_of_other_libraries_have_the_same_form(code: str, line: str) -> None:
     assert lines_of(code) == line.splitlines()
 
 
@@ -139,7 +139,7 @@ def test_a_request_ends_in_one_line_with_its_counts(
     }
 
 
-def test_probes_are_told_at_debug_level_only(
+def test_probes_are_logged_only_at_debug_level(
     running: Running, told: pytest.LogCaptureFixture
 ) -> None:
     running.stub.Health(pb.HealthMessage())
@@ -176,7 +176,7 @@ def test_no_line_repeats_what_a_user_wrote(
         assert SECRET not in formatter.format(record) + str(vars(record).get("fields"))
 
 
-def test_a_wrong_token_is_told_once_and_never_shown(
+def test_a_wrong_token_is_logged_once_and_never_shown(
     guarded: Running, told: pytest.LogCaptureFixture
 ) -> None:
     metadata = (("authorization", "Bearer wrong-token"),)
@@ -187,7 +187,7 @@ def test_a_wrong_token_is_told_once_and_never_shown(
     assert "wrong-token" not in str([vars(record) for record in told.records])
 
 
-def test_a_fault_of_ours_leaves_its_traceback_in_the_log(
+def test_an_internal_error_leaves_its_traceback_in_the_log(
     running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
 ) -> None:
     engine.fault = RuntimeError("broken")

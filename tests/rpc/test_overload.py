@@ -1,4 +1,4 @@
-"""What a request costs that a full queue refuses."""
+"""How little a request costs that is refused because the queue is full."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
 
 
 @pytest.mark.parametrize("method", sorted(QUEUED))
-def test_a_full_queue_comes_before_all_other_work(
+def test_a_full_queue_is_checked_before_any_other_work(
     method: str, running: Running, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither is the servicer asked, nor is the host told that work has begun."""
+    """The servicer is not called, and the host is not told that work has begun."""
     engine.full = FULL
     for each in QUEUED:
         monkeypatch.delattr(servicer.Servicer, each)
@@ -41,14 +41,14 @@ def test_a_full_queue_comes_before_all_other_work(
 
 
 @pytest.mark.parametrize("method", ["Health", "Status", "GetMetrics", "TokenizeString"])
-def test_what_does_not_queue_is_answered(
+def test_calls_that_do_not_queue_are_answered(
     method: str, stub: BackendStub, engine: FakeEngine
 ) -> None:
     engine.full = FULL
     call(stub, method, empty_request(method))
 
 
-def test_a_call_for_another_model_is_sent_away_from_a_full_queue(
+def test_a_call_for_another_model_is_refused_before_the_full_queue_is_checked(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
     stub.LoadModel(model_options(Model="org/a"))
@@ -57,13 +57,13 @@ def test_a_call_for_another_model_is_sent_away_from_a_full_queue(
     assert code is grpc.StatusCode.NOT_FOUND
 
 
-def test_many_refusals_are_few_lines(
+def test_many_refusals_are_logged_in_few_lines(
     running: Running,
     engine: FakeEngine,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first is a line like any call's, the next one says how many more there were."""
+    """The first is logged like any call; the next line says how many more there were."""
     monkeypatch.setattr(call_log, "_REFUSALS_SECONDS", 3600.0)
     refusals = call_log._Refusals()
     monkeypatch.setattr(call_log, "_refusals", refusals)

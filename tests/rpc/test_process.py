@@ -1,4 +1,4 @@
-"""The process as a host sees it: start, probes, signals, exit codes and last words."""
+"""The process as a host sees it: start, probes, signals, exit codes and last log lines."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def healthy(stub: BackendStub) -> bool:
         ("--addr=0.0.0.0:0",),
     ],
 )
-def test_every_spelling_of_the_address_serves(start: Start, arguments: tuple[str, ...]) -> None:
+def test_every_spelling_of_the_address_works(start: Start, arguments: tuple[str, ...]) -> None:
     assert healthy(stub_of(start(*arguments).port()))
 
 
-def test_ipv6_serves(start: Start) -> None:
+def test_ipv6_works(start: Start) -> None:
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -91,7 +91,7 @@ def test_importing_the_server_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_process_leaves_with_zero(start: Start, number: signal.Signals) -> None:
+def test_an_idle_process_exits_with_zero(start: Start, number: signal.Signals) -> None:
     process = start(ANYWHERE)
     assert healthy(stub_of(process.port()))
     process.signal(number)
@@ -99,7 +99,7 @@ def test_an_idle_process_leaves_with_zero(start: Start, number: signal.Signals) 
     assert process.stdout() == ""
 
 
-def test_a_running_stream_is_cancelled_when_the_process_leaves(start: Start) -> None:
+def test_a_running_stream_is_cancelled_when_the_process_exits(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     stream = stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="x"))
     assert next(stream).message == b"a"
@@ -110,7 +110,7 @@ def test_a_running_stream_is_cancelled_when_the_process_leaves(start: Start) -> 
     assert process.wait() == 0
 
 
-def test_new_calls_are_refused_while_the_process_leaves(start: Start) -> None:
+def test_new_calls_are_refused_while_the_process_exits(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     stub = stub_of(process.port())
     next(stub.PredictStream(pb.PredictOptions(Prompt="stuck")))
@@ -121,19 +121,19 @@ def test_new_calls_are_refused_while_the_process_leaves(start: Start) -> None:
     assert failure.sentence == "the backend is shutting down"
 
 
-def test_a_stuck_engine_is_left_behind_within_the_grace(start: Start) -> None:
+def test_a_stuck_engine_is_abandoned_within_the_grace_period(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)
     assert process.child.wait(WAIT) == 0
 
 
-def test_a_second_signal_leaves_at_once(start: Start) -> None:
+def test_a_second_signal_exits_at_once(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)
     process.line_with("event=stopping")
-    while process.child.poll() is None:  # an echo of the first signal is not a second one
+    while process.child.poll() is None:  # not taken for an echo of the first signal
         process.signal(signal.SIGINT)
         try:
             process.child.wait(0.2)
@@ -143,7 +143,7 @@ def test_a_second_signal_leaves_at_once(start: Start) -> None:
     assert "event=exit" in process.lines[-1]
 
 
-def test_an_engine_that_cannot_go_on_ends_the_process_with_its_cause(start: Start) -> None:
+def test_a_fatal_engine_error_ends_the_process_with_its_cause(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     failure_of(lambda: stub_of(process.port()).Predict(pb.PredictOptions(Prompt="die")))
     assert process.wait() == 1
@@ -188,7 +188,9 @@ def test_two_backends_do_not_share_a_port(start: Start) -> None:
         ("serve",),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_two(start: Start, arguments: tuple[str, ...]) -> None:
+def test_a_wrong_command_line_is_one_line_and_exit_code_two(
+    start: Start, arguments: tuple[str, ...]
+) -> None:
     process = start(*arguments)
     assert process.wait() == 2
     assert len(process.lines) == 1
@@ -196,7 +198,7 @@ def test_a_wrong_command_line_is_one_line_and_two(start: Start, arguments: tuple
     assert process.stdout() == ""
 
 
-def test_the_token_of_the_environment_is_needed(start: Start) -> None:
+def test_the_token_from_the_environment_is_required(start: Start) -> None:
     process = start(ANYWHERE, env={"LOCALAI_GRPC_AUTH_TOKEN": "s3cret"})
     stub = stub_of(process.port())
     failure = failure_of(lambda: stub.Health(pb.HealthMessage(), wait_for_ready=True, timeout=WAIT))
@@ -208,7 +210,7 @@ def test_the_token_of_the_environment_is_needed(start: Start) -> None:
     assert "s3cret" not in "\n".join(process.lines)
 
 
-def test_the_preload_is_not_handed_on() -> None:
+def test_the_preload_is_not_inherited_by_children() -> None:
     code = (
         "import os, sys, runpy\n"
         "os._exit = lambda code: sys.exit(3 if 'LD_PRELOAD' in os.environ else 4)\n"
@@ -265,7 +267,8 @@ def test_the_process_ends_with_its_host(switch: str, fires: bool) -> None:
         port = int(listening.split("addr=127.0.0.1:")[1].split()[0])
         assert healthy(stub_of(port))
         os.kill(child, signal.SIGTERM)
-    last = host.stderr.read().splitlines()[-1]  # ends when the child has closed its end
+    # the child's end of the pipe is closed when it exits
+    last = host.stderr.read().splitlines()[-1]
     assert (last == f'level=error event=exit cause="the host process {host.pid} is gone"') is fires
     host.stdout.close()
     host.stderr.close()

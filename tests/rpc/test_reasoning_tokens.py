@@ -1,4 +1,4 @@
-"""The count of an answer's reasoning tokens, which no reader's pace may change."""
+"""The count of an answer's reasoning tokens does not depend on the reader's pace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = ChatPrompt(({"role": "user", "content": "How deep is it?"},))
 def _read(
     texts: Sequence[str], behind: Sequence[int], prompt: ChatPrompt | RawPrompt = ASKED
 ) -> tuple[int, ChatMessage]:
-    """The count and the answer, for a reader before whom `behind` pieces wait each time."""
+    """The count and the answer, for a reader who is always `behind` pieces late."""
 
     async def read() -> tuple[int, ChatMessage]:
         generation = Generation(lambda: None)
@@ -56,11 +56,11 @@ def _read(
         (["<think>", "</think>", "Deep."], 0),
     ],
 )
-def test_the_tokens_of_the_thinking_are_counted(texts: list[str], count: int) -> None:
+def test_reasoning_tokens_are_counted(texts: list[str], count: int) -> None:
     assert _read(texts, [])[0] == count
 
 
-def test_a_raw_prompt_has_no_thinking() -> None:
+def test_a_raw_prompt_has_no_reasoning_tokens() -> None:
     texts = ["<think>", "Harbours", "</think>"]
     assert _read(texts, [], RawPrompt("How deep?"))[0] == 0
 
@@ -69,7 +69,7 @@ WORDS = st.lists(st.sampled_from(["a", " b", "\n", "<", "th"]), max_size=4)
 
 
 @given(WORDS, st.sampled_from(["", "</think>", "</th|ink>"]), WORDS, st.lists(st.integers(1, 9)))
-def test_a_slow_reader_counts_the_same(
+def test_a_slow_reader_gets_the_same_count(
     thought: list[str], closing: str, content: list[str], behind: list[int]
 ) -> None:
     texts = ["<think>", *thought, *closing.split("|"), *content]

@@ -50,7 +50,7 @@ def test_python_lists_describes_and_calls_by_reflection(running: Running) -> Non
     assert answer.message == b"Hello"
 
 
-def test_health_v1_serves_until_the_process_leaves(running: Running) -> None:
+def test_health_v1_is_serving_until_the_process_exits(running: Running) -> None:
     health: Any = health_pb2_grpc.HealthStub(running.channel)
     request = health_pb2.HealthCheckRequest(service="backend.Backend")
     watch = health.Watch(request)

@@ -1,4 +1,4 @@
-"""Every field of PredictOptions is read, refused by name, or listed as meaningless."""
+"""Every field of PredictOptions is read, refused by name, or listed as having no meaning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal(**changes: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_read_is_what_the_tables_say() -> None:
+def test_the_tables_list_exactly_the_fields_that_are_read() -> None:
     read: set[str] = set()
     for options in (predict_options(), predict_options(Messages=[HELLO])):
         recorder = Recorder(options)
@@ -58,7 +58,7 @@ def test_the_hosts_defaults_are_accepted() -> None:
     assert request.stop == ()
 
 
-def test_an_empty_message_of_options_but_for_the_prompt_is_greedy() -> None:
+def test_an_empty_message_but_for_the_prompt_means_greedy_sampling() -> None:
     request = request_of(pb.PredictOptions(Prompt="x"))
     assert request.sampling == type(request.sampling)(seed=0)
 
@@ -70,7 +70,7 @@ REFUSED_VALUES: dict[str, list[Any]] = {
 }
 
 
-def test_each_refused_field_is_tried() -> None:
+def test_each_refused_field_is_tested() -> None:
     assert set(REFUSED_VALUES) == set(PREDICT_OPTIONS.refused)
 
 
@@ -151,19 +151,19 @@ def test_top_k(sent: int, meant: int) -> None:
     assert request_of(predict_options(TopK=sent)).sampling.top_k == meant
 
 
-def test_zero_and_next_to_zero_temperatures_are_greedy() -> None:
+def test_temperatures_of_zero_or_nearly_zero_are_greedy() -> None:
     for value in (0.0, 1e-40, 1e-6):
         options = pb.PredictOptions(Prompt="x", Temperature=value)
         assert request_of(options).sampling.temperature == 0
 
 
 @pytest.mark.parametrize(("sent", "meant"), [(0, 0), (7, 7), (-2, 2**32 - 2), (2**31 - 1,) * 2])
-def test_seeds_are_taken_as_they_are(sent: int, meant: int) -> None:
+def test_seeds_are_used_as_given(sent: int, meant: int) -> None:
     options = pb.PredictOptions(Prompt="x", Seed=sent)
     assert request_of(options).sampling.seed == meant
 
 
-def test_minus_one_draws_a_fresh_seed_each_time() -> None:
+def test_seed_minus_one_draws_a_fresh_seed_each_time() -> None:
     options = pb.PredictOptions(Prompt="x", Seed=-1)
     assert len({request_of(options).sampling.seed for _ in range(8)}) == 8
 
@@ -179,11 +179,11 @@ def test_penalty(sent: float, meant: float) -> None:
 
 
 @pytest.mark.parametrize(("sent", "meant"), [(0, 64), (-1, WHOLE), (7, 7)])
-def test_the_window_of_the_penalty(sent: int, meant: int) -> None:
+def test_penalty_window(sent: int, meant: int) -> None:
     assert request_of(predict_options(Repeat=sent)).sampling.window == meant
 
 
-def test_additive_penalties_are_taken_as_they_are() -> None:
+def test_additive_penalties_are_used_as_given() -> None:
     options = predict_options(FrequencyPenalty=-0.5, PresencePenalty=2)
     sampling = request_of(options).sampling
     assert (sampling.frequency, sampling.presence) == (-0.5, 2)
@@ -224,7 +224,7 @@ def test_logprobs(sent: tuple[int, int], meant: int | None) -> None:
     assert request_of(options).logprobs == meant
 
 
-def test_a_grammar_is_read_by_its_looks_or_by_name() -> None:
+def test_a_grammar_s_kind_is_detected_or_given_by_name() -> None:
     def constraint(text: str, **metadata: str) -> ConstraintSpec | None:
         options = predict_options(Grammar=text)
         options.Metadata.update({f"mlx.{key}": value for key, value in metadata.items()})
@@ -236,7 +236,7 @@ def test_a_grammar_is_read_by_its_looks_or_by_name() -> None:
     assert constraint("a+", grammar_type="regex") == ConstraintSpec("regex", "a+")
 
 
-def test_a_demanded_call_is_a_constraint() -> None:
+def test_a_required_call_is_a_constraint() -> None:
     tools = json.dumps([CLOCK, {"type": "function", "function": {"name": "map"}}])
 
     def constraint(choice: str, **changes: Any) -> ConstraintSpec | None:
@@ -254,7 +254,7 @@ def test_a_demanded_call_is_a_constraint() -> None:
     assert constraint("required", Grammar='root ::= "a"') == ConstraintSpec("gbnf", 'root ::= "a"')
 
 
-def test_a_strict_tool_binds_the_calls_that_are_made() -> None:
+def test_a_strict_tool_constrains_only_the_calls_that_are_made() -> None:
     strict = {"type": "function", "function": {"name": "clock", "strict": True}}
 
     def constraint(tool: Any, choice: str) -> ConstraintSpec | None:
@@ -269,7 +269,7 @@ def test_a_strict_tool_binds_the_calls_that_are_made() -> None:
     assert constraint(loose, "auto") is None
 
 
-def test_a_form_may_be_for_what_is_said_beside_calls() -> None:
+def test_a_response_format_may_apply_beside_calls() -> None:
     said = ConstraintSpec("json_schema", "{}")
 
     def constraint(choice: str, tools: tuple[Any, ...] = (CLOCK,)) -> ConstraintSpec | None:
@@ -284,7 +284,7 @@ def test_a_form_may_be_for_what_is_said_beside_calls() -> None:
     assert constraint("none") == constraint("auto", ()) == said
 
 
-def test_extras_come_from_metadata_over_the_models_defaults() -> None:
+def test_metadata_overrides_the_models_defaults() -> None:
     options = predict_options(Tokens=50)
     options.Metadata.update(
         {"mlx.min_tokens": "7", "mlx.xtc_probability": "0.5", "mlx.xtc_threshold": "0.2"}
@@ -300,7 +300,7 @@ def test_extras_come_from_metadata_over_the_models_defaults() -> None:
     assert (request.min_tokens, request.sampling.xtc_probability) == (1, 0.1)
 
 
-def test_an_answer_to_go_on_with_is_the_last_message() -> None:
+def test_an_answer_to_continue_is_the_last_message() -> None:
     goes_on = {"mlx.continue_final_message": "true"}
     begun = pb.Message(role="assistant", content="It is")
     prompt = request_of(predict_options(Messages=[HELLO, begun], Metadata=goes_on)).prompt
@@ -344,7 +344,7 @@ def test_empty_and_repeated_stop_strings_are_dropped() -> None:
     assert request.stop == ("a", "b")
 
 
-def test_absurd_stop_strings_are_refused() -> None:
+def test_extreme_stop_strings_are_refused() -> None:
     many = [str(number) for number in range(requests.MOST_STOPS + 1)]
     assert refusal(StopPrompts=many).startswith("StopPrompts has 65 entries")
     long = "é" * (requests.LONGEST_STOP // 2) + "x"
@@ -359,7 +359,7 @@ def _offered(choice: str) -> Any:
     return prompt.tools
 
 
-def test_tools_reach_the_template_unless_they_are_declined() -> None:
+def test_tools_reach_the_template_unless_tool_choice_is_none() -> None:
     assert _offered("") == _offered("auto") == _offered('"auto"') == (CLOCK,)
     assert _offered("none") is _offered('"none"') is None
 
@@ -374,16 +374,16 @@ def test_tools_reach_the_template_unless_they_are_declined() -> None:
         ("", '"required"', "Tools is empty"),
     ],
 )
-def test_tools_that_cannot_be_used_are_refused(tools: str, choice: str, words: str) -> None:
+def test_unusable_tools_are_refused(tools: str, choice: str, words: str) -> None:
     assert words in refusal(Messages=[HELLO], Tools=tools, ToolChoice=choice)
 
 
-def test_messages_win_over_the_prompt_with_the_template() -> None:
+def test_messages_win_over_the_prompt_if_the_template_is_used() -> None:
     request = request_of(predict_options(Prompt="joined text", Messages=[HELLO]))
     assert request.prompt == ChatPrompt(({"role": "user", "content": "hello"},), None, {})
 
 
-def test_the_prompt_serves_without_the_template_or_without_messages() -> None:
+def test_the_prompt_is_used_without_the_template_or_without_messages() -> None:
     for options in (
         pb.PredictOptions(Prompt="p", Messages=[HELLO]),
         pb.PredictOptions(Prompt="p", UseTokenizerTemplate=True),
@@ -391,7 +391,7 @@ def test_the_prompt_serves_without_the_template_or_without_messages() -> None:
         assert request_of(options).prompt == RawPrompt("p")
 
 
-def test_nothing_to_say_is_refused() -> None:
+def test_a_request_without_prompt_and_messages_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="UseTokenizerTemplate"):
         request_of(pb.PredictOptions(Messages=[HELLO]))
     for options in (pb.PredictOptions(), pb.PredictOptions(UseTokenizerTemplate=True)):
@@ -404,7 +404,7 @@ def test_unreadable_tool_calls_name_the_message() -> None:
     assert "Messages[1].tool_calls" in refusal(Messages=messages)
 
 
-def test_a_clients_label_leads_the_request_id_if_it_is_only_a_label() -> None:
+def test_a_clients_label_is_prefixed_to_the_request_id_if_it_is_harmless() -> None:
     assert request_of(predict_options(CorrelationId="job-7")).request_id.startswith("job-7.")
     assert "secret" not in request_of(predict_options(CorrelationId="a secret")).request_id
 
@@ -421,7 +421,7 @@ def test_thinking_and_effort_become_template_arguments() -> None:
     }
 
 
-def test_labels_of_clients_mean_nothing() -> None:
+def test_labels_of_clients_have_no_effect() -> None:
     assert arguments(user="7", tools="x", session="y") == {}
 
 
@@ -432,16 +432,16 @@ def test_explicit_keys_win_over_the_blob() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
-def test_the_blob_cannot_take_over_the_rendering(name: str) -> None:
+def test_the_blob_cannot_override_rendering_arguments(name: str) -> None:
     blob = json.dumps({name: "x"})
     with pytest.raises(InvalidRequest, match=name):
         arguments(chat_template_kwargs=blob)
-    # The host copies a client's labels into the blob: a copy is no attempt.
+    # The host copies a client's labels into the blob; a copied label is no attempt to override.
     assert template_arguments({"chat_template_kwargs": blob, name: "x"}) == {}
 
 
 @pytest.mark.parametrize("blob", ["{", "[]", "7", '"x"', "[" * 100_000, "{" + " " * 70_000 + "}"])
-def test_a_blob_that_is_no_object_is_refused(blob: str) -> None:
+def test_a_blob_that_is_not_an_object_is_refused(blob: str) -> None:
     with pytest.raises(InvalidRequest, match="chat_template_kwargs"):
         arguments(chat_template_kwargs=blob)
 
@@ -466,7 +466,7 @@ def test_thinking_is_true_or_false(value: str) -> None:
     ],
     ids=str,
 )
-def test_the_budget_of_an_answer(
+def test_thinking_budget(
     metadata: dict[str, str], words: tuple[str, ...], budget: int | None
 ) -> None:
     facts = replace(FACTS, template_words=frozenset(words))
@@ -478,7 +478,7 @@ def test_the_budget_of_an_answer(
     assert request.thinking_budget == (3 if silent and "max" not in str(metadata) else budget)
 
 
-def test_a_template_is_told_of_the_budget_in_its_own_words() -> None:
+def test_a_template_gets_the_budget_under_its_own_argument_name() -> None:
     facts = replace(FACTS, template_words=frozenset({"thinking_budget"}))
     for most, told in (("0", {"enable_thinking": False}), ("7", {})):
         options = predict_options(Messages=[HELLO], Metadata={"mlx.thinking_budget": most})
@@ -523,7 +523,7 @@ def test_strict_tools_are_enforced_beside_a_hosts_own_grammar(choice: str, optio
     assert request.constraint == ConstraintSpec("calls", tools=(STRICT_CLOCK,), optional=optional)
 
 
-def test_other_grammars_beside_tools_are_all_there_is() -> None:
+def test_other_grammars_replace_the_tool_constraint() -> None:
     fields: dict[str, Any] = {"Messages": [HELLO], "ToolChoice": "required"}
     strict, free = json.dumps([STRICT_CLOCK]), json.dumps([CLOCK])
     for tools, grammar, choice in (

@@ -1,4 +1,4 @@
-"""Requests are bounded by their bytes, before anything is parsed, and never wrongly."""
+"""Requests are limited by size before they are parsed, and valid ones are never refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_refusal_is_the_answer_of_the_call(running: Running) -> None:
     assert "more than 20000 fields" in failure.sentence
 
 
-def test_what_hosts_send_passes() -> None:
+def test_requests_of_real_hosts_pass() -> None:
     options = pb.PredictOptions(
         Messages=[pb.Message(role="user", content="a" * 1000)] * 10_000,
         Tools=json.dumps([{"type": "function", "function": {"name": "f" * 100}}] * 10_000),

@@ -1,4 +1,4 @@
-"""Refusals name the key of a model's YAML file beside the field of the protocol."""
+"""Error messages name the key of a model's YAML file beside the field of the protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend.rpc.yaml_keys import YAML_KEYS
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-# What a model's file cannot set: these are a request's own, or lead to the model.
+# Fields that a model's file cannot set: they belong to a request, or locate the model.
 WITHOUT_KEY = {
     *("Prompt", "Messages", "UseTokenizerTemplate", "Metadata", "Images", "Videos", "Audios"),
     *("Tools", "ToolChoice", "Grammar", "CorrelationId", "ModelIdentity", "EmbeddingTokens"),
@@ -46,11 +46,11 @@ def test_every_field_that_a_file_can_set_has_its_key() -> None:
         (errors.ModelRejected("DraftModel is set"), "draft_model (DraftModel) is set"),
     ],
 )
-def test_a_sentence_names_both_once(error: Exception, sentence: str) -> None:
+def test_a_message_names_both_once(error: Exception, sentence: str) -> None:
     assert status_of(error).sentence == sentence
 
 
-def test_a_load_that_is_refused_names_both(stub: BackendStub) -> None:
+def test_a_refused_load_names_both(stub: BackendStub) -> None:
     for options, start in (
         (pb.ModelOptions(Model="x", ContextSize=-1), "context_size (ContextSize) is -1: "),
         (pb.ModelOptions(Model="x", RopeFreqBase=2), "rope_freq_base (RopeFreqBase) is 2, but "),

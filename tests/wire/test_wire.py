@@ -1,8 +1,8 @@
 """Holds `backend.proto` against the checked-in facts in `facts.tsv`.
 
-A host that was built from LocalAI's own proto reads our bytes by number and type, so a renumbered
-field or a changed label is silent corruption. The table is rebuilt from the compiled descriptors
-and must equal the facts both ways: nothing missing, nothing extra.
+A host built from LocalAI's own proto reads fields by number and type, so a renumbered field or a
+changed label would corrupt data silently. The table is rebuilt from the compiled descriptors and
+must equal the facts both ways: nothing missing, nothing extra.
 """
 
 from __future__ import annotations

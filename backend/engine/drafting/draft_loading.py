@@ -1,4 +1,4 @@
-"""What a loaded model drafts with; loaded after the model itself."""
+"""Loads the draft model, after the model itself, and decides how a loaded model drafts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PAUSE = 0.25  # of stall_ms: what catching up with a long prompt may add to a decode step
+_PAUSE = 0.25  # share of stall_ms that catching up with a long prompt may add to a decode step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafting:
     """How a loaded model drafts.
 
-    most: guesses at a time where a request does not set NDraft. new_guessers: those of a batch,
-    the cheapest first. weights_bytes: of the draft model. cost: of its KV of one sequence; None:
-    there is no draft model.
+    most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
+    a batch, the cheapest first. weights_bytes: of the draft model. cost: of its KV of one sequence;
+    None: there is no draft model.
     """
 
     most: int
@@ -54,7 +54,7 @@ def load_drafting(
     *,
     dtype: str = "",
 ) -> Stages[Drafting | None]:
-    """Load the draft model, and say how to draft; None where nothing asks for it.
+    """Load the draft model; returns how to draft, or None if drafting is not requested.
 
     Begins and ends on `engine`. context_size: tokens that the main model is served with. Raises
     ModelRejected, InvalidRequest.
@@ -140,7 +140,7 @@ def _load(
 
 
 def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
-    """What two vocabularies disagree on; "" for nothing.
+    """How two vocabularies differ; "" if they do not.
 
     Tokens that were added to a vocabulary, such as the markers of a chat, may differ: families
     give them other names from one release to the next, and a wrong guess is only slow.

@@ -15,7 +15,8 @@ from backend.engine.plan import CacheCost
 from backend.engine.prefill import Pace
 from common.prefixes import common_prefix
 
-LEAST_PROBABILITY = 0.5  # by the draft model's own measure, of a guess that is made
+# the lowest probability, according to the draft model, at which a guess is made
+LEAST_PROBABILITY = 0.5
 _NEAR = 32  # tokens that a sequence may be behind and still run with the others
 
 
@@ -23,9 +24,8 @@ _NEAR = 32  # tokens that a sequence may be behind and still run with the others
 class DraftModel:
     """A loaded draft model.
 
-    vocabulary: width of its logits. main_vocabulary: of the model that it guesses for; padding
-    may make them differ. longest: tokens that it may read, its own context. cost: of its KV of one
-    sequence.
+    vocabulary: width of its logits. main_vocabulary: the same of the main model; padding may make
+    them differ. longest: the draft model's own context, in tokens. cost: of its KV of one sequence.
     """
 
     name: str
@@ -41,7 +41,7 @@ class DraftModel:
 class _Followed:
     """A sequence in the draft model's KV. cached: its tokens there; guessed: guesses after those.
 
-    row: its own KV while it catches up; None: it is in the batch.
+    row: a KV of its own while it catches up; None if it is in the batch.
     """
 
     sequence: int
@@ -53,9 +53,9 @@ class _Followed:
 class ModelGuesser:
     """A `Guesser` with a draft model, which runs for all sequences of a batch together.
 
-    Guesses are the draft model's best tokens, up to the first that is not probable enough. A
-    sequence that is new, or was not asked about for long, catches up by itself: each call feeds one
-    of those a chunk, as long as `pace` gives, before it joins the others.
+    Guesses are the draft model's best tokens, up to the first whose probability is too low. A
+    sequence that is new, or had no guesses for a long time, first catches up alone: each call
+    prefills a chunk of one such sequence, whose length `pace` sets, until it can join the others.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ModelGuesser:
         self._pace = pace
         self._least_probability = least_probability
         self._cache = kv.BatchCache()
-        self._batch: list[_Followed] = []  # in the order of the cache
+        self._batch: list[_Followed] = []  # in the order of the batch's rows
         self._behind: dict[int, _Followed] = {}
 
     @property
@@ -95,7 +95,10 @@ class ModelGuesser:
         )
 
     def _agree(self, asked: dict[int, Asked]) -> None:
-        """Keep the guesses that became tokens; at least the last token is left to be fed."""
+        """Keep the KV of right guesses and drop the rest.
+
+        At least the last token is left to be fed.
+        """
         dropped = [0] * len(self._batch)
         for at, one in enumerate(self._batch):
             if one.sequence not in asked:
@@ -108,7 +111,10 @@ class ModelGuesser:
         self._cache.drop(dropped)
 
     def _catch_up(self, asked: dict[int, Asked]) -> None:
-        """Feed one sequence that is behind a chunk; those that are not any more join the batch."""
+        """Prefill a chunk of one sequence that is behind.
+
+        Those that have caught up join the batch.
+        """
         far = [
             at
             for at, one in enumerate(self._batch)
@@ -148,7 +154,7 @@ class ModelGuesser:
         one.cached += len(chunk)
 
     def _guess(self, asked: dict[int, Asked]) -> dict[int, list[int]]:
-        """The guesses for those in the batch."""
+        """The guesses for the sequences in the batch."""
         active = [one for one in self._batch if one.sequence in asked]
         if not active:
             return {}
@@ -184,7 +190,7 @@ class ModelGuesser:
                 return found
 
     def _run(self, fed: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-        """Feed each sequence its tokens; the best token after them, and its probability."""
+        """Feed each sequence its tokens; returns the best token after them, and its probability."""
         width = max(map(len, fed))
         padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in fed]
         logits = self._draft.model(mx.array(padded), cache=self._cache.layers_for(width))

@@ -1,8 +1,8 @@
-"""What guesses the next tokens of the sequences of a batch, and for how many it is asked.
+"""Guessers of the next tokens of a batch's sequences, and how many tokens to guess.
 
-`LookupGuesser` guesses that a sequence continues as it did before, where its latest tokens stood
-once already: prompt lookup, as in https://arxiv.org/abs/2304.04487. No model is needed, and it pays
-where an answer quotes or repeats: editing, summaries, code, records.
+`LookupGuesser` does prompt lookup, as in https://arxiv.org/abs/2304.04487: if the latest tokens of
+a sequence occurred in it before, it guesses that the same tokens follow again. It needs no model,
+and pays if an answer quotes or repeats: editing, summaries, code, records.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ CHUNK = 2048  # tokens indexed in one call; about 2 ms
 _FIRST_LENGTH = 2  # guesses at the start of a sequence
 _SHORTEST_REST = 4  # tokens
 _LONGEST_REST = 16
-_WRONG = 2  # attempts in a row whose first guess was wrong, after which to rest
-_EMPTY = 4  # the same for attempts that had nothing to propose, which cost less
+_WRONG = 2  # attempts in a row whose first guess was wrong, before a pause
+_EMPTY = 4  # the same for attempts without a guess, which cost less
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A sequence that guesses are wanted for.
+    """A sequence for which guesses are requested.
 
-    tokens: the whole prompt and output; from call to call they only grow, by any number. most:
-    guesses, at least 1.
+    tokens: the whole prompt and output; from call to call they only grow. most: guesses,
+    at least 1.
     """
 
     sequence: int
@@ -35,17 +35,17 @@ class Asked:
 
 
 class Guesser(Protocol):
-    """Guesses for the sequences of one batch. It decides speed, never output."""
+    """Guesses for the sequences of one batch. They affect speed, never output."""
 
     def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
-        """Guesses for what follows each sequence; [] for none, None: it has yet to catch up.
+        """Guesses for each sequence; [] for none, None if the guesser has yet to catch up.
 
         Takes bounded time however long the sequences are.
         """
         ...
 
     def forget(self, sequences: Collection[int]) -> None:
-        """These sequences have left."""
+        """Drop what is stored for these sequences."""
         ...
 
     @property
@@ -55,19 +55,19 @@ class Guesser(Protocol):
 
 
 class DraftLength:
-    """How far to guess, learnt from what became of the guesses before.
+    """How many tokens to guess, learnt from earlier guesses.
 
-    Longer after guesses that were all right, as long as what was right otherwise; a rest after
-    failures. A rest is counted in tokens of the sequence, so plain steps in between need not be
-    reported. Rests double while attempts keep failing: text that cannot be guessed then pays for
-    one short attempt in 16 tokens.
+    More after guesses that were all right, otherwise as many as were right; a pause after failures.
+    Pauses are counted in tokens of the sequence, so steps without guesses need not be reported.
+    They double while attempts keep failing, so unpredictable text costs one short attempt in 16
+    tokens.
     """
 
     def __init__(self) -> None:
         self._length = _FIRST_LENGTH
         self._wrong = self._empty = 0
         self._rest = 0
-        self._attempt = 0  # tokens in the sequence at the latest attempt
+        self._attempt = 0  # number of tokens at the latest attempt
         self._resume = 0
 
     def ready(self, length: int) -> bool:
@@ -129,7 +129,7 @@ class LookupGuesser:
 
 
 class NgramIndex:
-    """Where every n-gram of a growing list of tokens stood last."""
+    """The latest position of every n-gram in a growing list of tokens."""
 
     def __init__(self, sizes: Sequence[int] = NGRAM_SIZES) -> None:
         self._ends: dict[int, dict[tuple[int, ...], int]] = {
@@ -138,9 +138,9 @@ class NgramIndex:
         self._known = 1
 
     def extend(self, tokens: Sequence[int], most: int = CHUNK) -> None:
-        """Take in up to `most` tokens that are new at the end of `tokens`.
+        """Index up to `most` new tokens at the end of `tokens`.
 
-        An n-gram is entered once a token follows it, so the end of the list never finds itself.
+        An n-gram is entered once a token follows it, so the end of the list never matches itself.
         """
         stop = min(len(tokens), self._known + most)
         for size, ends in self._ends.items():
@@ -149,7 +149,7 @@ class NgramIndex:
         self._known = max(self._known, stop)
 
     def follow(self, tokens: Sequence[int]) -> int | None:
-        """The place after the latest earlier occurrence of the longest known end of `tokens`."""
+        """The position after the latest earlier occurrence of the longest known end of `tokens`."""
         for size, ends in self._ends.items():
             if len(tokens) >= size and (end := ends.get(tuple(tokens[-size:]))) is not None:
                 return end
@@ -157,7 +157,7 @@ class NgramIndex:
 
 
 def continued(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on; past the end they repeat from the start, as a loop does."""
+    """`count` tokens from `place` on; past the end they repeat from `place`, as a loop does."""
     found = list(tokens[place : place + count])
     period = len(found)
     found.extend(found[at % period] for at in range(period, count))

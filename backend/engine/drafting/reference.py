@@ -1,4 +1,4 @@
-"""Where the draft model of a load request is. Needs no MLX; runs on the file thread."""
+"""Finds the draft model of a load request. Needs no MLX; runs on the file thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CUT_SCHEME = re.compile(r"^(https?|hf|huggingface|file):/(?!/)", re.IGNORECASE)
 def find_draft(
     draft: str, model_path: str, settings: Settings, cancelled: threading.Event
 ) -> Checkpoint | None:
-    """The checkpoint of DraftModel, fetched and checked; None where none is named.
+    """The checkpoint of DraftModel, downloaded and checked; None if none is named.
 
     Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
     """
@@ -58,19 +58,19 @@ def _mended(reference: str) -> str:
 
 
 def own_settings(settings: Settings) -> Settings:
-    """The settings of the main model as far as they hold for the draft model too."""
+    """The settings of the main model that also apply to the draft model."""
     unset: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS, "")
     return replace(settings, revision="", **unset)
 
 
 @contextmanager
 def in_its_name() -> Iterator[None]:
-    """Tell refusals of the draft model from those of the model."""
+    """Name the draft model in its refusals, so that they are not taken for the main model's."""
     refusal: EngineError
     try:
         yield
         return
     except (ModelNotFound, ModelRejected, InvalidRequest) as error:
         refusal = type(error)(f"DraftModel: {error}")
-    # Raised here, it has no context: a traceback would keep what was already loaded.
+    # Raised here, it has no context, whose traceback would keep already loaded weights alive.
     raise refusal

@@ -1,6 +1,6 @@
-"""Lets guessers run ahead of the sequences of a batch.
+"""Guesses ahead for the sequences of a batch.
 
-A sequence with images gets no guesses: a guesser has not seen them.
+A sequence with images gets no guesses, because guessers do not see images.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
-    from backend.engine.executor import ExecutorSequence
+    from backend.engine.executor_sequence import ExecutorSequence
 
 _log = logging.getLogger(__name__)
 
 
 class Speculation:
-    """The guessers of a batch: for each sequence the first that has a guess is followed.
+    """The guessers of a batch; each sequence uses the first one that has a guess.
 
     end_tokens: those that end an answer.
     """
@@ -30,7 +30,7 @@ class Speculation:
         self._most = drafting.most
         self._end_tokens = end_tokens
         self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
-        self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence follows
+        self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence uses
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +38,7 @@ class Speculation:
         return sum(each.guesser.nbytes for each in self._guessers)
 
     def ready(self, sequences: Sequence[ExecutorSequence]) -> bool:
-        """Whether it pays to ask for guesses, which waits for the latest tokens to be read."""
+        """Whether guessing pays now; it has to wait until the latest tokens were read."""
         return any(
             self._most_for(one) > 0 and each.lengths[one.number].ready(len(one.history) + 1)
             for one in sequences
@@ -48,7 +48,7 @@ class Speculation:
     def propose(
         self, sequences: Sequence[ExecutorSequence], tokens: Sequence[int], width: int
     ) -> list[list[int]]:
-        """Up to `width` guesses for each sequence, behind its token at hand."""
+        """Up to `width` guesses for each sequence, after its last token."""
         guesses: list[list[int]] = [[] for _ in sequences]
         wanting = {
             at: Asked(one.number, [*one.history, token], most)
@@ -59,20 +59,20 @@ class Speculation:
             try:
                 found = each.propose(wanting)
             except Exception:
-                _log.warning("a guesser failed; its requests go on without it", exc_info=True)
+                _log.warning("a guesser failed; its requests continue without it", exc_info=True)
                 self._guessers.remove(each)
                 continue
             for at, own in found.items():
                 self._asked[sequences[at].number] = each.lengths[sequences[at].number]
                 ends = self._ends(sequences[at])
-                # What is sampled in the place of an end ends the sequence.
+                # The sampler finds an end without a guess, and nothing follows it.
                 stop = next((at for at, guess in enumerate(own) if guess in ends), len(own))
                 guesses[at] = own[:stop]
                 del wanting[at]
         return guesses
 
     def record(self, one: ExecutorSequence, proposed: int, accepted: int) -> None:
-        """What became of a sequence's guesses: the first `accepted` of `proposed` were right."""
+        """Record that the first `accepted` of a sequence's `proposed` guesses were right."""
         if proposed:
             self._asked[one.number].record(proposed, accepted)
 
@@ -90,7 +90,7 @@ class Speculation:
         return () if one.request.ignore_eos else self._end_tokens
 
     def _most_for(self, one: ExecutorSequence) -> int:
-        """Guesses that fit: the token at hand and the choice after the last guess count as well."""
+        """How many guesses fit: the last token and the choice after the guesses count as well."""
         if one.media is not None:
             return 0
         wanted = one.request.n_draft or self._most
@@ -98,7 +98,7 @@ class Speculation:
 
 
 class _Learning:
-    """A guesser, and for each sequence how far it pays to ask it."""
+    """A guesser, and for each sequence how many guesses of it pay."""
 
     def __init__(self, guesser: Guesser) -> None:
         self.guesser = guesser
@@ -123,6 +123,6 @@ class _Learning:
 def accepted_count(guesses: Sequence[int], choices: Sequence[int]) -> int:
     """How many guesses are right: those before the first that differs from the sampler's choice.
 
-    choices: the tokens that were chosen after the token at hand and after each guess.
+    choices: the tokens that were sampled after the last token and after each guess.
     """
     return common_prefix(guesses, choices)

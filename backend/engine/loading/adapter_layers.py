@@ -25,7 +25,7 @@ from common.wording import did_you_mean, shown
 
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (Embedding, QuantizedEmbedding)
-# Of just these classes: a layer derived from one may compute something else.
+# Exactly these classes: a layer derived from one may compute something else.
 _ADAPTABLE = (Linear, QuantizedLinear, *_SWITCH, *_EMBEDDING)
 
 Shape = tuple[int, ...]
@@ -44,7 +44,7 @@ class _Part:
 
 
 def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
-    """Record the adapters in the model. Raises ModelRejected; the model is then spoilt."""
+    """Add the adapters to the model. Raises ModelRejected; the model is then unusable."""
     layers: dict[str, list[_Part]] = {}
     for adapter in adapters:
         tensors = mx.load(str(adapter.weights))
@@ -66,7 +66,7 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
 
 
 def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None:
-    """Weights of a full fine-tune take the place, and the type, of the model's own."""
+    """Weights of a full fine-tune replace the model's own, in their type."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     for name, weight in tensors.items():
         if name not in own:
@@ -86,7 +86,7 @@ def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None
 
 
 def _adapted(path: str, modules: dict[str, Any], parts: list[_Part]) -> Any:
-    """The layer that takes the place of the one at `path`."""
+    """The layer that replaces the one at `path`."""
     adapter = parts[0].adapter
     base = modules.get(path)
     if base is None:

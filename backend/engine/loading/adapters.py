@@ -1,7 +1,7 @@
-"""Adapters of a load request: where they are, and whether their files can be what they should be.
+"""Finds the adapters of a load request and checks their files.
 
 An adapter is a folder as `mlx_lm.lora` writes it: adapter_config.json and adapters.safetensors.
-Everything that the files alone can tell is checked here, on the file thread and without MLX;
+Everything that the files alone show is checked here, on the file thread and without MLX;
 `adapter_layers` puts them into a model.
 """
 
@@ -38,7 +38,7 @@ Kind = Literal["lora", "dora", "full"]
 
 @dataclass(frozen=True, slots=True)
 class AdapterRequest:
-    """One adapter as the load request names it. scale: multiplies the adapter's own, above 0."""
+    """One adapter in the load request. scale: multiplies the adapter's own, above 0."""
 
     reference: str
     scale: float = 1.0
@@ -88,7 +88,7 @@ def find_adapters(
 
 
 def adapters_digest(adapters: Sequence[Adapter]) -> str:
-    """Names what the adapters do to a model, for the keys of caches; "" without any."""
+    """Identifies the adapters' effect on a model, for the keys of caches; "" without any."""
     if not adapters:
         return ""
     parts = [[adapter.kind, adapter.digest, adapter.scale] for adapter in adapters]
@@ -108,14 +108,14 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
 
         return fetch(place, (CONFIG, WEIGHTS), hub_cache(), cancel)
     except EngineError as error:
-        # What finds models speaks of models.
+        # The functions that find models write messages about models.
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name too long, or with a zero byte
+    except (OSError, ValueError):  # a name that is too long, or has a zero byte
         return False
 
 
@@ -179,7 +179,7 @@ def _kind(name: str, config: Mapping[str, Any]) -> Kind:
 
 
 def _parameters(name: str, config: Mapping[str, Any]) -> tuple[int, float]:
-    """Rank and scale, from the object in which mlx-lm keeps them."""
+    """Rank and scale, from the object in which mlx-lm stores them."""
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise _rejected(name, f"{CONFIG} has no lora_parameters, so it is not an adapter of mlx-lm")
@@ -213,7 +213,7 @@ def _read_tensors(name: str, path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _require_pairs(name: str, kind: Kind, shapes: Mapping[str, tuple[int, ...]], rank: int) -> None:
-    """Every layer has all of its parts, and all of them the configured rank."""
+    """Require that every layer has all of its parts, with the configured rank."""
     layers: dict[str, set[str]] = {}
     for tensor in shapes:
         layer, _, part = tensor.rpartition(".")

@@ -57,7 +57,7 @@ _MEDIA_MODULES = frozenset({
 
 
 def is_multimodal(config: dict[str, Any]) -> bool:
-    """Whether a model was made for images or sound too, whatever of it the weights still hold.
+    """Whether a model was made for images or sound too, whichever weights remain.
 
     Qwen3-Omni describes its towers within a part of its own (`thinker_config`).
     """
@@ -66,12 +66,12 @@ def is_multimodal(config: dict[str, Any]) -> bool:
 
 
 def holds_media(tensors: frozenset[str]) -> bool:
-    """Whether weights of a part that sees or hears are among the tensors."""
+    """Whether weights of a vision or audio part are among the tensors."""
     return any(not _MEDIA_MODULES.isdisjoint(name.split(".")) for name in tensors)
 
 
 def model_files(package: str, pattern: str) -> Iterable[Path]:
-    """The files of its `models` that match; none where it is not installed."""
+    """The matching files in its `models` folder; none if it is not installed."""
     folder = _folder(package)
     return (folder / "models").glob(pattern) if folder else ()
 

@@ -1,7 +1,7 @@
-"""A look at a model directory before any weight is loaded.
+"""Checks a model directory before any weight is loaded.
 
-Every way in which a directory can fail to be a model that is served has a sentence of its own, and
-none of the checks needs MLX: they run before a download, on the thread that does disk work.
+Every way in which a directory can fail to be a supported model has its own message, and none of the
+checks needs MLX: they run before a download, on the thread that does disk work.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _TOKENIZER_FILES = (
     "tokenizer*.jsonl",
 )
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
-_FEW_PARTS = 4096  # are built in no time
+_FEW_PARTS = 4096  # this many are built at once
 
 
 class IncompleteError(ModelRejected):
-    """Files are missing or cut short; another download may bring them."""
+    """Files are missing or truncated; another download may bring them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory that can be loaded, as far as its files tell.
+    """A directory that can be loaded, as far as its files show.
 
-    weights_bytes: as stored; a cast at load time changes them. kind: what it is for. media: it
-    generates text from images or sounds too, and is loaded with what sees and hears.
+    weights_bytes: as stored; a cast at load time changes them. kind: what it is for. media: whether
+    it generates text from images or sounds too, and is loaded with its encoders.
     """
 
     path: Path
@@ -64,13 +64,13 @@ class Checkpoint:
 
     @property
     def of_vlm(self) -> bool:
-        """Whether mlx-vlm builds it: for what it sees, or because mlx-lm does not know its text."""
+        """Whether mlx-vlm builds it: for its media, or because only mlx-vlm knows its text part."""
         unknown = self.config.get("model_type") not in model_types()
         return self.media or (unknown and not self.config.get("model_file"))
 
 
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
-    """Check all that is cheap to check. Raises ModelRejected."""
+    """Do all cheap checks. Raises ModelRejected."""
     try:
         files = frozenset(entry.name for entry in path.iterdir())
         require_files(name, files)
@@ -91,7 +91,7 @@ def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
 
 
 def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
-    """The part of the look that needs no weights. Raises ModelRejected."""
+    """The checks that need no weights. Raises ModelRejected."""
     files = frozenset(entry.name for entry in path.iterdir())
     config = _read_config(path, name)
     model_type = config.get("model_type")
@@ -130,7 +130,7 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
 
 
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
-    """Refuse counts of layers that the weights do not bear out: each layer takes time to build."""
+    """Refuse numbers of layers that do not fit the weights: each layer takes time to build."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key, count in part.items():
             parts = _COUNTED.search(key)
@@ -209,10 +209,10 @@ def _indexed(path: Path, name: str) -> frozenset[str]:
 def _takes_media(
     name: str, config: dict[str, Any], tensors: frozenset[str], settings: Settings
 ) -> bool:
-    """Whether the model is served with what sees and hears. Raises ModelRejected.
+    """Whether the model is served with its vision and audio parts. Raises ModelRejected.
 
-    Conversions to text models keep the configuration of the whole model, so only the weights
-    tell what is there.
+    Conversions to text models keep the configuration of the whole model, so only the weights show
+    which parts exist.
     """
     wanted = settings.type == "vision"
     if settings.type == "text" or config.get("model_file"):

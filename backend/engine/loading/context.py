@@ -1,10 +1,10 @@
-"""How long a context a model has, by its own configuration and by the user's wish."""
+"""The context length of a model, from its configuration and the user's request."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# A recurrent model has no positions to run out of; its state has a fixed size.
+# A recurrent model has no limit of positions; its state has a fixed size.
 UNBOUNDED = 1 << 20
 
 _KEYS = (
@@ -24,7 +24,7 @@ def context_of(config: dict[str, Any]) -> int:
 
     Families write the number under different names, multimodal ones inside the configuration of
     their language part. A scaled model mostly gives the scaled length; with YaRN it may give the
-    length before scaling, and then the scaling says how far it reaches.
+    length before scaling, and then the scaling factor applies.
     """
     thinker = config.get("thinker_config")
     holders = (config, thinker) if isinstance(thinker, dict) else (config,)
@@ -39,7 +39,7 @@ def context_of(config: dict[str, Any]) -> int:
 
 
 def served_context(own: int, wanted: int) -> int:
-    """The context of a load that wants `wanted` tokens (0: no wish) of a model that has `own`."""
+    """The context for a load that requests `wanted` tokens (0: none) of a model that has `own`."""
     return min(own, wanted) if wanted > 0 else own
 
 

@@ -1,7 +1,7 @@
-"""Puts dense layers in the place of quantised ones, while their weights are still lazy.
+"""Replaces quantised layers by dense ones, while their weights are still lazy.
 
-What is quantised is then unpacked slice by slice as the model is evaluated, and each packed
-weight is let go as soon as its dense one is there.
+The weights are then unpacked slice by slice as the model is evaluated, and each packed weight is
+released as soon as its dense one exists.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_unflatten
 
-# Layers that mlx-lm and mlx-vlm each have their own copies of, under the same names. What is not
-# imported cannot be in the model.
+# mlx-lm and mlx-vlm each have their own copies of these layers, under the same names. A package
+# that is not imported cannot have built the model.
 _COPIED = (
     ("switch_layers", "QuantizedSwitchLinear", "SwitchLinear"),
     ("mla", "QuantizedMultiLinear", "MultiLinear"),
@@ -24,9 +24,9 @@ _COPIED = (
 
 
 def quantized_layers(model: Any) -> dict[str, Any]:
-    """The layers that can be dense, by path, those inside adapters included.
+    """The layers that can be dense, by path, including those inside adapters.
 
-    Of just these classes: a layer derived from one may compute something else.
+    Exactly these classes: a layer derived from one may compute something else.
     """
     kinds = _dense_kinds()
     return {
@@ -46,7 +46,7 @@ def dense_growth(layers: dict[str, Any], dtype: mx.Dtype) -> int:
 
 
 def make_dense(model: Any, layers: dict[str, Any], dtype: mx.Dtype) -> None:
-    """Record the change. A layer that stands in several places stays one layer."""
+    """Replace the layers. A layer that is used in several places stays one layer."""
     kinds = _dense_kinds()
     dense: dict[int, Any] = {}
     for layer in layers.values():

@@ -1,8 +1,8 @@
-"""Models from the hub: the cached copy where it is complete, else a download.
+"""Models from the hub: the cached copy if it is complete, otherwise a download.
 
-The small files come first and are looked at, so that a repository that cannot be served is refused
-before its weights are fetched. Progress goes to the log every two seconds. A cancelled download
-ends at once; files that were complete stay in the cache and are not fetched again.
+The small files come first and are checked, so that an unsupported repository is refused before its
+weights are downloaded. Progress goes to the log every two seconds. A cancelled download ends at
+once; complete files stay in the cache and are not downloaded again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ALL_FILES = (*_SMALL_FILES, "model*.safetensors", "*_Dense/model.safetensors")
 
 
 def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Path:
-    """The folder of a hub model, fetched where needed; blocks for as long as that takes.
+    """The folder of a hub model, downloaded if necessary; blocks as long as that takes.
 
-    A complete copy in the cache is used as it is, without asking the hub for a newer one. Raises
+    A complete copy in the cache is used without asking the hub for a newer one. Raises
     ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
     """
     flaw: EngineError | None = None
@@ -51,7 +51,7 @@ def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Pa
     except ModelNotFound as error:
         raise flaw or error from None
     listed = _listed(model, small, cache)
-    if flaw and listed is None:  # the hub was not reached, this is the flawed copy again
+    if flaw and listed is None:  # the hub was not reached; this is the incomplete copy again
         raise flaw
     require_files(model.name, listed or frozenset(path.name for path in small.iterdir()))
     inspect_config(small, model.name, settings)
@@ -62,7 +62,7 @@ def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Pa
 
 
 def _cached(model: HubModel, cache: Path) -> Path | None:
-    """The repository's folder in the cache, if everything that a load needs is in it."""
+    """The repository's folder in the cache, if it has everything that a load needs."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -80,7 +80,7 @@ def _cached(model: HubModel, cache: Path) -> Path | None:
 
 
 def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str] | None:
-    """All files of a repository, fetched or not, if the hub has ever been asked for them."""
+    """All files of a repository, downloaded or not, if the hub has ever listed them."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

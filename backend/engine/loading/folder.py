@@ -1,7 +1,7 @@
-"""Which files of a model's folder are safe to open: regular ones, of bounded size.
+"""Which files of a model's folder are safe to open: regular ones, of limited size.
 
-To open a pipe waits for a writer that may never come, and a device has no end. A folder that holds
-one of them, or a text file far larger than any model's, is refused before anything is read.
+Opening a pipe waits for a writer that may never come, and a device has no end. A folder with one of
+them, or with a text file far larger than any model's, is refused before anything is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backend.engine.units import MIB
 
-# A vocabulary may be large; its own limit keeps the time that parsing takes bounded.
+# A vocabulary may be large; a separate limit keeps parsing short.
 _MOST_BYTES = {
     "tokenizer.json": 256 * MIB,
     "tekken.json": 256 * MIB,
@@ -31,15 +31,15 @@ _MOST_BYTES_BY_SUFFIX = {
 
 
 class UnsafeFileError(Exception):
-    """A file that must not be opened: a clause for the message to the user."""
+    """A file must not be opened: a clause for the message to the user."""
 
 
 def require_regular_files(folder: Path) -> None:
-    """Look at a folder and the folders in it. Raises UnsafeFileError, OSError."""
+    """Check a folder and its subfolders. Raises UnsafeFileError, OSError."""
     for path in _files(folder):
         try:
             found = path.stat()
-        except FileNotFoundError:  # a link to nothing: as if it were not there
+        except FileNotFoundError:  # a dangling link counts as missing
             continue
         if stat.S_ISDIR(found.st_mode):
             continue

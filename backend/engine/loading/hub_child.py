@@ -1,9 +1,9 @@
-"""The program that fetches one repository from the hub, run as a child process.
+"""The program that downloads one repository from the hub, run as a child process.
 
-A download inside the server could not be cancelled: the hub's client blocks for as long as a
-connection is silent. A process can be ended at any moment, and this one ends itself when its
-standard input closes, so that it never outlives the server. It writes JSON lines to standard
-output: progress, then one result or one error.
+A download inside the server could not be cancelled: the hub's client blocks as long as a connection
+is silent. A process can be ended at any moment, and this one ends itself when its standard input
+closes, so that it never outlives the server. It writes JSON lines to standard output: progress,
+then one result or one error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 _REPORT_SECONDS = 0.5
-_CHUNK_BYTES = 1 << 20  # what arrives at a time; the hub's own 10 MiB hide a slow line's progress
+# bytes per read; the hub's own 10 MiB hide the progress of a slow connection
+_CHUNK_BYTES = 1 << 20
 _OPENING_SECONDS = 0.05
 
 _ending = threading.Event()
@@ -26,7 +27,7 @@ _partial: list[Path] = []
 
 
 def main() -> None:
-    """Fetch what the first argument, a JSON object, asks for."""
+    """Download what the first argument, a JSON object, describes."""
     # The folder of this file comes first on the path and would hide other packages' modules.
     del sys.path[0]
     request = json.loads(sys.argv[1])
@@ -34,7 +35,7 @@ def main() -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         _say(event="done", path=_fetch(**request))
-    except BaseException as error:  # the parent must hear of whatever it was
+    except BaseException as error:  # any error must be reported to the parent
         _say(event="error", **_described(error))
 
 
@@ -54,7 +55,7 @@ def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> s
 
 
 class Bar:
-    """What the hub's client takes for a tqdm progress bar: it counts and draws nothing."""
+    """Replaces the tqdm progress bar of the hub's client: it counts and draws nothing."""
 
     all: ClassVar[list[Bar]] = []
 
@@ -105,7 +106,7 @@ def _say_progress(bars: list[Bar]) -> None:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """The kind of a failure, in words that the parent has sentences for."""
+    """The kind of a failure, for which the parent has a message."""
     from huggingface_hub import errors
     from huggingface_hub.constants import is_offline_mode
 
@@ -135,7 +136,7 @@ def _of_network(error: BaseException) -> bool:
 
 
 def _note_partial(event: str, arguments: tuple[Any, ...]) -> None:
-    """Remember each partial file that is opened: no later download could continue it."""
+    """Record each partial file that is opened, because no later download could resume it."""
     if event != "open" or not isinstance(arguments[0], str | Path):
         return
     path = Path(arguments[0])
@@ -149,7 +150,7 @@ def _end_with_stdin() -> None:
     """Wait until the parent closes our standard input or dies; then leave no partial file."""
     sys.stdin.buffer.read()
     _ending.set()
-    for _ in range(2):  # a second time for a file that was just being opened
+    for _ in range(2):  # again, for a file that was just being opened
         for path in _partial:
             path.unlink(missing_ok=True)
         time.sleep(_OPENING_SECONDS)

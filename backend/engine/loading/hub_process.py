@@ -1,4 +1,4 @@
-"""One fetch from the hub: a child process, its messages, and sentences for what it met."""
+"""One download from the hub: a child process, its messages, and the error for its failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _END_SECONDS = 5.0
 
 
 def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threading.Event) -> Path:
-    """Fetch the files of a repository that match; returns their folder.
+    """Download the matching files of a repository; returns their folder.
 
     Raises ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
     """
@@ -46,7 +46,7 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # a Ctrl-C in a terminal is the server's to handle
+        start_new_session=True,  # a Ctrl-C in a terminal is handled by the server
     )
     try:
         return _follow(child, model, cancel)
@@ -56,7 +56,7 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
 
 @dataclass(slots=True)
 class Progress:
-    """Tells how far a download is, at most every two seconds."""
+    """Logs the progress of a download, at most every two seconds."""
 
     name: str
     reported: float
@@ -101,7 +101,7 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
 
 
 def _decoded(line: bytes) -> dict[str, Any]:
-    """A message of the child; what is none comes from a library and goes to the debug log."""
+    """A message of the child; other lines come from libraries and go to the debug log."""
     try:
         message = json.loads(line)
         if isinstance(message, dict):
@@ -113,7 +113,7 @@ def _decoded(line: bytes) -> dict[str, Any]:
 
 
 def _end(child: Child) -> None:
-    """End the child by closing its input, or by force where it does not listen."""
+    """End the child by closing its input, or by force if it does not react."""
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.close()
@@ -126,7 +126,7 @@ def _end(child: Child) -> None:
 
 
 def _failure(model: HubModel, message: Mapping[str, Any]) -> EngineError:
-    """The error for what the child process reported.
+    """The error for the failure that the child process reported.
 
     LocalAI takes some phrases (`connection refused`, for example) for a lost connection to this
     backend, so the wording is our own and no library's text is passed on.

@@ -1,6 +1,6 @@
 """A load from its request to a model that can be scheduled: find it, then build it by its kind.
 
-Nothing that is imported here at once imports MLX.
+None of the imports at module level imports MLX.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 def load(
     request: LoadRequest, epoch: int, cancelled: threading.Event, leader: Leader | None = None
 ) -> Stages[Built]:
-    """Begins on `files`, and ends on `engine`. cancelled: ends a download. leader: the other ranks,
-    where there are any, which load their parts of the model.
+    """Begins on `files`, and ends on `engine`.
 
-    Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled, and ShuttingDown for ranks that
-    do not join.
+    cancelled: ends a download. leader: the other ranks, if there are any, which load their parts of
+    the model. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled, and ShuttingDown if
+    ranks do not join.
     """
     order = find(request, epoch, cancelled)
     import_mlx_lm()
@@ -54,7 +54,10 @@ def load(
     yield from leader.form(cancelled)
     try:
         member = leader.begin(request, epoch, order.settings.rank_timeout, cancelled)
-        return (yield from _build(replace(order, ranks=RankLoad(leader, member))))
+        stages = _build(replace(order, ranks=RankLoad(leader, member)))
+        return (yield from leader.heeding(stages))
+    except Exception as fault:
+        raise leader.ended(epoch, fault) from None
     except BaseException:
         leader.abandon(epoch)
         raise
@@ -70,7 +73,7 @@ def _build(order: LoadOrder) -> Stages[Built]:
     try:
         built = yield from build(order)
     except Exception as fault:
-        yield "engine"  # where the memory of what was read is released
+        yield "engine"  # where the memory of the weights that were read is released
         if isinstance(fault, CostlyPrompt | NotFinite):
             raise ModelRejected.because(order.checkpoint.name, str(fault)) from None
         raise
@@ -88,7 +91,7 @@ def _build(order: LoadOrder) -> Stages[Built]:
 
 
 def find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOrder:
-    """Everything that can be refused by files alone."""
+    """Everything that can be refused by looking at files."""
     settings = Settings.from_values(
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
@@ -116,7 +119,7 @@ def find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOr
 
 
 def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
-    """The checkpoint as the kind of model that the request wants it to be."""
+    """The checkpoint as the kind of model that the request asks for."""
     kind = with_flags(
         checkpoint.kind,
         checkpoint.config,

@@ -28,7 +28,7 @@ _MODEL_FILES = ("config.json", "model.safetensors.index.json")
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A directory on this machine; it exists, and nothing more is known of it."""
+    """A directory on this machine; it exists, but was not checked."""
 
     path: Path
     name: str
@@ -51,7 +51,10 @@ def resolve(
     revision: str = "",
     environ: Mapping[str, str] = os.environ,
 ) -> LocalModel | HubModel:
-    """Find out what a load request means. Raises ModelNotFound, ModelRejected, InvalidRequest."""
+    """Find out which model a load request means.
+
+    Raises ModelNotFound, ModelRejected, InvalidRequest.
+    """
     reference = model.strip()
     name = reference or Path(model_file).name
     if "\0" in model + model_file + model_path:
@@ -89,7 +92,7 @@ def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name too long, or a folder that may not be read
+    except OSError:  # a name that is too long, or a folder that may not be read
         return False
 
 
@@ -167,7 +170,7 @@ def _split(reference: str, name: str, environ: Mapping[str, str]) -> tuple[list[
 def _host(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
-    except ValueError:  # half of an IPv6 address, for one
+    except ValueError:  # for example half of an IPv6 address
         return None
 
 

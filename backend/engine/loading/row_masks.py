@@ -1,8 +1,8 @@
-"""Masks of a batch for Gemma 2, whose attention in mlx-lm 0.32.2 takes those of one row only.
+"""Batch masks for Gemma 2, whose attention in mlx-lm 0.32.2 expects those of one row.
 
-It splits its queries into groups, [rows, heads, group, tokens, size], and adds a mask of
-[rows, 1, tokens, keys] to them as it is: rows then fall on heads, and the batch fails, or is wrong
-where it has as many rows as heads.
+It splits its queries into groups, [rows, heads, group, tokens, size], and adds a mask of [rows, 1,
+tokens, keys] to them unchanged: rows then align with heads, and the batch fails, or is wrong if it
+has as many rows as heads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FAMILY = "mlx_lm.models.gemma2"
 
 
 def fit_row_masks(model: Any) -> None:
-    """Let the attention of a Gemma 2 take masks that differ by row."""
+    """Let the attention of a Gemma 2 accept masks that differ by row."""
     for layer in getattr(model, "layers", ()):
         attention = getattr(layer, "self_attn", None)
         kind: Any = type(attention)

@@ -44,20 +44,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Logits of [tokens, vocabulary] of a prompt that begins with an item, or has none.
+# Logits of [tokens, vocabulary] for a prompt that begins with an item, or has none.
 PlainPass = Callable[[Sequence[int], MediaItem | None], mx.array]
 
 _STORED = LEAST_STORED - 5  # tokens of a prompt whose KV is stored once it has been answered
 _MORE = 4  # tokens of the next turn's message
 _JOIN = 1  # steps after which the others join the first request
 _SECOND_LOOK = 2  # as many tokens for each answer
-_ALTERNATIVES = 4  # tokens whose log-probabilities are compared at each place, beside the chosen
-_OTHER_TOKEN = 4  # from the end of a prompt: the token that is changed to see what that changes
-_OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # of what that changes may be rounding
-# Of the largest logit, what is sure to be rounding: in float32, and in half precision its epsilons.
+# tokens whose log-probabilities are compared at each position, besides the sampled one
+_ALTERNATIVES = 4
+# position, from the end of a prompt, of the token that is changed to see its effect
+_OTHER_TOKEN = 4
+_OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # the share of that effect that may be rounding
+# The share of the largest logit that is surely rounding: in float32, and in half precision in
+# epsilons.
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
-_WRONG = 1 / 3  # of an answer's places: at single ones an expert may be chosen by rounding
-_OF_TIME = 0.7  # for the requests; the rest is for the plain passes
+_WRONG = 1 / 3  # the share of an answer's positions at which rounding may select another expert
+_OF_TIME = 0.7  # share of the time for the requests; the rest is for the plain passes
 
 _ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
 _NO_STORE: Mapping[str, Any] = {"prompt_cache_bytes": 0}
@@ -73,7 +76,7 @@ _NEITHER = (
     "requests in one batch, or from stored KV, get other answers than alone%s, so they are served"
     " one at a time, and every prompt is computed from its beginning"
 )
-# What a model may have to do without, and what the log says of it; the first that suffices is used.
+# Restrictions, with their log messages; the first that makes all answers right is used.
 _WAYS: Sequence[tuple[Mapping[str, Any], str]] = (
     ({}, ""),
     ({"together": False}, _READ_ALONE),
@@ -85,8 +88,11 @@ _WAYS: Sequence[tuple[Mapping[str, Any], str]] = (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A request. answer: tokens. after: steps of the conversation before it comes. more: the
-    message of a next turn, which comes when the answer is complete; next_answer: tokens."""
+    """A request. answer: tokens to generate. after: steps of the conversation before it comes.
+
+    more: the message of a next turn, which comes when the answer is complete; next_answer: tokens
+    to generate then.
+    """
 
     tokens: tuple[int, ...]
     answer: int
@@ -98,8 +104,10 @@ class _Row:
 
 @dataclass(slots=True)
 class _Answer:
-    """A request's answer so far. failed: it ended with an error. left: a step has passed since its
-    end, so its KV is an entry."""
+    """A request's answer so far. failed: whether it ended with an error.
+
+    left: whether a step has passed since its end, so that its KV is an entry.
+    """
 
     prompt: tuple[int, ...]
     limit: int
@@ -142,9 +150,9 @@ class ServingTrial:
         self._fault = ""  # of the latest request that failed, for the log
 
     def run(self, model: EngineModel) -> Stages[bool]:
-        """Change what `model` allows to what it can do; whether a row alone is right.
+        """Restrict `model` to what it does correctly; returns whether a lone row is right.
 
-        Begins and ends on `engine`. What is not tried for want of time stays as it is.
+        Begins and ends on `engine`. What could not be tried in time stays allowed.
         """
         try:
             return (yield from self._run(model))
@@ -182,8 +190,10 @@ class ServingTrial:
         return right
 
     def _rows(self, look: int) -> list[_Row]:
-        """The first is alone for a while; then come two that share a prefill pass, and the items.
-        A next turn joins the last of them, and is alone in the end."""
+        """The first is alone for a while; then two that share a prefill pass, and the items, join.
+
+        A next turn joins the last of them, and is alone in the end.
+        """
         join = look * _JOIN
         return [
             _Row(self._text(_STORED, 1), look * 5, more=self._text(_MORE, 3), next_answer=look * 3),
@@ -208,7 +218,7 @@ class ServingTrial:
         rows: Sequence[_Row],
         seconds: float = math.inf,
     ) -> Stages[list[list[_Answer]]]:
-        """What each row is answered, and its next turn, as far as the seconds go."""
+        """Each row's answer, and its next turn, as far as the time allows."""
         conversation = _Conversation(model, rows, self._words, self._failed)
         while conversation.goes_on and seconds > 0:
             yield "engine"
@@ -223,8 +233,10 @@ class ServingTrial:
         model: EngineModel | None = None,
         wrong: float = _WRONG,
     ) -> Stages[bool]:
-        """Whether all answers are those of the plain passes, or what `model` gives each by
-        itself. wrong: the share of an answer's places that may differ."""
+        """Whether all answers equal those of the plain passes, or `model`'s own answers alone.
+
+        wrong: the share of an answer's positions that may differ.
+        """
         for answers in talks:
             yield "engine"
             for answer, right in zip(answers, self._right(answers, wrong), strict=True):
@@ -235,7 +247,7 @@ class ServingTrial:
         return True
 
     def _right(self, answers: Sequence[_Answer], wrong: float) -> list[bool]:
-        """Which answers of one conversation are what the plain pass over all of it says."""
+        """Which answers of one conversation equal those of the plain pass over all of it."""
         if any(answer.failed for answer in answers):
             return [not answer.failed for answer in answers]
         sampled = [one for answer in answers for one in answer.logprobs]
@@ -244,7 +256,7 @@ class ServingTrial:
         expected, rounding, allowed = self._expected(answers)
         values = mx.array([[one.logprob, *(value for _, value in one.top)] for one in sampled])
         error = mx.abs(values - expected).max(axis=1)
-        if bool((error <= rounding).all().item()):  # spares the pass that `allowed` takes
+        if bool((error <= rounding).all().item()):  # saves the pass that `allowed` needs
             return [True] * len(answers)
         off = iter(cast(list[bool], (~(error <= allowed)).tolist()))
         return [
@@ -253,12 +265,11 @@ class ServingTrial:
         ]
 
     def _as_alone(self, model: EngineModel, answer: _Answer) -> Stages[bool]:
-        """Whether an answer that the plain pass does not give is nevertheless what the prompt gets
-        by itself, so that neither company nor the store is at fault.
+        """Whether an answer that differs from the plain pass equals the prompt's answer alone.
 
-        Some models do not agree with themselves: mlx-lm's plamo3 sees one token more in a prompt
-        than in an answer once its window is full. Compared are the tokens chosen, up to the first
-        that differs.
+        Then neither the batch nor stored KV is at fault. Some models contradict themselves:
+        mlx-lm's plamo3 sees one token more in a prompt than in an answer once its window is full.
+        The chosen tokens are compared, up to the first that differs.
         """
         row = _Row(answer.prompt, answer.limit, item=answer.item)
         ((alone,),) = yield from self._talk(model, [row])
@@ -314,7 +325,7 @@ class ServingTrial:
     def _report(
         self, model: EngineModel, talks: Sequence[Sequence[_Answer]], seconds: float
     ) -> None:
-        """Log what was tried without finding a fault, and what was not for want of time."""
+        """Log what was tried without finding a fault, and what could not be tried in time."""
         self.whole = all(one.complete for answers in talks for one in answers)
         first, *others = talks
         parts = {"alone": any(one.logprobs for one in first)}
@@ -343,9 +354,9 @@ class ServingTrial:
 
 
 class _Conversation:
-    """A scheduler for the rows of the trial, each with its next turn where prompts are stored.
+    """A scheduler for the requests of the trial, each with its next turn if prompts are stored.
 
-    report: takes a fault of the model.
+    report: logs a fault of the model.
     """
 
     def __init__(
@@ -364,7 +375,7 @@ class _Conversation:
         self._asked = asked
 
         def take(ticket: int, what: Event | EngineError) -> None:
-            # No method: the KV must go with the scheduler, not wait for the garbage collector.
+            # Not a method: the KV must be freed with the scheduler, without the garbage collector.
             match what:
                 case TextDelta(logprobs=sampled):
                     asked[ticket].logprobs += sampled
@@ -395,7 +406,7 @@ class _Conversation:
         self._steps += 1
 
     def _next_turn(self, row: _Row, answers: Sequence[_Answer]) -> tuple[int, ...]:
-        """Its prompt; empty where there is none yet, or no more."""
+        """Its prompt; empty if there is none yet, or no more."""
         if not row.more or len(answers) == self._turns or not answers[-1].complete:
             return ()
         return (*row.tokens, *answers[-1].tokens, *row.more)
@@ -420,7 +431,7 @@ class _Conversation:
 
 
 def plain_pass(model: Any) -> PlainPass:
-    """Of a text model: all tokens at once, with an empty cache of mlx-lm's."""
+    """The plain pass of a text model: all tokens at once, with an empty cache of mlx-lm's."""
 
     def run(tokens: Sequence[int], item: MediaItem | None) -> mx.array:  # noqa: ARG001, no media
         logits: mx.array = model(mx.array([list(tokens)]), cache=kv.new_row(model))

@@ -19,7 +19,7 @@ from common.wording import shown
 PATTERN = "model*.safetensors"  # what mlx-lm loads
 INDEX = "model.safetensors.index.json"
 
-_HEADER_LIMIT = 100_000_000  # the format's own bound
+_HEADER_LIMIT = 100_000_000  # the limit of the file format
 _NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)")
 _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -60,15 +60,15 @@ def read_shards(directory: Path) -> Shards:
 
 
 def indexed_tensors(directory: Path) -> frozenset[str]:
-    """Tensor names by the index alone, for a look before the weights are downloaded."""
+    """Tensor names from the index alone, for checks before the weights are downloaded."""
     return frozenset(_weight_map(directory))
 
 
 def _expected(directory: Path, present: set[str]) -> set[str]:
     """The files that belong together, by the index or else by their numbers.
 
-    An index that names none of the files that are there was left over by a conversion, and
-    mlx-lm loads such a checkpoint.
+    An index that names none of the existing files was left over by a conversion, and mlx-lm loads
+    such a checkpoint.
     """
     indexed = set(_weight_map(directory).values())
     if present <= indexed:
@@ -117,9 +117,9 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
 
 
 def _end(name: str, tensor: str, entry: dict[str, Any]) -> int:
-    """Where the data of a tensor ends, if the sizes in its entry fit together.
+    """Where the data of a tensor ends, if the sizes in its entry are consistent.
 
-    Raises ShardError, and what an entry of another form raises.
+    Raises ShardError, and other exceptions for an entry of another form.
     """
     dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):

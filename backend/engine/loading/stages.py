@@ -1,10 +1,10 @@
-"""How a load is cut, so that it never stops the streams of the model that still serves.
+"""How a load is divided into stages, so that it never stops the streams of the current model.
 
-A load is one generator. Whoever drives it runs it from one `yield` to the next on the thread that
-the generator has just asked for: `engine` for whatever makes or evaluates an array of MLX, one
-stage between two steps of the running sequences; `files` for all else that takes time. A stage
-cannot be interrupted, so none should take much longer than `stall_ms`. To close the
-generator, on the engine thread, abandons the load.
+A load is one generator. Its driver runs it from one `yield` to the next on the thread that the
+generator has just requested: `engine` for everything that creates or evaluates an MLX array, one
+stage between two steps of the running sequences; `files` for everything else that takes time. A
+stage cannot be interrupted, so none should take much longer than `stall_ms`. Closing the generator,
+on the engine thread, abandons the load.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Stages = Generator[Place, None, _Result]
 
 
 def at_once(stages: Stages[_Result]) -> _Result:
-    """What the stages end with, all of them on the caller's thread."""
+    """Run all stages on the caller's thread; returns their result."""
     while True:
         try:
             next(stages)

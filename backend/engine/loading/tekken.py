@@ -1,8 +1,8 @@
-"""Tokenizers in Mistral's own form: a `tekken.json`, often without any chat template beside it.
+"""Tokenizers in Mistral's own format: a `tekken.json`, often without a chat template.
 
-transformers reads the vocabulary. The names of the special tokens, and how a conversation is
-written, are known to mistral-common alone; its instruct tokenizers v3 to v13 are followed here
-(`tests/engine/tekken` compares the tokens).
+transformers reads the vocabulary. Only mistral-common knows the names of the special tokens and the
+format of conversations; its instruct tokenizers v3 to v13 are followed here (`tests/engine/tekken`
+compares the tokens).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from backend.engine.loading.tekken_messages import settled_messages, settled_tools
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# For messages and tools as `tekken_messages` settles them.
+# For messages and tools that `tekken_messages` has normalised.
 _TEMPLATE = """
 {%- macro text(content) %}
   {%- if content is string %}{{- content }}
@@ -102,8 +102,7 @@ def of_tekken(path: Path) -> dict[str, Any]:
 
 
 def settle_chats(tokenizer: Any, path: Path) -> None:
-    """Let a tokenizer of mlx-lm's write messages as mistral-common would, where its template is the
-    one made here."""
+    """Make an mlx-lm tokenizer render like mistral-common, if its template is from here."""
     tekken = _read(path)
     if tekken is None or not _is_written_here(path, _special(tekken)):
         return

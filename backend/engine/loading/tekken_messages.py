@@ -1,7 +1,7 @@
-"""Conversations put into the order and the form in which mistral-common writes them.
+"""Normalises conversations to the order and form in which mistral-common renders them.
 
-What it does before it writes, of its versions v3 to v13: neighbouring messages of one role become
-one, JSON gets one spacing, and tools get the fields that it knows.
+In its versions v3 to v13, neighbouring messages of one role are merged, JSON gets uniform spacing,
+and tools get the fields that it knows.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_APART = "\n\n"  # texts and messages that become one
-_SORTS = 11  # the version from which results stand in the order of their calls
-_SEVENTH = 7  # before it, one system prompt goes to the last question, and results are JSON
+_APART = "\n\n"  # texts and messages that are merged
+_SORTS = 11  # the version from which results are in the order of their calls
+_SEVENTH = 7  # before it, the system prompt goes to the last question, and results are JSON
 
 Message = dict[str, Any]
 
 
 def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> list[Message]:
-    """The messages as the template wants them."""
+    """The messages in the form that the template expects."""
     settled: list[Message] = []
     for role, group in itertools.groupby(messages, lambda one: one.get("role")):
         together = list(group)
@@ -61,7 +61,7 @@ def settled_tools(tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, A
 
 
 def _content(messages: Sequence[Mapping[str, Any]]) -> str | list[Any]:
-    """One content of several messages: text, or parts where one of them is no text."""
+    """The contents of several messages as one: text, or parts if one of them is not text."""
     parts: list[Any] = []
     for message in messages:
         content = message.get("content") or ()
@@ -99,7 +99,7 @@ def _results(
     messages: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]], version: int
 ) -> list[Message]:
     results = [{**message, "content": _content([message])} for message in messages]
-    if version < _SEVENTH:  # a result is part of a JSON text
+    if version < _SEVENTH:  # a result is embedded in JSON text
         results = [{**result, "content": _read(result["content"] or "{}")} for result in results]
     if version >= _SORTS:
         order = {call.get("id"): at for at, call in enumerate(calls)}
@@ -108,7 +108,7 @@ def _results(
 
 
 def _read(text: Any) -> Any:
-    """What JSON stands for; the value itself where it is none."""
+    """The value of JSON text; the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Builds a model that generates text, and answers Embedding besides."""
+"""Builds a model that generates text, and also answers Embedding."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIAL_SHARE = 1 / 3  # of the load before it: a quarter of the whole
-_TRIAL_SECONDS = 1.5  # if that is more; a trial that ends saves a second of warm-up
-_FEW_WORDS = 16  # a vocabulary without letters is tried with its first tokens
+_TRIAL_SHARE = 1 / 3  # share of the load before it: a quarter of the whole
+_TRIAL_SECONDS = 1.5  # seconds, if that is more; a complete trial saves a second of warm-up
+_FEW_WORDS = 16  # for a vocabulary without letters its first tokens are used
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 
 
 @dataclass(frozen=True, slots=True)
 class Senses:
-    """What a model sees and hears with. tried: of each kind that it takes, an item. end_tokens:
-    those that its processor names beside the checkpoint's. plain: its own forward pass, by the
-    code of mlx-vlm."""
+    """A model's image and audio input.
+
+    tried: an item of each kind that it accepts. end_tokens: those that its processor names in
+    addition to the checkpoint's. plain: its plain forward pass, by mlx-vlm's code.
+    """
 
     reader: MediaReader
     prompts: MediaPrompts
@@ -104,7 +106,7 @@ def build(
     )
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_senses is not None:
-        # Half of it is the processor's; features, the other half, give way to sequences.
+        # Half of it is for the processor; features, the other half, are dropped for sequences.
         taken += settings.vision_cache_mib * MIB // 2
     plan = device.memory_plan(here, settings, taken)
     if ranks is not None:

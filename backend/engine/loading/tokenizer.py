@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: mlx-lm's wrapper, with the user's special tokens put in."""
+"""The tokenizer of a checkpoint: mlx-lm's wrapper, with the user's special tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backend.engine.settings import Settings
 from backend.engine.template_limits import limit_templates
 from common.wording import did_you_mean, shown
 
-_MOST_GROWTH = 1000  # times; those of published models stay below twenty
+_MOST_GROWTH = 1000  # factor; those of published models stay below twenty
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -99,9 +99,9 @@ def _growth(normalizer: dict[str, Any]) -> float:
 
 
 def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozenset[int]:
-    """Every token that ends an answer, by the tokenizer and by all configurations.
+    """Every token that ends an answer, according to the tokenizer and all configurations.
 
-    They disagree often: a base model's end of text in one place, the end of a turn in another.
+    They often disagree: a base model's end of text in one file, the end of a turn in another.
     """
     found = {int(token) for token in tokenizer.eos_token_ids}
     for config in configs:

@@ -21,6 +21,7 @@ from backend.engine.device import (
     dense_room,
     dequantizes,
     memory_limit,
+    starts_layers_early,
     weight_type,
 )
 from backend.engine.errors import EngineError, ModelRejected
@@ -50,13 +51,13 @@ _PROGRESS_SECONDS = 2.0
 
 @dataclass(eq=False, slots=True)
 class LoadedModel:
-    """A model that is ready to compute, and what is known of it.
+    """A model that is ready to compute, and its properties.
 
-    dtype: of the floating-point weights, e.g. `bfloat16`; of the scales where they are quantised.
-    dequantized: whether they were quantised in the checkpoint, and are dense now.
-    context_size: the model's own; `chat_template` is None where it has none. adapter_digest: names
-    the adapters in it, for the keys of caches; "" without any. shard: the part of the model that
-    this rank has; None where it has the whole.
+    dtype: of the floating-point weights, e.g. `bfloat16`; of the scales if they are quantised.
+    dequantized: whether the weights were quantised in the checkpoint, and are dense now.
+    context_size: the model's own. chat_template: None if it has none. adapter_digest: identifies
+    its adapters, for the keys of caches; "" without any. shard: the part of the model that this
+    rank has; None if it has the whole.
     """
 
     name: str
@@ -74,7 +75,7 @@ class LoadedModel:
 
     @property
     def arithmetic(self) -> str:
-        """What the weights are computed with, in words; models that differ here differ in KV."""
+        """How the weights are computed with, in words; models that differ here differ in KV."""
         return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
 
     @property
@@ -147,9 +148,7 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            yield "files"
             said = member.agree({"memory": memory_limit(device, settings)})
-            yield "engine"
             memories = [one["memory"] for one in said]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
@@ -172,6 +171,10 @@ def _load(
             " memory_limit_mib or use a smaller or more quantised model",
         )
     yield from _evaluate(model, size)
+    if starts_layers_early(device):
+        from backend.engine.loading.early_layers import start_layers_early
+
+        start_layers_early(model)
     return LoadedModel(
         name=checkpoint.name,
         model=model,
@@ -189,10 +192,10 @@ def _load(
 
 
 def _cast(model: Any, name: str) -> None:
-    """Record the cast of all floating-point weights, scales and biases included.
+    """Cast all floating-point weights, scales and biases included, when they are evaluated.
 
-    Some weights must stay in float32 (a router's correction, a recurrence's decay): a model says
-    which by its `cast_predicate`. Packed integers and integer scales are left alone.
+    Some weights must stay in float32 (a router's correction, a recurrence's decay): a model lists
+    them in its `cast_predicate`. Packed integers and integer scales are not changed.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
@@ -210,7 +213,7 @@ def _cast(model: Any, name: str) -> None:
 
 
 def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
-    """Make quantised weights dense if memory allows; whether any were."""
+    """Make quantised weights dense if memory allows; returns whether any were."""
     import mlx.core as mx
 
     from backend.engine.loading.dense import dense_growth, make_dense, quantized_layers
@@ -251,7 +254,7 @@ def _evaluate(model: Any, total: int) -> Stages[None]:
 
 
 def _slices(model: Any) -> Iterator[list[mx.array]]:
-    """All arrays of a model in groups that fit in memory twice."""
+    """All arrays of a model in groups, each small enough to fit into memory twice."""
     part: list[mx.array] = []
     size = 0
     for array in _arrays(model):
@@ -269,7 +272,7 @@ def _bytes_of(model: Any) -> int:
 
 
 def _dtype_of(model: Any) -> str:
-    """The type that most of the floating-point weights have."""
+    """The most common type among the floating-point weights."""
     import mlx.core as mx
 
     counts: dict[str, int] = {}

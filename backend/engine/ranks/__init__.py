@@ -1,1 +1,1 @@
-"""One model on several ranks: processes, on one machine or more, that each hold a part of it."""
+"""One model divided among ranks: processes, on one machine or several, that each hold a part."""

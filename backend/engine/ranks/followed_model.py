@@ -9,11 +9,12 @@ import mlx.core as mx
 from backend.engine import device, kv
 from backend.engine.blas_threads import blas_threads
 from backend.engine.errors import EngineError, EngineFailed
-from backend.engine.executor import Executor, ExecutorSequence
+from backend.engine.executor import Executor
+from backend.engine.executor_sequence import ExecutorSequence
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks
-from backend.engine.loading.stages import at_once
+from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import load_model
 from backend.engine.mlx_lm_import import import_mlx_lm
@@ -25,11 +26,11 @@ from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.scoring import Scoring
 from backend.engine.token_text import ByteStream
 
-_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
+_TIDY_EVERY = 512  # steps between two times at which freed buffers are returned to the system
 
 
 class FollowedModel:
-    """Does what rank 0 does, in the same order. Raises EngineFailed where that fails."""
+    """Repeats what rank 0 does, in the same order. Raises EngineFailed if that fails."""
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
@@ -80,18 +81,25 @@ class FollowedModel:
             mx.clear_cache()
 
 
-def load_followed(request: LoadRequest, number: int, member: Member) -> FollowedModel:
-    """Load this rank's part. Raises what a load raises, where it fails on any rank."""
-    order = find(request, number, threading.Event())
+def load_followed(
+    request: LoadRequest, number: int, member: Member, cancelled: threading.Event
+) -> Stages[FollowedModel]:
+    """Load this rank's part; all stages on one thread. cancelled: ends a download.
+
+    Raises the load's error, also if the load failed on another rank.
+    """
+    order = find(request, number, cancelled)
     import_mlx_lm()
     here = device.detect()
     device.prepare(here)
     settings = order.settings
-    loading = load_model(order.checkpoint, settings, here, dtype=request.dtype, member=member)
-    loaded = at_once(loading)
+    loaded = yield from load_model(
+        order.checkpoint, settings, here, dtype=request.dtype, member=member
+    )
     fit_row_masks(loaded.model)
     limit = device.memory_limit(here, settings)
-    traits = at_once(measure(loaded, order.cache_kind, limit, member))
+    traits = yield from measure(loaded, order.cache_kind, limit, member)
+    device.apply(device.memory_plan(here, settings, loaded.weights_bytes))
     return FollowedModel(
         EngineModel(
             model=loaded.model,

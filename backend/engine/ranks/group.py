@@ -1,4 +1,4 @@
-"""This process in MLX's own group of ranks. Called on the engine thread only."""
+"""This process's membership in MLX's group of ranks. Called on the engine thread only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from backend.engine.ranks.place import Place
 
 
 def join_group(place: Place) -> None:
-    """Connect with the other ranks, which must be about to do so too.
+    """Connect with the other ranks, which must do the same at this time.
 
-    mlx 0.32.4 has one group per process: it can be formed once, and holds the interpreter's lock
-    meanwhile. Raises EngineFailed.
+    mlx 0.32.4 can form one group per process, and holds the interpreter's lock while it does.
+    Raises EngineFailed.
     """
     try:
         group = mx.distributed.init(strict=True, backend=place.transport)
@@ -26,10 +26,10 @@ def join_group(place: Place) -> None:
 
 
 def spread(tokens: mx.array) -> mx.array:
-    """The tokens that rank 0 chose, on every rank, as part of the graph.
+    """Broadcast the tokens that rank 0 sampled, as part of the graph.
 
-    tokens: integers of the same shape on every rank. Those of the other ranks only say when they
-    have computed as far.
+    tokens: integers of the same shape on every rank. The values of the other ranks are ignored;
+    they only make rank 0 wait until those ranks have computed them.
     """
     group = mx.distributed.init()
     return mx.distributed.all_sum(tokens if group.rank() == 0 else tokens * 0, group=group)

@@ -1,11 +1,13 @@
-"""The executor of rank 0: whatever it does, it tells the other ranks first."""
+"""The executor of rank 0, which sends each action to the other ranks before carrying it out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from backend.engine.errors import EngineError
-from backend.engine.executor import GRAMMAR, Executor, ExecutorSequence
+from backend.engine.executor import Executor
+from backend.engine.executor_sequence import ExecutorSequence
+from backend.engine.failure import GRAMMAR
 from backend.engine.model import EngineModel
 from backend.engine.plan import PlannerEvent, StepPlan
 from backend.engine.ranks.leader import Leader
@@ -13,8 +15,11 @@ from backend.engine.ranks.wire import Add, Clear, Open, Step
 
 
 class LeadingExecutor(Executor):
-    """A fault of MLX raises EngineFailed: the other ranks may be waiting in a collective for what
-    this one did not do, and only new processes get them out of it."""
+    """An MLX error raises EngineFailed.
+
+    The other ranks may be waiting in a collective for this one; only new processes can resolve
+    that.
+    """
 
     def __init__(self, model: EngineModel, leader: Leader) -> None:
         super().__init__(model)

@@ -1,11 +1,11 @@
 """The connection between rank 0 and another rank: frames, the handshake, and heartbeats.
 
-Plans are not sent as collectives of MLX: a rank that waits in one receives nothing else, and a
-collective never times out. They have a TCP connection of their own, on which both sides send
-several heartbeats per time-out, whatever their MLX threads do.
+Plans are not sent by MLX's collectives: a rank that waits in one receives nothing else, and a
+collective never times out. Instead there is a TCP connection, on which both sides send several
+heartbeats per time-out, whatever their MLX threads are doing.
 
-Both sides prove that they know the same token before any other message (HMAC-SHA-256 over
-nonces of both). What follows is not encrypted.
+Both sides prove that they know the same token before any other message (HMAC-SHA-256 over both
+nonces). The messages after it are not encrypted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 from backend.engine.ranks.wire import VERSION, Beat, Message, WireError, decode, encode
@@ -26,17 +27,19 @@ _NONCE = 32
 _MOST_BYTES = 256 << 20  # a prompt of a million tokens takes 8 MiB
 _BEATS = 5  # per time-out
 _HANDSHAKE_SECONDS = 5.0
+_MOST_HANDSHAKES = 64  # at a time: whoever can reach the address may call
+_PAUSE_SECONDS = 0.5  # after a connection that cannot be accepted
 _HELLO = struct.Struct("!8sH32s")  # magic, version, nonce
 _CLAIM = struct.Struct("!8sHII32s32s")  # magic, version, rank, size, nonce, proof
 _LENGTH = struct.Struct("!I")
 
 
 class LinkLost(Exception):
-    """The other side is gone, silent, or no rank. `str()` is a clause that says which."""
+    """The other side is gone, silent, or not a rank. `str()` is a clause that says which."""
 
 
 class Link:
-    """A connection on which the handshake is done. `send` may be called from any thread."""
+    """A connection after its handshake. `send` may be called from any thread."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -58,14 +61,14 @@ class Link:
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
         self._connection.settimeout(seconds)
-        self._beat_now.set()  # the next beat may be due sooner than it was
+        self._beat_now.set()  # with the new time-out, the next heartbeat may be due earlier
 
     def send(self, message: Message) -> None:
         """Raises LinkLost."""
         self.send_frame(frame_of(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send what `frame_of` made. Raises LinkLost."""
+        """Send a frame made by `frame_of`. Raises LinkLost."""
         try:
             with self._sending:
                 self._connection.sendall(frame)
@@ -80,7 +83,7 @@ class Link:
         while True:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
             if length > _MOST_BYTES:
-                raise LinkLost(f"sent a frame of {length} bytes, which is no message")
+                raise LinkLost(f"sent a frame of {length} bytes, which is not a message")
             try:
                 message = decode(self._exactly(length))
             except WireError as fault:
@@ -119,54 +122,67 @@ def frame_of(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def accept(connection: socket.socket, token: str, size: int, timeout: float) -> tuple[int, Link]:
-    """Rank 0's side of the handshake: the rank that called, and the link. Raises LinkLost."""
+def accept(
+    connection: socket.socket,
+    token: str,
+    size: int,
+    timeout: float,
+    taken: Callable[[int], bool] = lambda _: False,
+) -> tuple[int, Link]:
+    """Rank 0's side of the handshake: the number of the rank, and the link. Raises LinkLost.
+
+    taken: whether the rank with this number has already joined.
+    """
+    until = time.monotonic() + _HANDSHAKE_SECONDS
     connection.settimeout(_HANDSHAKE_SECONDS)
     try:
         own = secrets.token_bytes(_NONCE)
         connection.sendall(_HELLO.pack(_MAGIC, VERSION, own))
-        claim = _exactly(connection, _CLAIM.size)
+        claim = _exactly(connection, _CLAIM.size, until)
         magic, version, rank, ranks, other, proof = _CLAIM.unpack(claim)
         if magic != _MAGIC:
-            raise LinkLost("is no rank of this backend")
+            raise LinkLost("is not a rank of this backend")
         if version != VERSION:
             raise LinkLost(f"speaks version {version} of the protocol, and rank 0 {VERSION}")
         if not hmac.compare_digest(proof, _proof(token, b"follower", own, other, rank, ranks)):
             raise LinkLost("has a different token")
         if ranks != size or not 0 < rank < size:
             raise LinkLost(f"says that it is rank {rank} of {ranks}, but there are {size} ranks")
+        if taken(rank):
+            raise LinkLost(f"says that it is rank {rank}, which has joined already")
         connection.sendall(_proof(token, b"leader", own, other, rank, ranks))
+        return rank, Link(connection, timeout)
     except OSError:
         raise LinkLost("ended the handshake") from None
-    return rank, Link(connection, timeout)
 
 
 def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout: float) -> Link:
-    """Another rank's side of the handshake. Raises LinkLost, and OSError where nobody listens."""
+    """Another rank's side of the handshake. Raises LinkLost, and OSError if nobody listens."""
     connection = socket.create_connection(address, _HANDSHAKE_SECONDS)
+    until = time.monotonic() + _HANDSHAKE_SECONDS
     try:
-        magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size))
+        magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size, until))
         if magic != _MAGIC:
-            raise LinkLost("is no rank 0 of this backend")
+            raise LinkLost("is not rank 0 of this backend")
         own = secrets.token_bytes(_NONCE)
         proof = _proof(token, b"follower", other, own, rank, size)
         connection.sendall(_CLAIM.pack(_MAGIC, VERSION, rank, size, own, proof))
         if version != VERSION:
             raise LinkLost(f"speaks version {version} of the protocol, and this rank {VERSION}")
         try:
-            answer = _exactly(connection, hashlib.sha256().digest_size)
+            answer = _exactly(connection, hashlib.sha256().digest_size, until)
         except OSError:
             raise LinkLost("refused this rank; its log says why") from None
         if not hmac.compare_digest(answer, _proof(token, b"leader", other, own, rank, size)):
             raise LinkLost("has a different token")
+        return Link(connection, timeout)
     except BaseException:
         connection.close()
         raise
-    return Link(connection, timeout)
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A listening socket on just this address. Raises OSError."""
+    """A socket that listens on this address only. Raises OSError."""
     family, _, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -180,17 +196,44 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:
-    """Accept on a thread until the listener is closed. take: gets each connection and its host."""
+    """Accept connections on a thread until the listener is closed.
+
+    take: called with each connection and the host that it comes from, on a thread of its own;
+    returns when the handshake has ended. A connection above the limit of handshakes is closed at
+    once, and ranks connect again.
+    """
+    free = threading.BoundedSemaphore(_MOST_HANDSHAKES)
+
+    def shake(connection: socket.socket, host: str) -> None:
+        try:
+            take(connection, host)
+        finally:
+            free.release()
 
     def run() -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 connection, peer = listener.accept()
-                threading.Thread(
-                    target=take, args=(connection, str(peer[0])), name="rank-joins", daemon=True
-                ).start()
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                time.sleep(_PAUSE_SECONDS)  # no file descriptor is left, for example
+                continue
+            if not free.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(
+                target=shake, args=(connection, str(peer[0])), name="rank-joins", daemon=True
+            ).start()
 
     threading.Thread(target=run, name="rank-listener", daemon=True).start()
+
+
+def after(seconds: float, act: Callable[[], None]) -> None:
+    """Act on a thread later; the process may end before."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
 
 
 def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size: int) -> bytes:
@@ -198,9 +241,12 @@ def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size:
     return hmac.new(token.encode(), text, hashlib.sha256).digest()
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
+    """So many bytes. until: `time.monotonic()` by which all of them must have come."""
     parts = bytearray()
     while len(parts) < count:
+        if until is not None:
+            connection.settimeout(max(until - time.monotonic(), 1e-3))
         part = connection.recv(min(count - len(parts), 1 << 20))
         if not part:
             raise ConnectionResetError

@@ -1,4 +1,4 @@
-"""A rank within one load: what the code that every rank runs needs to know of the others."""
+"""What the code that runs on every rank during a load needs to know about the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Member:
     """agree: sends a value (JSON) to all ranks, waits for theirs, and returns the values of all,
-    by rank. It raises an EngineError where the load has failed on another rank. All ranks call it
+    by rank. It raises an EngineError if the load has failed on another rank. All ranks call it
     at the same points of a load, and between them the same collectives of MLX.
     """
 

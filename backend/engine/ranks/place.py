@@ -1,6 +1,6 @@
 """Which rank a process is, and how it finds the others.
 
-Whoever starts a rank writes its place into the environment (`backend.supervising.command_line`).
+`backend.supervising.command_line` writes this into the environment of the processes that it starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distributed
 
-Way = Literal["tensor", "pipeline"]  # `backend.engine.ranks.sharding` says what they are
+Way = Literal["tensor", "pipeline"]  # explained in `backend.engine.ranks.sharding`
 
 PLACE = "MLX_BACKEND_RANK_PLACE"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
@@ -23,9 +23,9 @@ TOKEN = "MLX_BACKEND_RANKS_TOKEN"
 class Place:
     """The place of a process among `size` ranks.
 
-    control: host and port where rank 0 listens for the others. hosts: a name for each rank, for
-    people. timeout: seconds of silence after which a rank counts as lost, until a loaded model sets
-    its own. join_timeout: seconds for which a load waits for ranks that have not joined.
+    control: host and port where rank 0 listens for the others. hosts: the name of each rank's host,
+    for messages. timeout: seconds of silence after which a rank counts as lost; a loaded model may
+    set another value. join_timeout: seconds for which a load waits for ranks that have not joined.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Place:
     join_timeout: float = 60.0
 
     def name(self, rank: int) -> str:
-        """The rank in words."""
+        """The rank's number and host, for messages."""
         return f"rank {rank} ({self.hosts[rank]})"
 
     def write(self, environ: MutableMapping[str, str]) -> None:
@@ -45,7 +45,7 @@ class Place:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Place | None:
-        """The place that `write` wrote; None in a process that holds its models alone."""
+        """Read what `write` wrote; None in a process that is not one of several ranks."""
         if not (text := environ.get(PLACE)):
             return None
         values = json.loads(text)

@@ -1,4 +1,4 @@
-"""A load on rank 0 of ranks that divide the model."""
+"""Rank 0's side of loading a model that several ranks divide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """The other ranks, and this one's part in the load."""
+    """The other ranks, and the part of this one."""
 
     leader: Leader
     member: Member
@@ -32,7 +32,7 @@ class RankLoad:
     def plain(
         self, run: Callable[[Sequence[int], Any], mx.array]
     ) -> Callable[[Sequence[int], Any], mx.array]:
-        """The model's own forward pass, which all ranks run."""
+        """The model's own forward pass, run on all ranks."""
 
         def everywhere(tokens: Sequence[int], item: Any) -> mx.array:
             import mlx.core as mx

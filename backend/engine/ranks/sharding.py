@@ -1,8 +1,8 @@
-"""How a model is divided among ranks, by mlx-lm's own methods of the model.
+"""How a model is divided among ranks, by the methods that mlx-lm gives it.
 
-Tensor: every rank has a part of each layer (`shard`), and the ranks add up what they computed
-twice per layer. Pipeline: every rank has some of the layers (`pipeline`), and hands on what it
-computed once per pass; the last layers are on rank 0.
+Tensor: every rank has a part of each layer (`shard`), and the ranks add up their results twice per
+layer. Pipeline: every rank has some of the layers (`pipeline`), and sends its results on once per
+pass; the last layers are on rank 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from backend.engine.errors import ModelRejected
 from backend.engine.ranks.place import Place, Way
 
 _UNEVEN = 0.9
-_FAST = ("jaccl", "nccl")  # transports whose latency tensor parallelism can bear in every layer
+_FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor parallelism
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that a rank has, in words: `layers 0-11 of 24`."""
+    """The part of a model that a rank has, for messages: `layers 0-11 of 24`."""
 
     way: Way
     words: str
@@ -53,9 +53,9 @@ def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
 
 
 def split_of(layers: int, memories: Sequence[int]) -> list[int]:
-    """How many layers each rank gets: at least one, and so many as its memory is a part of all.
+    """How many layers each rank gets: at least one, in proportion to its memory.
 
-    Memories that differ by less than a tenth count as equal, since every figure is a snapshot.
+    Amounts of memory that differ by less than a tenth count as equal, since each is a snapshot.
     """
     if max(memories) * _UNEVEN <= min(memories):
         memories = [1] * len(memories)
@@ -69,7 +69,7 @@ def split_of(layers: int, memories: Sequence[int]) -> list[int]:
 
 
 def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) -> Shard:
-    """Keep this rank's layers of a model whose weights are still lazy. Raises ModelRejected.
+    """Keep only this rank's layers of a model whose weights are still lazy. Raises ModelRejected.
 
     memories: bytes that each rank may use.
     """
@@ -87,7 +87,7 @@ def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) ->
 
 
 def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -> Shard:
-    """Keep this rank's part of each layer of a model whose weights are still lazy.
+    """Keep only this rank's part of each layer of a model whose weights are still lazy.
 
     Raises ModelRejected.
     """

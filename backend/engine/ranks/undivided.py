@@ -1,4 +1,4 @@
-"""What is not served when several ranks divide a model, refused before any rank reads a weight."""
+"""Refuses what is not supported with several ranks, before any rank reads weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages between rank 0 and the others, and their bytes.
+"""The messages between rank 0 and the others, and how they are serialised.
 
 Each is a JSON array of its name and its fields; fields with their default value are left out.
 """
@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class WireError(Exception):
-    """Bytes that are no message of this version."""
+    """These bytes are not a message of this version."""
 
 
 # From either side.
@@ -29,7 +29,7 @@ class WireError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The sender is alive."""
+    """A heartbeat: the sender is alive."""
 
 
 # From rank 0.
@@ -69,12 +69,12 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Use a fresh executor from now on."""
+    """Create a new executor for the following plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A sequence that a plan is going to start. All that shapes its forward passes."""
+    """A sequence that a later plan starts, with everything that affects its forward passes."""
 
     number: int
     prompt: Sequence[int]
@@ -110,7 +110,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Exit: rank 0 ends in order."""
+    """Exit, because rank 0 is shutting down."""
 
 
 # From the others.
@@ -123,7 +123,7 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """A report at a point of a load where all ranks wait for each other.
+    """A report at a point of a load at which all ranks wait for each other.
 
     refusal: why the load failed on this rank; "" if it did not.
     """
@@ -159,7 +159,7 @@ def decode(data: bytes) -> Message:
         name, fields = json.loads(data)
         message: Message = _reader(_MESSAGES[name])(fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
-        raise WireError(f"a frame is no message ({type(fault).__name__})") from None
+        raise WireError(f"a frame is not a message ({type(fault).__name__})") from None
     return message
 
 
@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass with their defaults."""
+    """Default values of a dataclass's fields."""
     return tuple(
         (one.name, one.default_factory())
         if one.default_factory is not dataclasses.MISSING
@@ -195,7 +195,7 @@ def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What turns plain data into a value of the type that a field has."""
+    """A function that converts plain data to a field's type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)

@@ -1,7 +1,7 @@
-"""Real answers, whole and streamed, held to the types that the APIs' own SDKs are made of.
+"""Real answers, whole and streamed, checked against the types of the APIs' own SDKs.
 
-The SDKs themselves never check an answer. Here every field that they require must be there, of its
-very type and among the values that they know.
+The SDKs themselves never check an answer. Here every field that they require must be present, with
+its exact type and a known value.
 """
 
 import json
@@ -30,7 +30,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def check(kind: Any, text: str, what: str) -> None:
-    """Note what is wrong with one object of JSON."""
+    """Record what is wrong with a JSON object."""
     global checked
     checked += 1
     try:
@@ -41,7 +41,7 @@ def check(kind: Any, text: str, what: str) -> None:
 
 
 def ask(path: str, whole: Any, event: Any, **fields: Any) -> dict[str, Any]:
-    """Ask for the whole answer, which is returned, and for the stream of it."""
+    """Ask for an answer whole, which is returned, and as a stream."""
     body = {"model": "tiny", "temperature": 0, **fields}
     what = f"{path} {json.dumps(fields)[:200]}"
     answer = client.post(path, json=body)
@@ -51,7 +51,7 @@ def ask(path: str, whole: Any, event: Any, **fields: Any) -> dict[str, Any]:
         for line in stream.iter_lines():
             if not line.startswith("data: ") or line in ("data: [DONE]", 'data: {"type": "ping"}'):
                 continue
-            if path == "/v1/completions":  # OpenAI's own streams have a null that its types forget
+            if path == "/v1/completions":  # OpenAI's own streams have a null that its types omit
                 line = line.replace('"finish_reason":null', '"finish_reason":"stop"')
             check(event, line.removeprefix("data: "), f"{what}, streamed")
     found: dict[str, Any] = answer.json()

@@ -1,7 +1,7 @@
-"""Answers in each family's own writing, and what a correct parse makes of them.
+"""Answers in each family's own format, with their correct parse.
 
 The sentences, tools and values are the project's own; the shapes follow the families' chat
-templates and the mistakes their models make.
+templates and the mistakes that their models make.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Case:
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
-    """A tool whose arguments have these schemas; a string stands for a type."""
+    """A tool whose arguments have these schemas; a string is short for a type."""
     schemas = {k: {"type": v} if isinstance(v, str) else v for k, v in properties.items()}
     parameters = {"type": "object", "properties": schemas}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}

@@ -42,7 +42,7 @@ JSON_CASES = [
         THINKING,
     ),
     Case(
-        "call inside reasoning that goes on",
+        "call inside reasoning that continues",
         f"Look.\n{FERRY}\nAnd wait.\n</think>\n\nDone.",
         "Done.",
         "Look.\nAnd wait.",
@@ -64,7 +64,7 @@ JSON_CASES = [
         tail=THINKING,
     ),
     Case("inline code", f"Write `{TIDE}`.", f"Write `{TIDE}`."),
-    Case("inline code that goes on", f"Write `x {TIDE} y`.", f"Write `x {TIDE} y`."),
+    Case("inline code that continues", f"Write `x {TIDE} y`.", f"Write `x {TIDE} y`."),
     Case("a stray backtick", f"The ` key.{TIDE}", "The ` key.", calls=[A_TIDE]),
     Case("code block", f"So:\n```xml\n{TIDE}\n```\n", f"So:\n```xml\n{TIDE}\n```\n"),
     Case("after a code block", f"```\nx\n```\n{TIDE}", "```\nx\n```", calls=[A_TIDE]),

@@ -1,4 +1,4 @@
-"""Where a text is code, whatever pieces it comes in."""
+"""Which parts of a text are code, however it is split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from common.formats.markdown import Markdown
         ("x ```\n", False, False),
     ],
 )
-def test_code(text: str, quoted: bool, fenced: bool) -> None:
+def test_code_is_found_in_any_split(text: str, quoted: bool, fenced: bool) -> None:
     for pieces in ([text], list(text)):
         markdown = Markdown()
         for piece in pieces:

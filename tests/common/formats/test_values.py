@@ -1,4 +1,4 @@
-"""Values in JSON and its dialects become JSON text, as written where they can be."""
+"""Values in JSON and its dialects become JSON text, unchanged if possible."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ VALUES = st.recursive(
 
 
 @given(value=VALUES, indent=st.sampled_from([None, 2]))
-def test_json_is_kept_as_it_is(value: object, indent: int | None) -> None:
+def test_json_is_kept_unchanged(value: object, indent: int | None) -> None:
     text = json.dumps(value, indent=indent)
     assert as_json(text) == text
 
 
 @given(value=VALUES)
-def test_python_values_are_read(value: object) -> None:
+def test_python_values_are_parsed(value: object) -> None:
     text = as_json(repr(value), PYTHON)
     assert text is not None
     assert json.loads(text) == value
@@ -79,7 +79,7 @@ def test_parts_of_a_list(items: list[object]) -> None:
     assert [json.loads(value) for _, value in parts(json.dumps(items))] == items
 
 
-def test_a_string_that_no_encoding_carries_is_escaped() -> None:
+def test_a_string_that_no_encoding_can_represent_is_escaped() -> None:
     assert json_string("a\ud83d") == '"a\\ud83d"'
     assert json_string("é😀") == '"é😀"'
 

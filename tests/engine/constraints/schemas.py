@@ -12,7 +12,7 @@ FORMATS = ["date", "time", "uuid", "ipv4"]
 
 
 def random_schema(choose: random.Random) -> Schema:
-    """An object or list, with definitions that it refers to."""
+    """An object or list, with the definitions that it refers to."""
     definitions = {"small": _scalar(choose), "pair": _object(choose, 2)}
     schema = choose.choice([_object, _object, _list])(choose, 0)
     return {**schema, "$defs": definitions}

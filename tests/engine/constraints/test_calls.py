@@ -1,4 +1,4 @@
-"""Whatever a call grammar allows is read back as calls that its tools' schemas allow."""
+"""Whatever a call grammar allows is parsed as calls that satisfy the schemas of the tools."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _families() -> list[tuple[str, ByteTokenizer]]:
 
 
 @pytest.mark.parametrize(("name", "tokenizer"), _families())
-def test_every_family(name: str, tokenizer: ByteTokenizer) -> None:
+def test_every_family_s_calls_are_parsed_back(name: str, tokenizer: ByteTokenizer) -> None:
     chat_format = ChatFormat.named(name)
     compiler = compiler_for(tokenizer, chat_format)
     called = set()
@@ -135,7 +135,7 @@ def test_every_name_of_a_format_has_a_grammar() -> None:
     assert set(FAMILIES) == set(TOOLS) - {"plain", "none"}
 
 
-def test_one_call_where_several_are_not_allowed() -> None:
+def test_only_one_call_if_several_are_not_allowed() -> None:
     tokenizer = byte_tokenizer()
     chat_format = ChatFormat.named("hermes")
     compiler = compiler_for(tokenizer, chat_format)
@@ -154,7 +154,7 @@ def test_a_format_without_calls_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "openai", "kimi_k3", "mistral"])
-def test_a_form_is_for_what_is_said_instead_of_calls(name: str) -> None:
+def test_a_response_format_applies_to_content_without_calls(name: str) -> None:
     tokenizer = byte_tokenizer(SPECIAL[name])
     chat_format = ChatFormat.named(name)
     compiler = compiler_for(tokenizer, chat_format)
@@ -171,7 +171,7 @@ def test_a_form_is_for_what_is_said_instead_of_calls(name: str) -> None:
     assert seen == {True, False}
 
 
-def test_a_form_beside_calls_that_cannot_be_held_is_named() -> None:
+def test_a_response_format_that_cannot_be_enforced_beside_calls_is_named() -> None:
     compiler = compiler_for(byte_tokenizer(SPECIAL["hermes"]), ChatFormat.named("hermes"))
     said = ConstraintSpec("regex", "(")
     spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=said)

@@ -1,4 +1,4 @@
-"""GBNF, Lark and regular expressions: what they take, what they cost, and how they are refused."""
+"""GBNF, Lark and regular expressions: what they accept and cost, and how they are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPILER = compiler_for(BYTES, ChatFormat.named("plain"))
 
 
 def takes(spec: ConstraintSpec, text: str) -> bool:
-    """Whether each byte is allowed in its turn, and the end after the last."""
+    """Whether each byte is allowed in turn, and the end after the last."""
     constraint = COMPILER.compile(spec)
     for byte in text.encode():
         if constraint.ended or byte not in allowed_ids(constraint, BYTES.size):
@@ -33,14 +33,14 @@ def takes(spec: ConstraintSpec, text: str) -> bool:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_the_shapes_of_the_host(shape: Shape) -> None:
+def test_grammars_of_the_host_accept_what_they_should(shape: Shape) -> None:
     spec = ConstraintSpec("gbnf", shape.grammar)
     assert [text for text in shape.takes if not takes(spec, text)] == []
     assert [text for text in shape.refuses if takes(spec, text)] == []
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_the_order_of_rules_makes_no_difference(shape: Shape) -> None:
+def test_the_order_of_rules_does_not_matter(shape: Shape) -> None:
     rules = [r for r in _rules(shape.grammar) if not r.startswith("#")]
     random.Random(0).shuffle(rules)
     assert gbnf_to_lark("\n".join(rules)) == gbnf_to_lark(shape.grammar)
@@ -76,7 +76,7 @@ def test_lark_and_regular_expressions() -> None:
         ("regex", "a" * (MAX_TEXT + 1), f"{MAX_TEXT} are allowed"),
     ],
 )
-def test_refusals_name_the_place(kind: Kind, text: str, told: str) -> None:
+def test_refusals_name_the_line(kind: Kind, text: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         COMPILER.compile(ConstraintSpec(kind, text))
 
@@ -96,8 +96,8 @@ DOUBLING = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60))
         ("lark", "start: " + "(" * 2000 + '"a"' + ")" * 2000),
     ],
 )
-def test_hostile_grammars_cost_little(kind: Kind, text: str) -> None:
-    """Refused, or harmless: no walk fails with anything but the row's own fault."""
+def test_hostile_grammars_are_cheap(kind: Kind, text: str) -> None:
+    """Refused or harmless: a walk fails, if at all, with an error for its row alone."""
     refusal = ""
     try:
         constraint = COMPILER.compile(ConstraintSpec(kind, text))
@@ -110,7 +110,7 @@ def test_hostile_grammars_cost_little(kind: Kind, text: str) -> None:
     assert "backtrace" not in refusal
 
 
-def test_rows_do_not_share_their_state_and_threads_may_compile_at_once() -> None:
+def test_rows_do_not_share_matcher_state_and_threads_may_compile_concurrently() -> None:
     specs = [ConstraintSpec("regex", f"[a-z]{{{n % 4 + 1}}}") for n in range(32)]
     with ThreadPoolExecutor(4) as threads:
         constraints = list(threads.map(COMPILER.compile, specs))
@@ -129,7 +129,7 @@ def test_the_end_is_allowed_exactly_where_the_grammar_accepts() -> None:
     constraint.accept(BYTES.end)
 
 
-def test_an_answer_can_begin_again_with_what_was_delivered() -> None:
+def test_an_answer_can_restart_from_its_delivered_tokens() -> None:
     constraint = COMPILER.compile(ConstraintSpec("regex", "ab?c"))
     for token in "ac":
         constraint.accept(ord(token))
@@ -141,8 +141,8 @@ def test_an_answer_can_begin_again_with_what_was_delivered() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_looking_ahead_shows_what_steps_would_and_changes_nothing(shape: Shape) -> None:
-    """Along guesses of which a few are wrong, from random places in random answers."""
+def test_looking_ahead_equals_stepping_and_changes_nothing(shape: Shape) -> None:
+    """Along partly wrong guesses, from random positions in random answers."""
     dice = random.Random(1)
     spec = ConstraintSpec("gbnf", shape.grammar)
     for seed in range(6):
@@ -170,7 +170,7 @@ def test_looking_ahead_shows_what_steps_would_and_changes_nothing(shape: Shape) 
                 done += 1
 
 
-def test_looking_ahead_stops_before_a_token_that_the_tokenizer_does_not_have() -> None:
+def test_looking_ahead_stops_at_a_token_beyond_the_tokenizers_vocabulary() -> None:
     constraint = COMPILER.compile(ConstraintSpec("regex", "[a-c]{1,9}"))
     masks = np.zeros((3, words(BYTES.size)), np.uint32)
     assert constraint.look_ahead([97, 99_999, 98], masks) == 1
@@ -178,7 +178,7 @@ def test_looking_ahead_stops_before_a_token_that_the_tokenizer_does_not_have() -
     assert constraint.look_ahead([97, 98, 99], masks) == 3
 
 
-def test_looking_ahead_leaves_the_state_as_it_is() -> None:
+def test_looking_ahead_leaves_the_state_unchanged() -> None:
     constraint = COMPILER.compile(ConstraintSpec("regex", "abcd"))
     constraint.accept(ord("a"))
     masks = np.zeros((3, words(BYTES.size)), np.uint32)
@@ -188,7 +188,7 @@ def test_looking_ahead_leaves_the_state_as_it_is() -> None:
     assert allowed_ids(constraint, BYTES.size) == [ord("d")]
 
 
-def test_guesses_that_take_too_long_cost_the_answer_nothing(
+def test_slow_guesses_do_not_count_against_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rule = COMPILER.compile(ConstraintSpec("regex", "[a-c]{1,9}"))
@@ -204,7 +204,7 @@ def test_guesses_that_take_too_long_cost_the_answer_nothing(
     assert allowed_ids(rule, BYTES.size) == [97, 98, 99, BYTES.end]
 
 
-def test_a_token_that_is_not_allowed_fails_its_row_alone() -> None:
+def test_a_token_that_is_not_allowed_fails_only_its_row() -> None:
     spec = ConstraintSpec("regex", "ab")
     broken, other = COMPILER.compile(spec), COMPILER.compile(spec)
     with pytest.raises(EngineFailed):

@@ -1,4 +1,4 @@
-"""Constraints of any kind begin after reasoning, and reasoning is there only where it may be."""
+"""Constraints begin after reasoning, and reasoning is possible only where it may be."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERMES = ChatFormat.named("hermes", "qwen3")
 
 
 def _first(tokenizer: ByteTokenizer, tail: str, thinking: bool | None = None, **more: bool) -> str:
-    """The characters and markers that may come first."""
+    """The characters and markers that are allowed first."""
     constraint = compiler_for(tokenizer, HERMES).compile(
         SCHEMA, prompt_tail=TURN + tail, answers_messages=more.get("chat", True), thinking=thinking
     )
@@ -44,7 +44,7 @@ def test_where_the_grammar_begins(tokenizer: ByteTokenizer) -> None:
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("spec", [SCHEMA, CALLS])
 @pytest.mark.parametrize("tail", ["", "<think>\n"])
-def test_the_answer_is_read_apart_from_the_reasoning(
+def test_the_answer_is_parsed_apart_from_the_reasoning(
     tokenizer: ByteTokenizer, spec: ConstraintSpec, tail: str
 ) -> None:
     compiler = compiler_for(tokenizer, HERMES)
@@ -64,7 +64,7 @@ def test_the_answer_is_read_apart_from_the_reasoning(
 
 @pytest.mark.parametrize("spec", [SCHEMA, CALLS])
 @pytest.mark.parametrize("thinking", [None, False])
-def test_harmony_names_its_channels(spec: ConstraintSpec, thinking: bool | None) -> None:
+def test_harmony_writes_its_channel_headers(spec: ConstraintSpec, thinking: bool | None) -> None:
     markers = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
     tokenizer = byte_tokenizer(markers)
     chat_format = ChatFormat.named("openai")
@@ -81,7 +81,7 @@ def test_harmony_names_its_channels(spec: ConstraintSpec, thinking: bool | None)
             assert thinking is None or not message.reasoning_content
 
 
-def test_no_call_is_hidden_in_the_reasoning() -> None:
+def test_no_call_begins_in_the_reasoning() -> None:
     tokenizer = TOKENIZERS[0]
     constraint = compiler_for(tokenizer, HERMES).compile(
         CALLS, prompt_tail=f"{TURN}<think>\n", answers_messages=True
@@ -97,7 +97,7 @@ STRICT = ConstraintSpec("calls", tools=(TOOL,), optional=True)
 
 
 @pytest.mark.parametrize("tail", ["", "<think>\n", "<think>\n\n</think>\n\n"])
-def test_strict_tools_leave_words_free_and_bind_calls(tail: str) -> None:
+def test_strict_tools_constrain_calls_and_not_free_text(tail: str) -> None:
     tokenizer = byte_tokenizer(MARKERS)
     compiler = compiler_for(tokenizer, HERMES)
     said = called = 0

@@ -1,4 +1,4 @@
-"""Whatever a mask allows under a JSON schema parses, and is valid by the schema."""
+"""Whatever a mask allows under a JSON schema is valid JSON that satisfies the schema."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_tiny_model_at_a_high_temperature() -> None:
             if not ended:
                 constraint.accept(token)
                 tokens.append(token)
-        if ended:  # the rest ran into the limit: a hot model's numbers have no end
+        if ended:  # the others ran into the limit: at a high temperature, numbers do not end
             answer = tokenizer.decode(tokens).partition("assistant\n")[2]
             jsonschema.validate(json.loads(answer), schema)
             finished += 1
@@ -101,12 +101,12 @@ def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
         ('{"oneOf": [{"type": "string"}, {"enum": ["a"]}]}', "oneOf"),
     ],
 )
-def test_what_cannot_be_enforced_is_named(text: str, told: str) -> None:
+def test_a_schema_that_cannot_be_enforced_is_named(text: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         COMPILER.compile(ConstraintSpec("json_schema", text))
 
 
-def test_keywords_that_demand_nothing_are_taken() -> None:
+def test_keywords_that_require_nothing_are_accepted() -> None:
     schema = {"type": "array", "items": {"const": 1}, "uniqueItems": False, "title": "x", "x-y": 1}
     constraint = COMPILER.compile(ConstraintSpec("json_schema", json.dumps(schema)))
     assert json.loads(byte_walk(BYTES, 1).text(constraint)) in ([1] * n for n in range(3000))

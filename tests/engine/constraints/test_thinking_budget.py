@@ -1,4 +1,4 @@
-"""A budget ends the reasoning of every family, however it is written, and whatever else holds."""
+"""A budget ends the reasoning of every family, whatever its form and the other constraints."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def markers_of(chat_format: ChatFormat) -> list[str]:
 
 
 def write(budget: ThinkingBudget, tokenizer: ByteTokenizer, wanted: Sequence[int]) -> list[int]:
-    """What comes of an answer that the model would like to write: a mask overrules it."""
+    """The answer of a model that would like to write these tokens, where masks overrule it."""
     written: list[int] = []
 
     def take(token: int) -> None:
@@ -88,7 +88,7 @@ def write(budget: ThinkingBudget, tokenizer: ByteTokenizer, wanted: Sequence[int
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", THINKERS)
 @pytest.mark.parametrize("most", [0, 1, 7])
-def test_every_family_is_stopped(name: str, special: bool, most: int) -> None:
+def test_every_family_s_reasoning_is_ended(name: str, special: bool, most: int) -> None:
     chat_format = ChatFormat.named("kimi_k3" if name == "kimi_k3" else None, name)
     for tags in chat_format.grammar.tags:
         names = markers_of(chat_format) if special else []
@@ -103,7 +103,7 @@ def test_every_family_is_stopped(name: str, special: bool, most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_gpt_oss_goes_on_in_another_channel(most: int) -> None:
+def test_gpt_oss_continues_in_another_channel(most: int) -> None:
     parts = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "analysis")
     tokenizer = byte_tokenizer(parts)
     harmony = ChatFormat.named("openai")
@@ -136,8 +136,8 @@ def test_an_end_that_has_begun_is_not_written_twice() -> None:
         ("eleven é", "eleven é</think>"),
     ],
 )
-def test_the_end_is_no_quotation(thought: str, ended: str) -> None:
-    """And a character is not cut, though it takes a token more than the budget has."""
+def test_the_end_is_not_written_inside_a_quotation(thought: str, ended: str) -> None:
+    """A character is not cut either, although it takes one token more than the budget has."""
     tokenizer = byte_tokenizer(("<think>", "</think>"))
     most = len(thought.encode()) - ("é" in thought)
     budget = budget_of(most, HERMES, tokenizer, f"{TURN}<think>\n")
@@ -149,7 +149,7 @@ def test_the_end_is_no_quotation(thought: str, ended: str) -> None:
     assert message.content == '```\nsaid" it'
 
 
-def test_a_call_in_the_reasoning_is_not_torn() -> None:
+def test_a_call_in_the_reasoning_is_not_interrupted() -> None:
     tokenizer = byte_tokenizer(("<think>", "</think>", "<tool_call>", "</tool_call>"))
     call = '<tool_call>\n{"name": "tide", "arguments": {}}\n</tool_call>'
     tail = f"{TURN}<think>\n"
@@ -161,7 +161,7 @@ def test_a_call_in_the_reasoning_is_not_torn() -> None:
     assert message.reasoning_content == "So"
 
 
-def test_reasoning_is_not_opened_again() -> None:
+def test_reasoning_does_not_start_again() -> None:
     tokenizer = byte_tokenizer(("<think>", "</think>"))
     budget = budget_of(2, HERMES, tokenizer, TURN)
     wanted = encoded(tokenizer, "<think>ab<think>c</think>d <think> e")
@@ -171,7 +171,7 @@ def test_reasoning_is_not_opened_again() -> None:
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("most", [0, 5, 60])
-def test_a_grammar_holds_what_follows(special: bool, most: int) -> None:
+def test_a_grammar_holds_after_the_reasoning(special: bool, most: int) -> None:
     tokenizer = byte_tokenizer(("<think>", "</think>") if special else ())
     schema = spec_of_grammar('{"type": "object", "properties": {}, "additionalProperties": false}')
     for tail in ("", "<think>\n"):
@@ -193,10 +193,10 @@ def test_a_grammar_holds_what_follows(special: bool, most: int) -> None:
     opened=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
-def test_an_answer_that_starts_again_goes_on_alike(
+def test_a_restarted_answer_continues_the_same_way(
     name: str, most: int, opened: bool, seed: int
 ) -> None:
-    """After a preemption the rule is made anew from the tokens that were delivered."""
+    """After a preemption the rule is rebuilt from the delivered tokens."""
     chat_format = ChatFormat.named(None, name)
     choose = random.Random(seed)
     markers = markers_of(chat_format)

@@ -1,7 +1,8 @@
-"""Grammars of any shape and size: each is compiled, or refused in a sentence."""
+"""Grammars of any shape and size: each is compiled, or refused with a message."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import psutil
@@ -19,8 +21,10 @@ from tokenizers import Tokenizer, normalizers
 
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
+from backend.engine.constraints.grammar_limits import MEMORY_KEPT
 from backend.engine.constraints.spec import ConstraintSpec, Kind
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, Overloaded
+from backend.engine.units import MIB
 from common.chat_format import ChatFormat
 from common.gbnf import GbnfError, gbnf_to_lark
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
@@ -114,7 +118,7 @@ def _children() -> list[psutil.Process]:
     return psutil.Process().children()
 
 
-def test_a_trial_that_was_ended_is_begun_again() -> None:
+def test_an_interrupted_trial_is_repeated() -> None:
     before = set(_children())
     compiler = compiler_for(BYTES, ChatFormat.named("plain"))
     compiler.compile(ConstraintSpec("regex", "a"))
@@ -141,7 +145,7 @@ def test_a_grammar_that_was_compiled_is_not_tried_again() -> None:
     assert allowed_ids(constraint, BYTES.size) == [ord("a")]
 
 
-def test_a_row_pays_for_its_masks() -> None:
+def test_a_row_is_charged_for_its_masks() -> None:
     constraint = COMPILER.compile(ConstraintSpec("regex", "[a-z]*"))
     mask = np.zeros(words(BYTES.size), np.uint32)
     constraint.fill(mask)
@@ -150,7 +154,7 @@ def test_a_row_pays_for_its_masks() -> None:
         constraint.fill(mask)
 
 
-def test_a_grammar_that_leads_nowhere_is_the_users_to_mend() -> None:
+def test_a_grammar_that_can_never_match_is_the_users_error() -> None:
     grammar = 'start: "x" /[0-9]{2}/ B\nB: "b"i & /b+/ & ~/bb/ & ~/b/'
     with pytest.raises(InvalidRequest, match="matches nothing"):  # noqa: PT012
         constraint = COMPILER.compile(ConstraintSpec("lark", grammar))
@@ -159,7 +163,7 @@ def test_a_grammar_that_leads_nowhere_is_the_users_to_mend() -> None:
             constraint.fill(np.zeros(words(BYTES.size), np.uint32))
 
 
-def test_no_single_mask_takes_what_a_row_may() -> None:
+def test_a_single_mask_may_not_take_a_rows_whole_allowance() -> None:
     text = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     size = text.get_vocab_size()
     alternatives = " | ".join("e " * length for length in range(2, 30))
@@ -196,7 +200,7 @@ NORMALISING = {name: _normalising(name) for name in NORMALIZERS}
 @pytest.mark.parametrize("name", NORMALIZERS)
 @given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8))
 @settings(max_examples=15, deadline=None)
-def test_letters_are_written_as_the_grammar_has_them(name: str, text: str) -> None:
+def test_letters_keep_their_case(name: str, text: str) -> None:
     compiler, size = NORMALISING[name]
     for wanted in ("e\u0301A" + text, text):
         quoted = wanted.replace("\\", "\\\\").replace('"', '\\"')
@@ -204,3 +208,31 @@ def test_letters_are_written_as_the_grammar_has_them(name: str, text: str) -> No
         for byte in wanted.encode():
             assert allowed_ids(constraint, size) == [byte]
             constraint.accept(byte)
+
+
+def _large(number: int) -> ConstraintSpec:
+    """A regular expression for which llguidance needs about 30 MB."""
+    return ConstraintSpec("regex", f"{number:03}" * 20_000)
+
+
+def test_grammars_are_kept_only_up_to_a_limit_of_memory() -> None:
+    compiler = compiler_for(BYTES, ChatFormat.named("plain"))
+    compiled = WeakSet(compiler.compile(_large(number)).source for number in range(8))
+    gc.collect()
+    alive = list(compiled)
+    assert 0 < len(alive) < 8
+    assert sum(one.bytes for one in alive) <= MEMORY_KEPT
+
+
+def test_a_grammar_is_refused_while_others_take_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory is that of all grammars in use; it is free again with the last row."""
+    monkeypatch.setattr("backend.engine.constraints.compiler.MEMORY_TOGETHER", 50 * MIB)
+    compiler = compiler_for(BYTES, ChatFormat.named("plain"))
+    running = [compiler.compile(_large(1)), compiler.compile(_large(1))]
+    with pytest.raises(Overloaded, match=r"of other requests take \d+ of 50 MiB"):
+        compiler.compile(_large(2))
+    compiler.compile(ConstraintSpec("regex", "a"))
+    running.clear()
+    assert allowed_ids(compiler.compile(_large(2)), BYTES.size)

@@ -30,9 +30,9 @@ def ids_of(mask: np.ndarray) -> list[int]:
 
 @dataclass
 class Walk:
-    """Picks bytes at random, and more and more those that bring the answer to its end.
+    """Chooses bytes at random, and more and more often those that lead to the end of the answer.
 
-    closers: texts that close something; a hurried walk writes one of them where it may.
+    closers: texts that close something; a hurried walk writes one of them if it may.
     """
 
     tokenizer: ByteTokenizer
@@ -56,7 +56,7 @@ class Walk:
         return self.tokenizer.text(found)
 
     def _closing(self, found: list[int], ids: list[int]) -> int | None:
-        """The token that goes on with the closing text of which most has been written."""
+        """The token that continues the closing text of which most has been written."""
         tail = bytes(token if token < BYTES else 0 for token in found[-40:])
         steps: list[tuple[int, int]] = []
         for closer in map(str.encode, self.closers):

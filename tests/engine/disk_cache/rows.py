@@ -21,12 +21,12 @@ from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 
 KINDS = (*CONFIGS, "quantised", "bfloat16")
 IDENTITY = "0123456789abcdef" * 2
-PATIENCE = 30.0  # seconds for the disk thread, in tests that wait for it
+PATIENCE = 30.0  # seconds that a test waits for the disk thread
 
 
 @cache
 def model_of(kind: str) -> Any:
-    """A model whose rows are of the kind: those of `random_models`, quantised, or in bfloat16."""
+    """A model whose rows are of the kind: one of `random_models`, quantised, or in bfloat16."""
     if kind in CONFIGS:
         return random_model(kind)
     config = CONFIGS["full"] | {"head_dim": 32}
@@ -45,7 +45,7 @@ def model_of(kind: str) -> Any:
 
 
 def words(count: int, start: int = 1) -> list[int]:
-    """A text of so many tokens, the same at every call."""
+    """A text of that many tokens, the same at every call."""
     return [(start + 7 * at * at + at) % (VOCABULARY - 1) + 1 for at in range(count)]
 
 
@@ -68,7 +68,7 @@ def filled(model: Any, tokens: Sequence[int]) -> kv.RowCache:
 
 
 def greedy(model: Any, row: kv.RowCache, tokens: Sequence[int], count: int) -> list[int]:
-    """Feed the tokens, then what the model says next, `count` times."""
+    """Feed the tokens, then return the next `count` greedy ones."""
     answer: list[int] = []
     step = list(tokens)
     for _ in range(count):
@@ -78,7 +78,7 @@ def greedy(model: Any, row: kv.RowCache, tokens: Sequence[int], count: int) -> l
 
 
 def same(left: kv.RowCache, right: kv.RowCache) -> bool:
-    """Whether two rows hold the same, bit for bit."""
+    """Whether two rows hold the same bits."""
     pairs = zip(_parts(left), _parts(right), strict=True)
     return all(
         mx.array_equal(one, other).item() if isinstance(one, mx.array) else one == other
@@ -95,7 +95,7 @@ def _parts(row: kv.RowCache) -> list[Any]:
 
 
 def disk_cache(model: Any, folder: Path | None, **changes: Any) -> DiskCache:
-    """A cache that is ready: its folder has been looked at."""
+    """A cache whose folder has been scanned."""
     layout = learn_layout(model)
     assert layout is not None
     settings: dict[str, Any] = {"identity": IDENTITY, "max_bytes": 64 * MIB, "copy": False}

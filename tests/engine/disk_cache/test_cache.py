@@ -1,4 +1,4 @@
-"""What comes back from the disk computes what was never away from memory computes."""
+"""KV restored from disk gives the same results as KV that never left memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _no_compiler() -> None:
 
 
 def restored(disk: DiskCache, model: Any, prompt: list[int]) -> tuple[kv.RowCache, int]:
-    """The row that the disk gives for a prompt, and how many tokens are in it."""
+    """The row that the disk returns for a prompt, and how many tokens are in it."""
     stored = disk.find(prompt)
     assert stored is not None
     row = disk.restore(stored, kv.new_row(model))
@@ -64,7 +64,7 @@ def test_a_prefix_survives_a_restart_bit_for_bit(kind: str, copy: bool, tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_answer_is_that_of_a_computed_prompt(kind: str, tmp_path: Path) -> None:
+def test_the_answer_equals_that_of_a_computed_prompt(kind: str, tmp_path: Path) -> None:
     model, prompt = model_of(kind), words(130)
     disk = disk_cache(model, tmp_path)
     saved(disk, model, prompt[:96])
@@ -75,7 +75,7 @@ def test_the_answer_is_that_of_a_computed_prompt(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_that_left_a_batch_is_stored_like_any(kind: str, tmp_path: Path) -> None:
+def test_a_row_that_left_a_batch_is_stored_like_any_other(kind: str, tmp_path: Path) -> None:
     model, tokens = model_of(kind), words(80)
     batch = kv.BatchCache([filled(model, tokens), filled(model, words(33, 3))])
     model(mx.array([[5], [6]]), cache=batch.layers)
@@ -90,7 +90,7 @@ def test_a_row_that_left_a_batch_is_stored_like_any(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["full", "quantised", "bfloat16"])
-def test_what_can_be_cut_back_serves_any_common_beginning(kind: str, tmp_path: Path) -> None:
+def test_trimmable_kv_serves_any_common_prefix(kind: str, tmp_path: Path) -> None:
     model, tokens = model_of(kind), words(150)
     disk = disk_cache(model, tmp_path)
     saved(disk, model, tokens)
@@ -101,7 +101,7 @@ def test_what_can_be_cut_back_serves_any_common_beginning(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent"])
-def test_what_cannot_be_cut_back_serves_only_what_goes_on(kind: str, tmp_path: Path) -> None:
+def test_kv_that_cannot_be_trimmed_serves_only_its_continuations(kind: str, tmp_path: Path) -> None:
     model, tokens = model_of(kind), words(100)
     disk = disk_cache(model, tmp_path)
     saved(disk, model, tokens)
@@ -110,8 +110,8 @@ def test_what_cannot_be_cut_back_serves_only_what_goes_on(kind: str, tmp_path: P
     assert disk.find([*tokens, 1]) is not None
 
 
-def test_an_unfilled_window_can_be_cut_back(tmp_path: Path, monkeypatch: Any) -> None:
-    """A window is trimmable until it turns over, and is stored as it is at that moment."""
+def test_an_unfilled_window_can_be_trimmed(tmp_path: Path, monkeypatch: Any) -> None:
+    """A window can be trimmed until it wraps around, and is stored as it is at that moment."""
     monkeypatch.setattr(cache_module, "LEAST_TOKENS", 4)
     model, tokens = model_of("window"), words(20)
     disk = disk_cache(model, tmp_path)
@@ -124,10 +124,10 @@ def test_an_unfilled_window_can_be_cut_back(tmp_path: Path, monkeypatch: Any) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_is_what_was_handed_over(
+def test_later_changes_to_a_row_do_not_reach_its_file(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row and its clones go on growing in the same buffers while the disk is slow."""
+    """The row and its clones continue to grow in the same buffers while the disk is slow."""
     gate = threading.Event()
 
     def slowly(*entry: Any) -> None:
@@ -148,7 +148,7 @@ def test_what_is_written_is_what_was_handed_over(
     assert same(back, filled(model, tokens))
 
 
-def test_short_prefixes_and_small_gains_stay_away_from_the_disk(tmp_path: Path) -> None:
+def test_short_prefixes_and_small_gains_do_not_use_the_disk(tmp_path: Path) -> None:
     model = model_of("full")
     disk = disk_cache(model, tmp_path)
     saved(disk, model, words(LEAST_TOKENS - 1))
@@ -160,8 +160,8 @@ def test_short_prefixes_and_small_gains_stay_away_from_the_disk(tmp_path: Path) 
     assert disk.find([*tokens[: LEAST_TOKENS - 1], 95, 95]) is None
 
 
-def test_a_file_of_a_request_is_its_own(tmp_path: Path) -> None:
-    """It serves only requests that name it, holds one entry, and gives way to the next."""
+def test_a_requests_own_file_serves_only_that_file_name(tmp_path: Path) -> None:
+    """It serves only requests that name it, holds one entry, and is replaced by the next."""
     model, first, second = model_of("full"), words(100), words(120, 5)
     disk = disk_cache(model, None)
     own = tmp_path / "chat.cache"
@@ -179,7 +179,7 @@ def test_a_file_of_a_request_is_its_own(tmp_path: Path) -> None:
     assert not entries_in(tmp_path / "folder")
 
 
-def test_at_most_so_many_bytes_wait_to_be_restored(tmp_path: Path) -> None:
+def test_the_bytes_waiting_to_be_restored_are_limited(tmp_path: Path) -> None:
     model = model_of("full")
     disk = disk_cache(model, tmp_path, max_waiting=1)
     saved(disk, model, words(100))
@@ -194,7 +194,7 @@ ALL = DiskUse(answer=True)
 
 
 class Process:
-    """A model with a disk cache, as a process that was just started has it."""
+    """A model with a disk cache, as in a process that has just started."""
 
     def __init__(self, kind: str, folder: Path | None, **changes: Any) -> None:
         self.disk = disk_cache(model_of(kind), folder)
@@ -203,9 +203,9 @@ class Process:
         self.tickets = 0
 
     def ask(self, prompt: Sequence[int], use: DiskUse = ALL, limit: int = 6) -> Received:
-        """Ask as the engine does: the disk first, then a place among the rows."""
+        """Send a request as the engine does, with what the disk has for it."""
         self.tickets += 1
-        in_memory = self.rounds.scheduler.planner.index.find(PrefixKey(prompt)).length
+        in_memory = self.rounds.scheduler.planner.entries.index.find(PrefixKey(prompt)).length
         stored = self.disk.find(prompt, path=use.path, in_memory=in_memory)
         self.rounds.received[self.tickets] = Received()
         wanted = GenerationRequest(str(self.tickets), RawPrompt(""), disk=use)
@@ -227,20 +227,20 @@ def cached(received: Received) -> int:
 
 @pytest.mark.parametrize("memory", [0, 1 << 26])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_conversation_goes_on_after_a_restart(kind: str, memory: int, tmp_path: Path) -> None:
+def test_a_conversation_continues_after_a_restart(kind: str, memory: int, tmp_path: Path) -> None:
     prompt = words(120)
     received = Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt)
     more = [*prompt, *received.tokens, 7, 8, 9]
     restarted = Process(kind, tmp_path, prompt_cache_bytes=memory)
     first = cached(restarted.ask(more))
-    # What cannot be cut back and was fed its end of sequence goes on from the prompt.
+    # KV that cannot be trimmed and has taken the end token continues from the prompt only.
     whole = len(prompt) + len(received.tokens)
     assert first >= (whole - 1 if kind in ("full", "quantised", "bfloat16") else len(prompt) - 1)
     again = cached(Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt))
     assert again == len(prompt) - 1, "the same prompt runs its last token only"
 
 
-def test_the_prompt_alone_is_kept_where_that_is_asked(tmp_path: Path) -> None:
+def test_only_the_prompt_is_stored_if_so_requested(tmp_path: Path) -> None:
     prompt = words(100)
     own = tmp_path / "own"
     received = Process("full", None).ask(prompt, DiskUse(own))
@@ -249,14 +249,14 @@ def test_the_prompt_alone_is_kept_where_that_is_asked(tmp_path: Path) -> None:
     assert not entries_in(tmp_path)
 
 
-def test_a_request_that_only_reads_writes_nothing(tmp_path: Path) -> None:
+def test_a_read_only_request_writes_nothing(tmp_path: Path) -> None:
     Process("full", tmp_path).ask(words(100), DiskUse(answer=True, read_only=True))
     assert not entries_in(tmp_path)
 
 
 @pytest.mark.parametrize("use", [DiskUse(), ALL])
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_copied_where_there_is_no_file(
+def test_nothing_is_copied_if_there_is_no_file(
     kind: str, use: DiskUse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Process(kind, None, prompt_cache_bytes=0)
@@ -272,7 +272,7 @@ def test_nothing_is_copied_where_there_is_no_file(
     assert not copied
 
 
-def test_memory_is_asked_before_the_disk(tmp_path: Path) -> None:
+def test_memory_is_searched_before_the_disk(tmp_path: Path) -> None:
     process = Process("full", tmp_path)
     prompt = words(100)
     process.ask(prompt)

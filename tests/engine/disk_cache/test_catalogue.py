@@ -1,4 +1,4 @@
-"""Which entries serve, and a folder that is bounded, shared, and has files that are not ours."""
+"""Which entries serve a prompt, and a folder that is limited, shared, and has foreign files."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def entries(stored: list[tuple[list[int], bool, int]]) -> list[Entry]:
 
 
 def spared(stored: list[int], trimmable: bool, prompt: list[int]) -> int:
-    """The longest beginning of the prompt, but its last token, that the stored text can become."""
+    """How many tokens of the prompt the entry can give, at most all but the last."""
     lengths = range(len(stored) + 1) if trimmable else [len(stored)]
     return max([n for n in lengths if n < len(prompt) and stored[:n] == prompt[:n]], default=0)
 
 
 @given(STORED, TEXTS, st.integers(0, 4))
-def test_candidates_are_what_spares_most(
+def test_candidates_are_ordered_by_the_tokens_they_save(
     stored: list[tuple[list[int], bool, int]], prompt: list[int], more_than: int
 ) -> None:
     found = candidates(entries(stored), PrefixKey(prompt), more_than)
@@ -62,7 +62,7 @@ def test_candidates_are_what_spares_most(
 
 
 @given(STORED, TEXTS, st.booleans(), TEXTS)
-def test_what_is_covered_would_have_served_nobody_better(
+def test_a_covered_entry_would_have_served_no_prompt_better(
     stored: list[tuple[list[int], bool, int]], text: list[int], trimmable: bool, prompt: list[int]
 ) -> None:
     new = Prefix(PrefixKey(text), trimmable)
@@ -73,7 +73,7 @@ def test_what_is_covered_would_have_served_nobody_better(
 
 
 @given(STORED, TEXTS, st.booleans(), TEXTS)
-def test_what_is_replaced_served_nobody_better(
+def test_a_replaced_entry_served_no_prompt_better(
     stored: list[tuple[list[int], bool, int]], text: list[int], trimmable: bool, prompt: list[int]
 ) -> None:
     new = Prefix(PrefixKey(text), trimmable)
@@ -83,7 +83,7 @@ def test_what_is_replaced_served_nobody_better(
             assert spared(text, trimmable, prompt) >= theirs
 
 
-def test_a_longer_text_replaces_and_covers_its_beginning() -> None:
+def test_a_longer_text_replaces_and_covers_its_prefix() -> None:
     shorter, short, longer = (Prefix(PrefixKey([1, 2, 0][:n]), True) for n in (1, 2, 3))
     assert longer.replaces(short)
     assert not short.replaces(longer)
@@ -96,7 +96,7 @@ def test_a_longer_text_replaces_and_covers_its_beginning() -> None:
 
 
 @given(SIZES, st.sets(st.integers(0, 11)), st.integers(0, 60), st.integers(0, 200))
-def test_eviction_makes_room_and_no_more_than_that(
+def test_eviction_removes_only_as_much_as_needed(
     sizes: list[tuple[int, int]], useless: set[int], needed: int, bound: int
 ) -> None:
     files = [StoredFile(Path(str(at)), size, used) for at, (size, used) in enumerate(sizes)]
@@ -122,7 +122,7 @@ def total(folder: Path) -> int:
 
 
 def age(folder: Path) -> None:
-    """Make everything in the folder older by a minute: clocks of file systems are coarse."""
+    """Make everything in the folder older by a minute: file systems' clocks are coarse."""
     for path in folder.iterdir():
         used = path.stat().st_mtime - 60
         os.utime(path, (used, used))
@@ -140,7 +140,7 @@ CONVERSATIONS = st.tuples(st.integers(1, 3), st.integers(64, 90), st.integers(0,
 
 @settings(max_examples=20)
 @given(st.lists(CONVERSATIONS, min_size=1, max_size=6), st.integers(1, 5), CONVERSATIONS)
-def test_the_bound_holds_and_the_best_is_found(
+def test_the_limit_holds_and_the_best_entry_is_found(
     texts: list[list[int]], room: int, prompt: list[int]
 ) -> None:
     model = model_of("full")
@@ -160,7 +160,7 @@ def test_the_bound_holds_and_the_best_is_found(
             assert all(text in texts for text in kept)
 
 
-def test_what_was_used_last_goes_last(tmp_path: Path) -> None:
+def test_the_last_used_entry_is_evicted_last(tmp_path: Path) -> None:
     model = model_of("full")
     disk = disk_cache(model, tmp_path, max_bytes=SIZE * 3)
     for start in (1, 2):
@@ -171,13 +171,14 @@ def test_what_was_used_last_goes_last(tmp_path: Path) -> None:
     assert disk.find([*words(64, 2), 1]) is None
     assert disk.find([*words(64, 1), 1]) is not None
     age(tmp_path)
-    saved(disk, model, words(64, 1))  # there already: it was used, and is not written again
+    # the entry exists: it counts as used, and is not written again
+    saved(disk, model, words(64, 1))
     saved(disk, model, words(64, 4))
     assert disk.find([*words(64, 3), 1]) is None
     assert disk.find([*words(64, 1), 1]) is not None
 
 
-def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
+def test_a_smaller_limit_applies_from_the_start(tmp_path: Path) -> None:
     model = model_of("full")
     disk = disk_cache(model, tmp_path)
     for start in (1, 2, 3):
@@ -189,7 +190,7 @@ def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
     assert disk.find([*words(64, 1), 1]) is None
 
 
-def test_an_entry_larger_than_the_bound_evicts_nothing(tmp_path: Path) -> None:
+def test_an_entry_larger_than_the_limit_evicts_nothing(tmp_path: Path) -> None:
     model = model_of("full")
     disk = disk_cache(model, tmp_path, max_bytes=SIZE * 3 // 2)
     saved(disk, model, words(64))
@@ -208,7 +209,7 @@ def test_a_conversation_keeps_one_file(tmp_path: Path) -> None:
     assert found.length == 120
 
 
-def test_checkpoints_of_what_cannot_be_cut_back_stay_beside_each_other(tmp_path: Path) -> None:
+def test_checkpoints_of_kv_that_cannot_be_trimmed_coexist(tmp_path: Path) -> None:
     model, disk = model_of("hybrid"), disk_cache(model_of("hybrid"), tmp_path)
     for length in (64, 80):
         saved(disk, model, words(length))
@@ -218,12 +219,12 @@ def test_checkpoints_of_what_cannot_be_cut_back_stay_beside_each_other(tmp_path:
 
 
 def test_two_caches_share_a_folder(tmp_path: Path) -> None:
-    """Each sees what the other writes and bears what the other removes."""
+    """Each sees what the other writes, and tolerates what the other removes."""
     model = model_of("full")
     one, two = disk_cache(model, tmp_path), disk_cache(model, tmp_path)
     saved(one, model, words(64, 1))
     assert two.find([*words(64, 1), 1]) is not None
-    saved(two, model, words(90, 1))  # replaces what `one` knows
+    saved(two, model, words(90, 1))  # replaces the entry that `one` knows
     found = one.find([*words(90, 1), 1])
     assert found is not None
     assert found.length == 90
@@ -234,7 +235,7 @@ def test_two_caches_share_a_folder(tmp_path: Path) -> None:
     assert two.find([*words(64, 1), 1]) is not None
 
 
-def test_two_models_share_a_folder_and_not_an_entry(tmp_path: Path) -> None:
+def test_two_models_share_a_folder_and_no_entry(tmp_path: Path) -> None:
     model = model_of("full")
     one, two = disk_cache(model, tmp_path), disk_cache(model, tmp_path, identity=OTHER)
     saved(one, model, words(64))
@@ -246,7 +247,10 @@ def test_two_models_share_a_folder_and_not_an_entry(tmp_path: Path) -> None:
 
 
 def test_many_threads_and_two_caches_at_once(tmp_path: Path) -> None:
-    """Readers meet files that are replaced and evicted under them; all is a hit or a miss."""
+    """Readers meet files that are replaced and evicted at the same time.
+
+    Each read is a hit or a miss.
+    """
     model = model_of("full")
     rows = {start: filled(model, words(64 + start, start % 3)) for start in range(9)}
     caches = [disk_cache(model, tmp_path, max_bytes=SIZE * 4) for _ in range(2)]
@@ -293,8 +297,8 @@ def test_foreign_files_stay_and_do_not_count(tmp_path: Path) -> None:
     assert (tmp_path / "folder.mlxkv").is_dir()
 
 
-def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """They hold what was said in conversations."""
+def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
+    """They hold conversations."""
     model, folder = model_of("full"), tmp_path / "folder"
     saved(disk_cache(model, folder), model, words(64))
     (path,) = entries_in(folder)
@@ -302,7 +306,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_nothing_is_stored_without_a_place_for_it(tmp_path: Path) -> None:
+def test_nothing_is_stored_without_room(tmp_path: Path) -> None:
     model = model_of("full")
     disk = disk_cache(model, None)
     row = filled(model, words(64))

@@ -1,4 +1,4 @@
-"""What is written can be read; a file that is damaged, foreign or hostile is a miss.
+"""A written file can be read; one that is damaged, foreign or hostile is a cache miss.
 
 It costs at most one line in the log.
 """
@@ -44,7 +44,7 @@ from tests.engine.disk_cache.rows import (
 
 
 def framed(text: bytes, rest: bytes = b"") -> bytes:
-    """A file with this head and right checksums."""
+    """A file with this header and right checksums."""
     front = MAGIC + len(text).to_bytes(4, "little") + text
     first = zlib.crc32(front)
     return (
@@ -76,7 +76,7 @@ HEADS = st.fixed_dictionaries(
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=200) | HEADS.map(lambda head: json.dumps(head).encode()))
-def test_whatever_a_head_says_is_at_most_refused(tmp_path: Path, text: bytes) -> None:
+def test_any_header_is_accepted_or_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "entry"
     path.write_bytes(framed(text))
     with open_entry(path) as file:
@@ -99,7 +99,7 @@ def test_whatever_a_head_says_is_at_most_refused(tmp_path: Path, text: bytes) ->
         ),
     ],
 )
-def test_a_head_cannot_ask_for_more_than_the_file_holds(head: bytes, tmp_path: Path) -> None:
+def test_a_header_cannot_request_more_than_the_file_holds(head: bytes, tmp_path: Path) -> None:
     path = tmp_path / "entry"
     path.write_bytes(framed(head))
     with open_entry(path) as file, pytest.raises(BadEntry):
@@ -113,7 +113,7 @@ def test_a_length_beyond_the_file_reads_nothing(tmp_path: Path) -> None:
         read_head(file)
 
 
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+def test_a_written_entry_can_be_read(tmp_path: Path) -> None:
     spec = ArraySpec("bfloat16", (1, 2, 3))
     head = Head(IDENTITY, False, (StoredLayer("KVCache", (3,), (spec,)),))
     array = np.arange(6, dtype=np.uint16).reshape(1, 2, 3)
@@ -140,7 +140,7 @@ def stored(folder: Path) -> tuple[Path, bytes]:
 
 
 def rewritten(folder: Path, head: Callable[[Head], Head]) -> None:
-    """Replace the one entry by one with a changed head, arrays to match, and right checksums."""
+    """Replace the only entry by one with a changed header, matching arrays, and right checksums."""
     path, _ = stored(folder)
     with open_entry(path) as file:
         opened = read_head(file)
@@ -153,7 +153,7 @@ def rewritten(folder: Path, head: Callable[[Head], Head]) -> None:
 
 
 def finds(folder: Path) -> bool:
-    """Whether a process that starts now is served by the folder."""
+    """Whether a newly started process finds an entry in the folder."""
     return disk_cache(model_of("full"), folder).find(PROMPT) is not None
 
 
@@ -186,7 +186,7 @@ def test_any_other_length_is_a_miss(tmp_path: Path) -> None:
     assert finds(tmp_path)
 
 
-def test_a_link_is_not_followed_even_to_an_entry(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_not_followed_even_to_an_entry(tmp_path: Path) -> None:
     path, whole = stored(tmp_path / "elsewhere")
     link = tmp_path / "folder" / path.name
     link.parent.mkdir()
@@ -237,21 +237,21 @@ def other_array(**changes: Any) -> Callable[[Head], Head]:
         other_array(shape=()),
     ],
 )
-def test_a_sound_file_with_foreign_content_is_a_miss(
+def test_a_valid_file_with_foreign_content_is_a_miss(
     change: Callable[[Head], Head], tmp_path: Path
 ) -> None:
     rewritten(tmp_path, change)
     assert not finds(tmp_path)
 
 
-def test_an_unchanged_head_passes_the_same_way(tmp_path: Path) -> None:
+def test_rewriting_a_header_without_a_change_is_a_hit(tmp_path: Path) -> None:
     rewritten(tmp_path, lambda head: head)
     assert finds(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent", "quantised", "bfloat16"])
 def test_rows_of_one_model_never_reach_another(kind: str, tmp_path: Path) -> None:
-    """Even where two models' digests were equal, their layouts differ."""
+    """Even if two models' digests were equal, their layouts would differ."""
     model = model_of(kind)
     saved(disk_cache(model, tmp_path), model, PROMPT[:-1])
     assert disk_cache(model, tmp_path).find(PROMPT) is not None
@@ -259,7 +259,7 @@ def test_rows_of_one_model_never_reach_another(kind: str, tmp_path: Path) -> Non
     assert disk_cache(model, tmp_path, identity="f" * 32).find(PROMPT) is None
 
 
-def test_a_request_s_file_of_another_model_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
+def test_a_requests_own_file_of_another_model_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
     model, own = model_of("full"), tmp_path / "own"
     saved(disk_cache(model, None, identity="f" * 32), model, PROMPT[:-1], own)
     disk = disk_cache(model, None)
@@ -269,7 +269,7 @@ def test_a_request_s_file_of_another_model_is_a_miss_and_is_replaced(tmp_path: P
 
 
 @pytest.mark.parametrize("make", ["text", "empty", "folder", "link", "pipe", "nothing"])
-def test_a_path_that_is_something_else_is_left_alone(make: str, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_not_touched(make: str, tmp_path: Path) -> None:
     own, precious = tmp_path / "own", tmp_path / "precious"
     precious.write_text("do not touch")
     match make:
@@ -299,7 +299,7 @@ def test_a_path_that_is_something_else_is_left_alone(make: str, tmp_path: Path) 
         assert after.st_size == before.st_size
 
 
-def test_a_file_that_goes_bad_between_index_and_use_is_a_miss(tmp_path: Path) -> None:
+def test_a_file_damaged_between_lookup_and_use_is_a_miss(tmp_path: Path) -> None:
     path, whole = stored(tmp_path)
     disk = disk_cache(model_of("full"), tmp_path)
     damaged = bytearray(whole)
@@ -310,7 +310,7 @@ def test_a_file_that_goes_bad_between_index_and_use_is_a_miss(tmp_path: Path) ->
     assert disk.find(PROMPT) is not None, "it is not taken for covered, but written again"
 
 
-def test_a_restore_that_fails_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_restore_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stored(tmp_path)
     disk = disk_cache(model_of("full"), tmp_path)
     found = disk.find(PROMPT)

@@ -1,4 +1,4 @@
-"""What makes two models two, and what a request may ask of the disk."""
+"""What makes two models different, and what a request may do with the disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_copy_elsewhere_is_the_same_model(checkpoint: Path) -> None:
     assert len(digest(TINY)) == 32
 
 
-def test_each_circumstance_makes_another_model() -> None:
+def test_each_changed_setting_makes_another_model() -> None:
     digests = {
         digest(TINY),
         digest(TINY, dtype="bfloat16"),
@@ -53,7 +53,7 @@ def test_each_circumstance_makes_another_model() -> None:
 
 
 @pytest.mark.parametrize("package", ["mlx", "mlx-lm", "mlx-vlm"])
-def test_another_version_of_what_computes_makes_another_model(
+def test_another_version_of_a_library_makes_another_model(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = digest(TINY)
@@ -97,7 +97,7 @@ def test_each_changed_file_makes_another_model(
 
 
 def test_a_change_in_any_one_tensor_makes_another_model(checkpoint: Path) -> None:
-    """A fine-tune that touches one layer keeps all names and sizes."""
+    """Fine-tuning one layer keeps all names and sizes."""
     weights = mx.load(str(TINY / "model.safetensors"))
     assert isinstance(weights, dict)
     path = str(checkpoint / "model.safetensors")
@@ -110,7 +110,7 @@ def test_a_change_in_any_one_tensor_makes_another_model(checkpoint: Path) -> Non
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_the_start_the_middle_and_the_end_of_a_tensor_are_looked_at(
+def test_the_start_the_middle_and_the_end_of_a_tensor_are_hashed(
     place: int, tmp_path: Path
 ) -> None:
     digests = set()
@@ -122,7 +122,9 @@ def test_the_start_the_middle_and_the_end_of_a_tensor_are_looked_at(
     assert len(digests) == 2
 
 
-def test_a_restarted_model_is_served_and_another_is_not(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_restarted_model_finds_its_entries_and_another_does_not(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     model = model_of("full")
     settings = Settings(prompt_cache_dir=str(tmp_path / "caches"))
 
@@ -142,7 +144,7 @@ def test_a_restarted_model_is_served_and_another_is_not(checkpoint: Path, tmp_pa
     assert opened().find(prompt) is None
 
 
-def test_the_settings_bound_the_folder(checkpoint: Path, tmp_path: Path) -> None:
+def test_settings_limit_the_folder(checkpoint: Path, tmp_path: Path) -> None:
     model, folder = model_of("full"), tmp_path / "caches"
     settings = Settings(prompt_cache_dir=str(folder), prompt_cache_disk_mib=1)
     disk = open_disk_cache(model, checkpoint, settings, dtype="float32", copy=False)
@@ -156,10 +158,10 @@ def test_the_settings_bound_the_folder(checkpoint: Path, tmp_path: Path) -> None
 
 
 class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm is untyped
-    """A cache of which nothing is known."""
+    """A cache of an unknown kind."""
 
 
-def test_a_model_with_caches_of_its_own_is_served_without_a_disk(
+def test_a_model_with_unknown_caches_is_served_without_a_disk(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of("full")
@@ -175,14 +177,14 @@ def test_a_checkpoint_that_cannot_be_read_is_served_without_a_disk(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["caches", "./caches", "~/caches", "/", "/a\0b"])
-def test_a_path_that_names_no_place_is_refused(text: str) -> None:
+def test_a_relative_path_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="PromptCachePath must be an absolute path"):
         disk_use(text, answer=True, read_only=False)
     with pytest.raises(InvalidRequest, match="prompt_cache_dir must be an absolute path"):
         cache_folder(text)
 
 
-def test_no_path_is_no_wish() -> None:
+def test_no_path_means_no_disk_cache() -> None:
     assert cache_folder("") is None
     assert disk_use(" ", answer=False, read_only=False) == DiskUse()
     assert disk_use("/models/a", answer=True, read_only=True) == DiskUse(

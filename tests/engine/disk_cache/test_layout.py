@@ -1,4 +1,4 @@
-"""Numbers of a layer that would make MLX read what is not there, or mean another cache."""
+"""Numbers of a layer that would make MLX read out of bounds, or describe another cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = 100
 
 
 def why(kind: str, change: Callable[[tuple[int, ...]], tuple[int, ...]], tokens: int) -> str:
-    """Why the first cache with changed numbers is refused."""
+    """Why a cache with changed numbers is refused."""
     layout = learn_layout(model_of(kind))
     packed = pack(filled(model_of(kind), words(TOKENS)), copy=False)
     assert layout is not None
@@ -28,7 +28,7 @@ def why(kind: str, change: Callable[[tuple[int, ...]], tuple[int, ...]], tokens:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_the_model_is_taken(kind: str) -> None:
+def test_a_row_of_the_model_is_accepted(kind: str) -> None:
     assert why(kind, lambda numbers: numbers, TOKENS) == ""
 
 
@@ -43,7 +43,7 @@ def test_a_row_of_another_length_is_refused(kind: str) -> None:
     + [("window", place) for place in range(4)],
 )
 def test_any_other_number_is_refused(kind: str, place: int) -> None:
-    """Length, group size and bits; length, kept tokens, size and place of a window."""
+    """Length, group size and bits; length, kept tokens, size and position of a window."""
 
     def change(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers[:place], numbers[place] + 50, *numbers[place + 1 :])

@@ -1,4 +1,4 @@
-"""The queue in front of the disk, a disk that is full or gone, and processes that die."""
+"""The queue in front of the disk, a disk that is full or missing, and processes that die."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.engine.disk_cache.rows import (
 
 
 class Gated(Writer):
-    """A writer that writes nothing, waits at a gate, and notes what it would have written."""
+    """A writer that waits at a gate, writes nothing, and records what it would have written."""
 
     def __init__(self, max_waiting: int = 100) -> None:
         super().__init__(Catalogue(None, IDENTITY, ()), None, 0, max_waiting)
@@ -58,12 +58,12 @@ class Gated(Writer):
         self.written.append(shown(save))
 
     def begin(self) -> None:
-        """Have one save under way, so that the next ones wait."""
+        """Start a save, so that the next ones wait."""
         assert self.put(save_of("zz", size=1))
         assert self.begun.wait(PATIENCE)
 
     def rest(self) -> list[str]:
-        """Open the gate; what was written after the one that was under way."""
+        """Open the gate; returns what was written after the save that had begun."""
         self.gate.set()
         assert self.drain(PATIENCE)
         return self.written[1:]
@@ -82,7 +82,7 @@ def shown(save: Save) -> str:
     return bytes(save.prefix.key.tokens.tolist()).decode()
 
 
-def test_what_does_not_fit_is_dropped_and_what_waits_stays() -> None:
+def test_a_save_that_does_not_fit_is_dropped_and_waiting_ones_stay() -> None:
     writer = Gated(max_waiting=25)
     writer.begin()
     assert [writer.put(save_of(text)) for text in "abc"] == [True, True, False]
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_dropped_and_what_waits_stays() -> None:
     assert writer.nbytes == 0
 
 
-def test_one_save_may_be_larger_than_the_bound() -> None:
+def test_one_save_may_be_larger_than_the_limit() -> None:
     writer = Gated(max_waiting=5)
     writer.gate.set()
     assert writer.put(save_of("a", size=50))
@@ -118,7 +118,7 @@ def test_checkpoints_do_not_replace_each_other() -> None:
     assert writer.rest() == ["ab", "abc"]
 
 
-def test_of_saves_for_one_file_the_last_is_written() -> None:
+def test_of_several_saves_to_one_file_the_last_is_written() -> None:
     writer = Gated()
     writer.begin()
     for text, path in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None), ("e", None)):
@@ -126,7 +126,7 @@ def test_of_saves_for_one_file_the_last_is_written() -> None:
     assert writer.rest() == ["b", "c", "d", "e"]
 
 
-def test_a_close_with_time_writes_everything_and_takes_no_more() -> None:
+def test_a_close_with_time_writes_everything_and_accepts_nothing_more() -> None:
     writer = Gated()
     writer.gate.set()
     for text in "abc":
@@ -146,7 +146,7 @@ def test_a_close_without_time_gives_up() -> None:
     assert writer.written == []
 
 
-def test_a_thread_is_there_only_while_there_is_work() -> None:
+def test_the_thread_exists_only_while_there_is_work() -> None:
     writer = Gated()
     assert thread_of(writer) is None
     writer.begin()
@@ -161,7 +161,7 @@ def test_a_thread_is_there_only_while_there_is_work() -> None:
     assert writer.written == ["zz", "chore"]
 
 
-def test_a_writer_without_an_owner_finishes_and_is_gone() -> None:
+def test_a_writer_without_an_owner_finishes_and_ends() -> None:
     writer = Gated()
     writer.begin()
     written, gate = writer.written, writer.gate
@@ -177,7 +177,7 @@ def test_a_writer_without_an_owner_finishes_and_is_gone() -> None:
 
 
 def test_an_abandoned_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is asked to stop in the middle of a file."""
+    """The process is told to stop in the middle of a file."""
     model, disk = model_of("full"), disk_cache(model_of("full"), tmp_path)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -196,8 +196,8 @@ def test_an_abandoned_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.iterdir())
 
 
-def test_what_waits_outlives_the_engine_thread(tmp_path: Path) -> None:
-    """At the end of the process the engine thread goes first, and its streams with it."""
+def test_waiting_saves_outlive_the_engine_thread(tmp_path: Path) -> None:
+    """At the end of the process the engine thread ends first, and its streams with it."""
     gate = threading.Event()
     disk = disk_cache(model_of("full"), tmp_path)
     disk._writer.put_chore(lambda: assert_opened(gate))
@@ -222,7 +222,7 @@ def assert_opened(gate: threading.Event) -> None:
     assert gate.wait(PATIENCE)
 
 
-def test_what_a_killed_process_left_is_removed_in_time(tmp_path: Path) -> None:
+def test_files_left_by_a_killed_process_are_removed_later(tmp_path: Path) -> None:
     old, new = (tmp_path / f".mlxkv-{digit * 16}.part" for digit in "ab")
     other = tmp_path / "other.part"
     for path in (old, new, other):
@@ -235,10 +235,10 @@ def test_what_a_killed_process_left_is_removed_in_time(tmp_path: Path) -> None:
     assert other.exists()
 
 
-def test_a_full_disk_is_a_miss_and_one_line(
+def test_a_full_disk_is_a_miss_and_one_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The system refuses to let files grow, as it does on a full disk."""
+    """The system does not let files grow, as on a full disk."""
     model = model_of("full")
     disk = disk_cache(model, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -258,7 +258,7 @@ def test_a_full_disk_is_a_miss_and_one_line(
     assert disk.find([*words(64), 1]) is not None, "it goes on when there is room"
 
 
-def test_a_folder_that_vanishes_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_folder_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, folder = model_of("full"), tmp_path / "deep" / "folder"
     disk = disk_cache(model, folder)
     saved(disk, model, words(64))
@@ -274,7 +274,7 @@ def test_a_folder_that_vanishes_is_a_miss(tmp_path: Path, caplog: pytest.LogCapt
     assert disk.find([*words(80), 1]) is not None
 
 
-def test_a_folder_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_miss(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     model = model_of("full")
     disk = disk_cache(model, tmp_path / "file" / "folder")
@@ -294,7 +294,7 @@ write_entry(Path(sys.argv[1]), Head("", True, ()), np.zeros(4, np.int32), arrays
 """
 
 
-def test_a_process_that_dies_while_it_writes_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_process_that_dies_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     model, own = model_of("full"), tmp_path / "own"
     disk = disk_cache(model, None)
     saved(disk, model, words(64), own)

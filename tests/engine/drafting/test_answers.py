@@ -1,4 +1,4 @@
-"""Trained models answer the same with guesses and without, and most guesses are right."""
+"""Trained models answer the same with and without guesses, and most guesses are right."""
 
 from __future__ import annotations
 

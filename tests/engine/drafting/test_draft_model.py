@@ -1,4 +1,4 @@
-"""A draft model follows its sequences through pauses and wrong guesses, and never stalls them."""
+"""A draft model follows its sequences through pauses and wrong guesses, and never delays them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _no_compiler() -> None:
 
 
 class Watched:
-    """A model that notes how many tokens it is fed at a time."""
+    """A model that records how many tokens it gets in each pass."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -47,7 +47,7 @@ def guesses(guesser: ModelGuesser, tokens: list[int], most: int) -> list[int] | 
 
 
 def best_of(tokens: list[int], count: int) -> list[int]:
-    """What the draft model says alone, computed anew for each token."""
+    """The draft model's greedy tokens for one sequence, each computed from scratch."""
     model = draft_model().model
     found: list[int] = []
     for _ in range(count):
@@ -56,8 +56,8 @@ def best_of(tokens: list[int], count: int) -> list[int]:
     return found
 
 
-def test_guesses_are_the_draft_models_own_whatever_became_of_those_before() -> None:
-    """Sequences come, go, are not asked about for a while, and differ in how many are right."""
+def test_guesses_are_the_draft_models_own_whatever_happened_to_earlier_ones() -> None:
+    """Sequences start, end, get no guesses for a while, and differ in how many are right."""
     guesser = ModelGuesser(draft_model(), Pace(24, 250), least_probability=0)
     dice = random.Random(1)
     texts: dict[int, list[int]] = {}
@@ -81,27 +81,27 @@ def test_guesses_are_the_draft_models_own_whatever_became_of_those_before() -> N
                 texts[one.sequence] = texts[one.sequence] + own[:right]
                 checked += 1
         for number in texts:
-            more = dice.choice([1, 1, 1, 40])  # steps that nobody asked guesses for
+            more = dice.choice([1, 1, 1, 40])  # steps in which no guesses were requested
             texts[number] = texts[number] + [dice.randrange(VOCABULARY) for _ in range(more)]
     assert checked > 20
     assert together > 5
 
 
-def test_the_same_question_has_the_same_answer() -> None:
+def test_the_same_sequence_gets_the_same_guesses() -> None:
     guesser = ModelGuesser(draft_model(), Pace(512, 250), least_probability=0)
     tokens = prompts(1)[0]
     guesses(guesser, tokens, 4)
     assert guesses(guesser, tokens, 4) == guesses(guesser, tokens, 4) == best_of(tokens, 4)
 
 
-def test_it_is_silent_where_it_is_not_sure() -> None:
+def test_it_makes_no_guess_if_it_is_not_confident() -> None:
     tokens = [random.Random(2).randrange(20, VOCABULARY) for _ in range(40)]
     careful, bold = (ModelGuesser(draft_model(), Pace(512, 250), least) for least in (0.99, 0))
     assert guesses(careful, tokens, 4) == []
     assert guesses(bold, tokens, 4)
 
 
-def test_long_prompts_are_read_in_bounded_chunks_one_in_a_call() -> None:
+def test_long_prompts_are_prefilled_in_limited_chunks_one_per_call() -> None:
     guesser, model = watched(Pace(most_tokens=32, stall_ms=250))
     first = [1 + at % 300 for at in range(203)]
     second = [2 + at % 300 for at in range(100)]
@@ -116,7 +116,7 @@ def test_long_prompts_are_read_in_bounded_chunks_one_in_a_call() -> None:
         second.append(7)
 
 
-def test_after_a_rest_it_feeds_only_what_is_missing() -> None:
+def test_after_a_pause_it_computes_only_the_missing_tokens() -> None:
     guesser, model = watched(Pace(512, 250))
     tokens = list(SOME_TEXT)
     guesses(guesser, tokens, 1)
@@ -135,7 +135,7 @@ def test_no_guess_passes_the_draft_models_context() -> None:
     assert guesser.nbytes == 0
 
 
-def test_no_guess_is_beyond_the_vocabulary_of_the_main_model() -> None:
+def test_no_guess_is_beyond_the_main_models_vocabulary() -> None:
     tokens = prompts(1)[0]
     guess = best_of(tokens, 1)[0]
     guesser, _ = watched(Pace(512, 250), main_vocabulary=guess)

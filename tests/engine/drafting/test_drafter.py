@@ -1,4 +1,4 @@
-"""Lookup finds what a search through all tokens finds, and is asked as long as that pays."""
+"""Lookup finds what a search through all tokens finds, and is used as long as that pays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW_WORDS = st.lists(st.integers(0, 3), max_size=60)
 
 
 def searched(tokens: list[int], sizes: Sequence[int]) -> int | None:
-    """The place after the latest earlier occurrence of the longest end of `tokens`."""
+    """The position after the latest earlier occurrence of the longest possible end of `tokens`."""
     for size in sorted(sizes, reverse=True):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[len(tokens) - size :]:
@@ -48,9 +48,7 @@ def test_the_index_finds_what_a_search_finds(
 
 
 @given(FEW_WORDS, st.integers(1, 10))
-def test_a_part_of_the_tokens_is_searched_until_the_index_has_them_all(
-    tokens: list[int], known: int
-) -> None:
+def test_only_indexed_tokens_are_searched(tokens: list[int], known: int) -> None:
     index = NgramIndex((1,))
     index.extend(tokens, known)
     place = index.follow(tokens)
@@ -62,7 +60,7 @@ def test_a_part_of_the_tokens_is_searched_until_the_index_has_them_all(
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=20), st.data())
-def test_a_repeat_goes_on_with_itself(tokens: list[int], data: st.DataObject) -> None:
+def test_a_repeat_continues_with_itself(tokens: list[int], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(tokens) - 1))
     count = data.draw(st.integers(1, 30))
     grown = list(tokens)
@@ -77,13 +75,13 @@ def looked_up(tokens: Sequence[int], most: int, guesser: LookupGuesser | None = 
     return found
 
 
-def test_a_quotation_is_guessed_and_a_loop_at_full_length() -> None:
+def test_quotations_and_loops_are_guessed_at_full_length() -> None:
     assert looked_up([5, 6, 7, 8, 9, 1, 5, 6, 7], 2) == [8, 9]
     assert looked_up([5, 6, 7, 8, 9, 1, 5, 6, 7, 8, 9, 1], 4) == [5, 6, 7, 8]
     assert looked_up([3, 4, 4, 4], 4) == [4, 4, 4, 4]
 
 
-def test_each_sequence_is_searched_for_itself() -> None:
+def test_each_sequence_is_searched_separately() -> None:
     guesser = LookupGuesser()
     both = [Asked(1, [5, 6, 7, 5], 2), Asked(2, [5, 8, 9, 5], 2)]
     assert guesser.propose(both) == [[6, 7], [8, 9]]
@@ -92,12 +90,12 @@ def test_each_sequence_is_searched_for_itself() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
-def test_a_row_of_hardly_any_token_has_no_guess(length: int) -> None:
+def test_a_row_of_very_few_tokens_has_no_guess(length: int) -> None:
     assert looked_up(list(range(length)), 8) == []
 
 
 class Watched(Sequence[int]):
-    """A list that counts how many of its tokens are looked at."""
+    """A list that counts how many of its tokens are read."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
@@ -112,7 +110,7 @@ class Watched(Sequence[int]):
         return found
 
 
-def test_no_call_looks_at_more_than_a_chunk() -> None:
+def test_no_call_reads_more_than_a_chunk() -> None:
     dice = random.Random(1)
     tokens = [dice.randrange(50) for _ in range(5 * CHUNK)]
     guesser, reads = LookupGuesser(), list[int]()
@@ -129,7 +127,7 @@ def test_no_call_looks_at_more_than_a_chunk() -> None:
 def play(
     length: DraftLength, at: int, tokens: int, *, right: bool, most: int = 8
 ) -> tuple[int, int]:
-    """Passes of the model and guesses for so many tokens, of which all or none are guessed."""
+    """Decode so many tokens, of which all or none can be guessed: the passes and guesses needed."""
     end, passes, guesses = at + tokens, 0, 0
     while at < end:
         count = length.begin(at, most)
@@ -140,24 +138,24 @@ def play(
     return passes, guesses
 
 
-def test_right_guesses_grow_to_the_most() -> None:
+def test_right_guesses_lengthen_drafts_up_to_the_limit() -> None:
     length = DraftLength()
     assert play(length, 10, 900, right=True)[0] < 900 / 8
     assert length.begin(1000, 8) == 8
     assert length.begin(1000, 64) == 16, "a larger bound is approached, not jumped to"
 
 
-def test_wrong_guesses_become_one_in_sixteen_tokens() -> None:
+def test_wrong_guesses_reduce_drafting_to_one_in_sixteen_tokens() -> None:
     assert play(DraftLength(), 10, 1600, right=False)[1] < 110
 
 
-def test_text_that_can_be_guessed_is_found_again() -> None:
+def test_drafting_resumes_when_text_becomes_predictable() -> None:
     length = DraftLength()
     play(length, 0, 1000, right=False)
     assert play(length, 1000, 100, right=True)[0] < 16 + 100 / 4
 
 
-def test_what_was_right_says_how_far_to_guess() -> None:
+def test_the_next_draft_is_as_long_as_the_last_one_was_right() -> None:
     length = DraftLength()
     play(length, 0, 100, right=True)
     length.begin(100, 8)
@@ -165,7 +163,7 @@ def test_what_was_right_says_how_far_to_guess() -> None:
     assert length.begin(104, 8) == 4
 
 
-def test_a_bound_of_the_caller_is_no_failure() -> None:
+def test_a_callers_limit_does_not_count_as_a_wrong_guess() -> None:
     length = DraftLength()
     play(length, 0, 100, right=True)
     before = length.begin(100, 64)
@@ -173,7 +171,7 @@ def test_a_bound_of_the_caller_is_no_failure() -> None:
     assert length.begin(102, 64) == before
 
 
-def test_nothing_to_propose_rests_soon_and_shortly() -> None:
+def test_empty_proposals_cause_short_pauses() -> None:
     length = DraftLength()
     asked = 0
     for at in range(160):
@@ -185,7 +183,7 @@ def test_nothing_to_propose_rests_soon_and_shortly() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), st.booleans()), max_size=200))
-def test_always_within_bounds_and_never_at_rest_for_long(
+def test_drafts_stay_within_limits_and_pauses_stay_short(
     story: list[tuple[int, float, bool]],
 ) -> None:
     length, at = DraftLength(), 0

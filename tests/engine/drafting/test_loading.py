@@ -1,4 +1,4 @@
-"""A draft model is found as hosts name it, and a load that it spoils changes nothing."""
+"""A draft model is found by the names that hosts use; one that fails to load changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRAFT = str(MODELS / "tiny_draft")
         ("https://huggingface.co/org/name", "", "org/name", ""),
     ],
 )
-def test_a_repository_is_known_under_the_models_folder(
+def test_a_repository_is_found_under_the_models_folder(
     draft: str, models: str, repository: str, revision: str
 ) -> None:
     place = resolve_draft(draft, models)
@@ -39,7 +39,7 @@ def test_a_repository_is_known_under_the_models_folder(
     assert (place.repository, place.revision) == (repository, revision)
 
 
-def test_a_folder_that_exists_is_taken(tmp_path: Path) -> None:
+def test_an_existing_folder_is_used(tmp_path: Path) -> None:
     folder = tmp_path / "org" / "name"
     folder.mkdir(parents=True)
     assert resolve_draft(str(folder), str(tmp_path)) == LocalModel(folder, "org/name")
@@ -50,14 +50,14 @@ def test_a_folder_that_exists_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("draft", "models"), [("/elsewhere/name", "/models"), ("/models", "/models"), ("/name", "")]
 )
-def test_a_missing_folder_elsewhere_is_told_by_name(draft: str, models: str) -> None:
+def test_a_missing_folder_elsewhere_is_named_in_the_error(draft: str, models: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         resolve_draft(draft, models)
     assert "/" not in str(caught.value)
 
 
 async def _refusal(request: LoadRequest) -> str:
-    """The sentence of a load that fails beside a loaded model, which goes on."""
+    """The message of a load that fails beside a loaded model, which stays in service."""
     engine = Engine()
     engine.start()
     try:
@@ -76,7 +76,7 @@ def _load(**fields: Any) -> LoadRequest:
     return LoadRequest("tiny", fields.pop("model_file", TEXT), str(MODELS), **fields)
 
 
-async def test_its_weights_are_told_with_the_models() -> None:
+async def test_its_weights_are_reported_with_the_models() -> None:
     engine = Engine()
     engine.start()
     try:
@@ -88,12 +88,12 @@ async def test_its_weights_are_told_with_the_models() -> None:
         await engine.stop(10)
 
 
-async def test_a_missing_draft_model() -> None:
+async def test_a_missing_draft_model_is_refused() -> None:
     message = await _refusal(_load(draft_model=str(MODELS / "none")))
     assert message.startswith("DraftModel: model 'none' is neither")
 
 
-async def test_a_draft_model_of_another_family(tmp_path: Path) -> None:
+async def test_a_draft_model_of_another_family_is_refused(tmp_path: Path) -> None:
     other = write_model(tmp_path / "other")
     message = await _refusal(_load(draft_model=str(other)))
     assert message.startswith(
@@ -101,7 +101,7 @@ async def test_a_draft_model_of_another_family(tmp_path: Path) -> None:
     )
 
 
-async def test_a_draft_model_that_does_not_load(tmp_path: Path) -> None:
+async def test_a_draft_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     message = await _refusal(_load(draft_model=str(tmp_path / "half")))
     assert message == "DraftModel: model 'half' cannot be loaded: the folder is empty"
@@ -119,7 +119,7 @@ WINDOW: dict[str, Any] = {
 STATE = {name: value for name, value in CONFIGS["hybrid"].items() if name != "vocab_size"}
 
 
-async def test_a_model_with_a_window_takes_guesses_back(tmp_path: Path) -> None:
+async def test_a_model_with_a_window_can_undo_guesses(tmp_path: Path) -> None:
     window = write_model(tmp_path / "window", **WINDOW)
     engine = Engine()
     engine.start()
@@ -130,7 +130,7 @@ async def test_a_model_with_a_window_takes_guesses_back(tmp_path: Path) -> None:
         await engine.stop(10)
 
 
-async def test_a_draft_model_that_cannot_go_back(tmp_path: Path) -> None:
+async def test_a_draft_model_that_cannot_undo_guesses_is_refused(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain")
     window = write_model(tmp_path / "window", **WINDOW)
     message = await _refusal(_load(model_file=str(plain), draft_model=str(window)))
@@ -144,7 +144,7 @@ async def test_a_draft_model_that_cannot_go_back(tmp_path: Path) -> None:
         ({"settings": {"prompt_lookup": True}}, "option prompt_lookup is true"),
     ],
 )
-async def test_a_model_that_cannot_go_back(
+async def test_a_model_that_cannot_undo_guesses_is_refused(
     tmp_path: Path, wish: dict[str, Any], named: str
 ) -> None:
     state = write_model(tmp_path / "state", **STATE)
@@ -152,8 +152,8 @@ async def test_a_model_that_cannot_go_back(
     assert message.startswith(f"{named}, but model 'tiny' cannot go back on a wrong guess")
 
 
-async def test_model_and_draft_model_share_the_memory() -> None:
-    """2.9 MiB of weights fit into 3 MiB, and 0.5 more do not."""
+async def test_model_and_draft_model_share_the_memory_limit() -> None:
+    """2.9 MiB of weights fit into 3 MiB, and 0.5 MiB more do not."""
     settings = {"memory_limit_mib": 3, "prompt_cache_mib": 0}
     message = await _refusal(_load(draft_model=DRAFT, settings=settings))
     assert "with the model it takes" in message

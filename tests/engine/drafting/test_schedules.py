@@ -1,8 +1,9 @@
-"""Guesses change no token, whoever shares the batch and however many guesses are right.
+"""Guesses change no token, whatever the batch and however many guesses are right.
 
-The schedules are those of `test_parity`: rows come and go, are preempted, constrained, penalised.
-Each row gets guesses of its own number, right up to a place of its own. `make test` plays two
-schedules with each model, `make test-long` forty, and GUESS_SCHEDULES sets another number.
+The schedules are those of `test_parity`: rows join and leave, are preempted, constrained,
+penalised. For each row a random number of guesses is made, of which a random number is right.
+`make test` plays two schedules with each model, `make test-long` forty; GUESS_SCHEDULES sets
+another number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from backend.engine.drafting import drafter
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import Asked
 from backend.engine.drafting.speculation import Speculation
-from backend.engine.executor import ExecutorSequence
+from backend.engine.executor_sequence import ExecutorSequence
 from backend.engine.guess_width import GuessWidth
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
@@ -38,7 +39,7 @@ def _no_compiler() -> None:
 
 
 class Seer:
-    """A guesser that knows the answers, and is wrong from a random place on."""
+    """A guesser that knows the answers, and is wrong from a random position on."""
 
     nbytes = 0
 
@@ -50,7 +51,7 @@ class Seer:
         return [self.guesses(list(one.tokens), one.most) for one in asked]
 
     def forget(self, sequences: Collection[int]) -> None:
-        """Nothing: answers are never forgotten."""
+        """Do nothing: the answers stay known."""
 
     def guesses(self, tokens: list[int], most: int) -> list[int] | None:
         length = len(tokens)
@@ -66,7 +67,7 @@ class Seer:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many guesses were right and wrong. How wide a step is, is left to chance."""
+    """How many guesses were right and wrong; the width of a step is random."""
     dice = random.Random(7)
     seen: Counter[str] = Counter()
 
@@ -86,7 +87,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_says_what_it_says_without_guesses(kind: str, recorded: Counter[str]) -> None:
+def test_every_row_gets_the_same_tokens_as_without_guesses(
+    kind: str, recorded: Counter[str]
+) -> None:
     plain = engine_model(kv_model(kind), slots=8)
     for seed in range(SCHEDULES):
         seer = Seer(seed)

@@ -1,4 +1,4 @@
-"""With a drafter in the running batch every row still says what it says without one."""
+"""With a drafter in the running batch, every row gets the same tokens as without one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def models() -> tuple[EngineModel, EngineModel]:
     return engine_model(model), engine_model(model, drafting=Drafting(6, lambda: [LookupGuesser()]))
 
 
-def test_rows_come_and_go_while_they_are_drafted_for(
+def test_rows_join_and_leave_while_others_get_guesses(
     models: tuple[EngineModel, EngineModel], right: list[int]
 ) -> None:
     plain, drafting = models
@@ -81,7 +81,7 @@ def test_rows_come_and_go_while_they_are_drafted_for(
     assert sum(right) > SCHEDULES, "hardly a guess was right"
 
 
-def test_what_is_stored_after_guesses_serves_the_next_turn(
+def test_kv_stored_after_guesses_serves_the_next_turn(
     models: tuple[EngineModel, EngineModel],
 ) -> None:
     plain, drafting = models

@@ -61,7 +61,7 @@ def model_guesser(most_tokens: int = 512) -> ModelGuesser:
 
 @cache
 def prompts(count: int) -> list[list[int]]:
-    """Prompts of dialogues as the model was trained on, the same every time."""
+    """Prompts of dialogues like those of the training, the same every time."""
     dice, tokenizer = random.Random(7), text_model()[1]
     drawn = (tiny_dialogues.draw(dice, Mix()) for _ in range(count))
     return [

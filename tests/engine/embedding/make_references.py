@@ -1,4 +1,4 @@
-"""Writes what reference implementations say of the same checkpoints: tiny ones, and MiniLM.
+"""Writes the results of reference implementations for the same checkpoints: tiny ones, and MiniLM.
 
 Run where sentence-transformers (with torch) is installed; the project itself does not need it:
 

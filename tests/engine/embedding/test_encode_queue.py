@@ -1,4 +1,4 @@
-"""Which rows run together, who is answered, and what a fault or a cancel leaves behind."""
+"""Which rows run together, which requests are answered, and what a fault or a cancel affects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backend.engine.prefill import Pace
 
 
 class Room:
-    """A queue over a model that gives the sum of a row's ids; an id of -1 is a fault."""
+    """A queue over a model whose result is the sum of a row's ids; an id of -1 raises."""
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.steps: list[list[int]] = []
@@ -67,7 +67,7 @@ def test_requests_share_steps_and_get_their_own_rows_in_order() -> None:
     assert (room.sums(2), room.sums(3)) == ([16], [25])
 
 
-def test_the_oldest_row_is_never_passed_over() -> None:
+def test_the_oldest_row_is_never_overtaken() -> None:
     room = Room()
     room.ask(1, [1] * 60)
     for ticket in range(2, 40):
@@ -76,7 +76,7 @@ def test_the_oldest_row_is_never_passed_over() -> None:
     assert room.steps[0] == [60]
 
 
-def test_a_cancelled_request_runs_no_further() -> None:
+def test_a_cancelled_request_is_not_computed_further() -> None:
     room = Room()
     room.ask(1, *[[1] * 50] * 8)
     room.ask(2, [1] * 50)
@@ -87,7 +87,7 @@ def test_a_cancelled_request_runs_no_further() -> None:
     assert sum(map(len, room.steps)) < 9
 
 
-def test_a_fault_ends_those_of_its_step_and_nobody_else() -> None:
+def test_a_fault_ends_only_the_requests_of_its_step() -> None:
     room = Room()
     room.ask(1, [-1, 1], [1] * 60)
     room.ask(2, [2, 2])
@@ -100,7 +100,7 @@ def test_a_fault_ends_those_of_its_step_and_nobody_else() -> None:
     assert room.faults == ["encoding"]
 
 
-def test_a_row_without_numbers_fails_its_request_alone() -> None:
+def test_a_row_with_nan_results_fails_only_its_request() -> None:
     room = Room()
     room.ask(1, [13], [13], [1] * 60)
     room.ask(2, [7])
@@ -109,7 +109,7 @@ def test_a_row_without_numbers_fails_its_request_alone() -> None:
     assert room.sums(2) == [7]
 
 
-def test_a_row_that_memory_cannot_hold_is_refused_at_once() -> None:
+def test_a_row_that_does_not_fit_into_memory_is_refused_at_once() -> None:
     room = Room(room=100_000)
     room.ask(1, [1] * 1000)
     room.ask(2, [1] * 10)

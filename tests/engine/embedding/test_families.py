@@ -1,6 +1,6 @@
 """Each family's forward pass, pooling and scaling against its reference implementation.
 
-The checkpoints are tiny and random, and the same ones that the reference read; its words are in
+The checkpoints are tiny and random, the same ones that the reference read; its results are in
 tiny_references.json (`make_references`).
 """
 
@@ -32,7 +32,7 @@ SAID: dict[str, Any] = json.loads((Path(__file__).parent / "tiny_references.json
 
 
 @pytest.mark.parametrize("family", EMBEDDERS)
-async def test_vectors_are_the_references(family: str, tmp_path: Path) -> None:
+async def test_vectors_equal_the_references(family: str, tmp_path: Path) -> None:
     async with serving(write(family, tmp_path)) as engine:
         alone = [(await embed(engine, text)).values for text in TEXTS]
         together = await asyncio.gather(*(embed(engine, text) for text in TEXTS * 5))
@@ -41,7 +41,7 @@ async def test_vectors_are_the_references(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", RERANKERS)
-async def test_scores_are_the_references(family: str, tmp_path: Path) -> None:
+async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
     reranking = family == "qwen3_rerank"
     async with serving(write(family, tmp_path), reranking=reranking) as engine:
         ranked = await rerank(engine, QUERY, list(TEXTS))
@@ -55,7 +55,7 @@ async def test_scores_are_the_references(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", LABELLERS)
-async def test_labels_are_the_references(family: str, tmp_path: Path) -> None:
+async def test_labels_equal_the_references(family: str, tmp_path: Path) -> None:
     async with serving(write(family, tmp_path)) as engine:
         reader = engine.reader(LabelReader)
         for text, said in zip(TEXTS, SAID[family], strict=True):
@@ -92,7 +92,7 @@ async def test_a_long_text_is_labelled_in_windows(tmp_path: Path) -> None:
         ({"pooling": "last", "normalize": True}, 1, 1.0),
     ],
 )
-async def test_options_stand_over_the_checkpoint(
+async def test_options_override_the_checkpoint(
     options: dict[str, Any], rows: int, length: float | None, tmp_path: Path
 ) -> None:
     async with serving(write("bert", tmp_path), settings=options) as engine:
@@ -109,7 +109,7 @@ async def test_options_stand_over_the_checkpoint(
         np.testing.assert_allclose(lengths, length, atol=1e-5)
 
 
-async def test_the_end_that_a_causal_model_is_read_at_is_added_once(tmp_path: Path) -> None:
+async def test_the_end_token_that_a_causal_model_pools_at_is_added_once(tmp_path: Path) -> None:
     folder = write("qwen3", tmp_path)
     async with serving(folder) as engine:
         whole = await embed(engine, "paris")
@@ -152,7 +152,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ),
     ],
 )
-async def test_what_would_be_computed_wrongly_is_refused(
+async def test_checkpoints_that_would_be_computed_wrongly_are_refused(
     family: str, changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelRejected, match=sentence):
@@ -168,7 +168,7 @@ async def test_what_would_be_computed_wrongly_is_refused(
         ("bert", {"draft_model": "/d"}, "DraftModel is set, but the model turns text into"),
     ],
 )
-async def test_flags_of_a_load_that_do_not_fit(
+async def test_load_flags_that_do_not_fit_the_checkpoint_are_refused(
     family: str, request_: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidRequest, match=sentence):

@@ -1,4 +1,4 @@
-"""The decisions behind embedding, ranking and labelling: pure, and held to their properties."""
+"""The decisions behind embedding, ranking and labelling, as properties of pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LENGTHS = st.lists(st.integers(1, 9000), min_size=1, max_size=60)
 
 
 @given(LENGTHS, st.integers(16, 20_000), st.integers(1, 1 << 40))
-def test_a_step_is_within_its_bounds_or_a_single_row(
+def test_a_step_stays_within_its_limits_or_is_a_single_row(
     lengths: list[int], tokens: int, room: int
 ) -> None:
     cost = ActivationCost(heads=4, hidden=512, itemsize=4)
@@ -48,7 +48,7 @@ def test_a_step_is_within_its_bounds_or_a_single_row(
 
 
 @given(st.integers(1, 1 << 20))
-def test_rows_of_a_bucket_are_of_about_the_same_length(length: int) -> None:
+def test_rows_of_a_bucket_have_similar_lengths(length: int) -> None:
     bucket = bucket_of(length)
     assert length <= bucket
     assert length > bucket * 2 // 3 - 1 or bucket == 16
@@ -56,7 +56,7 @@ def test_rows_of_a_bucket_are_of_about_the_same_length(length: int) -> None:
 
 
 @given(st.integers(0, 2000), st.integers(4, 300))
-def test_every_token_counts_in_one_window(length: int, size: int) -> None:
+def test_every_token_counts_in_exactly_one_window(length: int, size: int) -> None:
     parts = windows(length, size)
     counted = [place for part in parts for place in range(part.kept, part.until)]
     assert counted == list(range(length))
@@ -69,7 +69,7 @@ LABELS = st.lists(st.sampled_from(["O", "B-PER", "I-PER", "E-PER", "S-LOC", "I-L
 
 
 @given(LABELS, st.data())
-def test_runs_are_apart_and_hold_all_that_is_labelled(
+def test_runs_are_disjoint_and_hold_every_labelled_token(
     labels: list[str], data: st.DataObject
 ) -> None:
     runs = runs_of(labels)
@@ -95,7 +95,7 @@ def test_runs_are_apart_and_hold_all_that_is_labelled(
         ("PER PER O PER", [("PER", 0, 2), ("PER", 3, 4)]),
     ],
 )
-def test_marks_of_labels(labels: str, runs: list[tuple[str, int, int]]) -> None:
+def test_label_prefixes(labels: str, runs: list[tuple[str, int, int]]) -> None:
     assert [(run.group, run.first, run.last) for run in runs_of(labels.split())] == runs
 
 
@@ -116,7 +116,7 @@ MODES: tuple[Mode, ...] = ("cls", "mean", "max", "last", "weighted_mean", "mean_
 
 
 @given(ROWS, st.sampled_from(MODES))
-def test_padding_does_not_move_a_vector(rows: list[list[int]], mode: Mode) -> None:
+def test_padding_does_not_change_a_vector(rows: list[list[int]], mode: Mode) -> None:
     table = np.random.RandomState(1).standard_normal((10, 6)).astype(np.float32)
     batch = padded([Piece(row, [0] * len(row)) for row in rows], pad_token=3)
     hidden = mx.where(batch.mask[..., None] > 0, mx.array(table)[batch.ids], mx.nan)
@@ -143,7 +143,7 @@ def state(folder: Path, *modules: str, **pooling: Any) -> PoolingRule:
     return pooling_of_checkpoint(folder, "m", {"model_type": "bert"}, Settings())
 
 
-def test_pooling_is_what_the_checkpoint_states(tmp_path: Path) -> None:
+def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     two = ("Transformer", "Pooling")
     assert state(tmp_path, *two, pooling_mode_cls_token=True) == PoolingRule("cls", False)
     assert state(tmp_path, *two, "Normalize", pooling_mode="lasttoken") == PoolingRule("last", True)
@@ -158,7 +158,7 @@ def test_pooling_is_what_the_checkpoint_states(tmp_path: Path) -> None:
     assert rule == PoolingRule("mean", True)
 
 
-def test_how_much_a_checkpoint_reads(tmp_path: Path) -> None:
+def test_maximum_length_of_a_checkpoint(tmp_path: Path) -> None:
     roberta = {"model_type": "roberta", "max_position_embeddings": 514}
     assert sequence_limit(tmp_path, "m", {"model_type": "bert"}) == 0
     assert sequence_limit(tmp_path, "m", roberta) == 512
@@ -190,7 +190,7 @@ def test_how_much_a_checkpoint_reads(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_kind_of_a_checkpoint(
+def test_kind_of_a_checkpoint(
     config: dict[str, Any], files: tuple[str, ...], wanted: str, kind: ModelKind
 ) -> None:
     assert kind_of(config, frozenset(files), wanted) is kind

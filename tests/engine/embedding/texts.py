@@ -1,7 +1,7 @@
 """Two hundred texts of all lengths, among them a small retrieval task.
 
-The first are questions, then come passages: question n is answered by passage n. The rest is what
-people embed besides: words, code, other scripts, paragraphs up to the length of the model.
+The first are questions, then come passages: question n is answered by passage n. The rest is other
+text that people embed: words, code, other scripts, paragraphs up to the model's length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small checkpoints with random weights, in the formats in which real ones are published.
+"""Small checkpoints with random weights, in the formats of published ones.
 
 The weights come from a seed, so that a reference implementation elsewhere reads the very same
 checkpoint (`make_references`). Needs NumPy, safetensors and tokenizers, and nothing of ours.
@@ -25,7 +25,7 @@ Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class Specials:
-    """The tokens that a family puts around texts; their ids are their places in `tokens`."""
+    """The special tokens of a family; their ids are their positions in `tokens`."""
 
     def __init__(
         self, *tokens: str, start: str, between: str, end: str, pad: str, unk: str
@@ -111,7 +111,8 @@ def _tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
             pair=" ".join(pair),
             special_tokens=[(token, vocabulary[token]) for token in specials.tokens],
         )
-    tokenizer.enable_truncation(16)  # real ones come with such leftovers, and nobody obeys them
+    # real checkpoints have such leftover settings, which no implementation reads
+    tokenizer.enable_truncation(16)
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"cls_token": specials.start, "sep_token": specials.end}
     if not specials.start or specials is _GEMMA:

@@ -1,4 +1,4 @@
-"""Clips: encoded here, but for one of H.264, which nothing that is installed encodes."""
+"""Video clips, encoded here except one in H.264, for which no encoder is installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain(colours: Sequence[Colour], size: tuple[int, int] = (64, 64)) -> list[A
 def saved(
     frames: Sequence[Any], name: str = "clip.mp4", codec: str = "mp4v", rate: float = 8
 ) -> bytes:
-    """The file that OpenCV writes of frames."""
+    """The file that OpenCV writes for these frames."""
     height, width = frames[0].shape[:2]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
@@ -50,7 +50,7 @@ def saved_as_gif(frames: Sequence[Any], milliseconds: int = 125) -> bytes:
 
 
 def lasting(content: bytes, seconds: int) -> bytes:
-    """An MP4 whose headers say that its frames are shown for so long."""
+    """An MP4 whose headers say that its frames last that long."""
     data = bytearray(content)
     for box in (b"mvhd", b"mdhd"):
         at = data.index(box) + 4

@@ -1,7 +1,7 @@
 """Images of every kind that arrives: good, odd, broken, huge and hostile, each made here.
 
-A good one states the size and the mean colour that it must decode to; a bad one the words that
-its refusal must have.
+A good one states the size and the mean colour that it must decode to; a bad one the pattern that
+its refusal must match.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def png(
     extra: bytes = b"",
     interlace: int = 0,
 ) -> bytes:
-    """A PNG by hand; `data` are the filtered rows, packed here."""
+    """A hand-made PNG; `data` are the filtered rows, compressed here."""
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -92,14 +92,14 @@ def webp(width: int, height: int) -> bytes:
 
 
 def many_scans() -> bytes:
-    """A progressive JPEG whose scans are repeated: each one is a pass over the whole image."""
+    """A progressive JPEG whose scans are repeated: each is a pass over the whole image."""
     whole = save(plain(), "JPEG", progressive=True)
     start = whole.rindex(b"\xff\xda")
     return whole[:start] + whole[start:-2] * 5000 + whole[-2:]
 
 
 def _turned(orientation: int) -> bytes:
-    """A picture that is red above blue, stored as a camera held in this way stores it."""
+    """An image that is red above blue, stored as a camera held that way stores it."""
     upright = plain()
     upright.paste(BLUE, (0, 12, 40, 24))
     back = {

@@ -1,4 +1,4 @@
-"""Recordings of every kind that arrives: good, odd, broken and hostile, each made here.
+"""Sounds of every kind that arrives: good, odd, broken and hostile, each made here.
 
 A good one is a tone of 440 Hz, half a second long unless it says otherwise.
 """
@@ -48,7 +48,7 @@ def save(samples: Any, rate: int = RATE, kind: str = "WAV", subtype: str | None 
 
 
 def wav(samples: bytes, channels: int = 1, rate: int = RATE, bits: int = 32, tag: int = 3) -> bytes:
-    """A WAV by hand, of floats unless it says otherwise."""
+    """A hand-made WAV, of floats by default."""
     size = channels * bits // 8
     form = struct.pack(
         "<HHIIHH", tag, channels, rate, rate * size & 0xFFFFFFFF, size & 0xFFFF, bits

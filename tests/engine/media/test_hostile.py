@@ -1,4 +1,4 @@
-"""Whatever the bytes are: a sentence or a picture, and the memory is given back."""
+"""Any bytes give a refusal or a picture, and the memory is released."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def only_refused(read: Callable[[bytes], None], content: bytes) -> None:
 
 
 def damage(content: bytes, seed: int) -> bytes:
-    """Bits turned, stretches cut out, doubled or overwritten: one to eight of these."""
+    """Apply one to eight of these: flip bits, or cut out, double or overwrite a range."""
     rng = random.Random(seed)
     data = bytearray(content)
     for _ in range(rng.randint(1, 8)):
@@ -70,7 +70,7 @@ def damage(content: bytes, seed: int) -> bytes:
 @given(
     st.text(max_size=60) | st.from_regex(r"(data:[a-z/;,%]*)?[A-Za-z0-9+/=_\-]*", fullmatch=True)
 )
-def test_no_text_raises_anything_but_a_refusal(text: str) -> None:
+def test_any_text_is_decoded_or_refused(text: str) -> None:
     for images, audios in (([text], []), ([], [text])):
         with pytest.raises(InvalidRequest):
             decode(images, audios, LIMITS)
@@ -81,7 +81,9 @@ def test_no_text_raises_anything_but_a_refusal(text: str) -> None:
     st.integers(0, 16),
     st.binary(max_size=200),
 )
-def test_no_bytes_behind_a_known_beginning_do(start: bytes, kept: int, rest: bytes) -> None:
+def test_any_bytes_behind_a_known_signature_are_decoded_or_refused(
+    start: bytes, kept: int, rest: bytes
+) -> None:
     kind_of(start[:kept] + rest)
     only_refused(as_picture, start[:kept] + rest)
     only_refused(as_sound, start[:kept] + rest)
@@ -89,17 +91,17 @@ def test_no_bytes_behind_a_known_beginning_do(start: bytes, kept: int, rest: byt
 
 @settings(max_examples=400 if TEST_LONG else 100)
 @given(st.sampled_from(PICTURES), st.integers(0, 1 << 32))
-def test_no_damaged_picture_does(content: bytes, seed: int) -> None:
+def test_any_damaged_picture_is_decoded_or_refused(content: bytes, seed: int) -> None:
     only_refused(as_picture, damage(content, seed))
 
 
 @settings(max_examples=120 if TEST_LONG else 40)
 @given(st.sampled_from(SOUNDS), st.integers(0, 1 << 32))
-def test_no_damaged_sound_does(content: bytes, seed: int) -> None:
+def test_any_damaged_sound_is_decoded_or_refused(content: bytes, seed: int) -> None:
     only_refused(as_sound, damage(content, seed))
 
 
-def test_memory_returns_to_where_it_was() -> None:
+def test_memory_use_returns_to_its_start() -> None:
     bad = [(as_picture, case.content) for case in picture_corpus.BAD]
     bad += [(as_sound, case.content) for case in sound_corpus.BAD]
     good = picture_corpus.save(picture_corpus.noise((1000, 1000)), "PNG")

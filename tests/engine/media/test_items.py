@@ -1,4 +1,4 @@
-"""An item on the wire: every encoding that hosts send, and a sentence for all else."""
+"""An item on the wire: every encoding that hosts send, and a message for anything else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIMITS = MediaLimits()
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_samples_are_what_they_are_meant_to_be() -> None:
+def test_the_samples_cover_the_cases_they_are_meant_for() -> None:
     assert {"+", "/"} <= set(STANDARD)
     assert base64.b64encode(JPEG).startswith(b"/9j/")
 
@@ -67,7 +67,7 @@ def test_every_encoding_gives_the_same_bytes(text: str) -> None:
     blanks=st.lists(st.integers(0, 120), max_size=5),
     size=st.integers(1, 9),
 )
-def test_any_slices_give_the_same_bytes(content: bytes, blanks: list[int], size: int) -> None:
+def test_any_chunking_gives_the_same_bytes(content: bytes, blanks: list[int], size: int) -> None:
     text = base64.b64encode(content).decode()
     for place in blanks:
         text = f"{text[:place]} \n{text[place:]}"
@@ -89,14 +89,14 @@ def test_a_large_item_is_never_decoded_in_one_call(monkeypatch: pytest.MonkeyPat
     assert max(sizes) < 2 * MIB
 
 
-def test_no_mlx_is_needed() -> None:
-    """Prompt threads decode, and the engine thread alone may touch MLX."""
+def test_mlx_is_not_imported() -> None:
+    """Prompt threads decode, and only the engine thread may touch MLX."""
     code = "import sys, backend.engine.media.decoding; print('mlx.core' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == b"False\n"
 
 
-def test_a_bare_jpeg_is_no_path() -> None:
+def test_a_bare_jpeg_is_not_a_path() -> None:
     text = base64.b64encode(JPEG).decode()
     assert item_bytes(text, MIB, allow_paths=True) == JPEG
     assert item_bytes(f"\n{text[:7]}\n{text[7:]}", MIB, allow_paths=True) == JPEG
@@ -125,14 +125,14 @@ def test_a_bare_jpeg_is_no_path() -> None:
         ("QUJD", "is not in a known image format"),
     ],
 )
-def test_all_else_is_refused_by_the_name_of_the_item(text: str, says: str) -> None:
+def test_anything_else_is_refused_with_the_name_of_the_item(text: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode([STANDARD, STANDARD, text], [], LIMITS)
     assert str(caught.value).startswith("Images[2] ")
     assert says in str(caught.value)
 
 
-def test_paths_are_taken_where_the_load_allows_them(tmp_path: Path) -> None:
+def test_paths_are_accepted_if_the_load_allows_them(tmp_path: Path) -> None:
     file = tmp_path / "staged image.png"
     file.write_bytes(PNG)
     allowed = media_limits(Settings(allow_media_paths=True), 0, 0)
@@ -142,7 +142,7 @@ def test_paths_are_taken_where_the_load_allows_them(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_only_regular_files_within_the_bound_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_within_the_limit_are_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     large = tmp_path / "large.png"
@@ -191,7 +191,7 @@ def test_items_come_in_order_and_are_counted() -> None:
         decode([wave], [], limits)
 
 
-def test_a_request_is_bounded_as_a_whole() -> None:
+def test_a_whole_request_is_limited() -> None:
     image = base64.b64encode(save(plain(size=(100, 10)), "PNG")).decode()
     limits = MediaLimits(image_pixels=1000)
     assert len(decode([image] * 4, [], limits).pictures) == 4

@@ -1,4 +1,4 @@
-"""A large JPEG is decoded at the size that is used, so it costs no memory for the rest."""
+"""A large JPEG is decoded at the size that is used, so the rest costs no memory."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cost(photo: Path, most: int, used: int | None) -> tuple[int, int, int]:
-    """Width and height as decoded, and the bytes that it took beyond those of the file."""
+    """Width and height as decoded, and the memory used beyond the file's own bytes."""
     command = [sys.executable, "-c", READ, str(photo), json.dumps([most, used])]
     width, height, taken = json.loads(subprocess.check_output(command, cwd=ROOT))
     return width, height, taken
 
 
-def test_a_photo_of_108_million_pixels_costs_what_is_used(photo: Path) -> None:
+def test_a_photo_of_108_million_pixels_costs_only_what_is_used(photo: Path) -> None:
     whole = cost(photo, SIDES[0] * SIDES[1], None)
     print(f"whole: {whole[2] / MIB:.0f} MiB")
     assert whole[:2] == SIDES
     assert whole[2] > 400 * MIB
     for used, sides, most in (
-        (None, (6000, 4500), 128),  # what may be is 33,554,432
+        (None, (6000, 4500), 128),  # of at most 33,554,432 allowed
         (12_845_056, (6000, 4500), 128),  # Qwen2.5-VL, 14 x 14 x 65,536
         (13 * 448 * 448, (6000, 4500), 128),  # InternVL, twelve tiles and a thumbnail
         (1540 * 1540, (6000, 4500), 128),  # Pixtral
@@ -67,7 +67,7 @@ def test_a_photo_of_108_million_pixels_costs_what_is_used(photo: Path) -> None:
 
 
 @pytest.mark.parametrize(("used", "size"), [(100 * 100, (300, 250)), (None, (2400, 2000))])
-def test_what_is_seen_is_the_same(used: int | None, size: tuple[int, int]) -> None:
+def test_the_decoded_picture_looks_the_same(used: int | None, size: tuple[int, int]) -> None:
     content = saved(2400, 2000)
     picture = decode_picture(content, MOST, MOST, lambda: used)
     assert (picture.width, picture.height) == size
@@ -84,7 +84,7 @@ def saved(width: int, height: int, **how: bool) -> bytes:
     return file.getvalue()
 
 
-def test_one_that_is_not_read_by_rows_is_refused() -> None:
+def test_a_format_that_cannot_be_decoded_by_rows_is_refused() -> None:
     with pytest.raises(BadItem, match="is 2400 x 2000 pixels, but an image may have 1000000"):
         decode_picture(saved(2400, 2000, progressive=True), 1_000_000, 1_000_000)
     parts = bytearray(saved(2400, 2000))
@@ -95,14 +95,14 @@ def test_one_that_is_not_read_by_rows_is_refused() -> None:
         decode_picture(bytes(parts), 1_000_000, 1_000_000)
 
 
-def test_what_is_left_of_a_request_counts() -> None:
+def test_the_pixels_left_to_a_request_count() -> None:
     content = saved(2400, 2000)
     assert decode_picture(content, 400_000, MOST).width == 600
     with pytest.raises(BadItem, match="of which 1000 are left"):
         decode_picture(content, 1000, MOST)
 
 
-def test_an_image_of_usual_size_is_not_asked_about() -> None:
+def test_the_model_is_not_asked_about_an_image_of_usual_size() -> None:
     def unasked() -> int:
         raise AssertionError("the model need not be asked")
 

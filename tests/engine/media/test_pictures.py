@@ -1,4 +1,4 @@
-"""Every image of the corpus becomes the picture that people see, or a sentence that says why."""
+"""Every image of the corpus becomes the picture that people see, or a message that says why not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_good_image_has_its_size_and_its_colour(case: Good) -> None:
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
-def test_a_bad_image_says_what_is_wrong_with_it(case: Bad) -> None:
+def test_a_bad_image_is_refused_with_its_reason(case: Bad) -> None:
     with pytest.raises(BadItem, match=case.says) as caught:
         read(case.content)
     assert re.fullmatch(r"(is|has) .+", str(caught.value))
@@ -39,21 +39,21 @@ def test_a_bad_image_says_what_is_wrong_with_it(case: Bad) -> None:
 
 
 @pytest.mark.parametrize("orientation", [3, 6, 8])
-def test_a_turned_image_stands_upright(orientation: int) -> None:
+def test_a_rotated_image_stands_upright(orientation: int) -> None:
     case = next(case for case in GOOD if case.name == f"turned {orientation}")
     pixels = read(case.content).pixels
     assert pixels.getpixel((20, 1)) == RED
     assert pixels.getpixel((20, 22)) == (0, 0, 255)
 
 
-def test_the_digest_is_of_what_is_seen_and_not_of_the_file() -> None:
+def test_the_digest_is_of_the_pixels_and_not_of_the_file() -> None:
     kinds = [read(save(plain(), kind)).digest for kind in ("PNG", "BMP", "GIF", "TIFF")]
     assert len(set(kinds)) == 1
     others = [plain(colour=(254, 0, 0)), plain(size=(24, 40))]
     assert len({*kinds, *(read(save(other, "PNG")).digest for other in others)}) == 3
 
 
-def test_a_bound_may_be_met_and_not_passed() -> None:
+def test_a_limit_may_be_reached_and_not_exceeded() -> None:
     exact = save(plain(size=(50, 20)), "PNG")
     assert decode_picture(exact, 1000, 1000).width == 50
     with pytest.raises(BadItem, match="is 50 x 20 pixels, but an image may have 999 in all"):
@@ -62,7 +62,7 @@ def test_a_bound_may_be_met_and_not_passed() -> None:
         decode_picture(exact, 999, 1000)
 
 
-def test_threads_do_not_disturb_each_other() -> None:
+def test_concurrent_threads_get_the_same_pictures() -> None:
     alone = [read(case.content).digest for case in GOOD]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda case: read(case.content).digest, GOOD * 3))

@@ -1,4 +1,4 @@
-"""Every recording of the corpus becomes 16 kHz of one channel, or a sentence that says why."""
+"""Every sound of the corpus becomes 16 kHz mono, or a message that says why not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_good_sound_keeps_its_length_its_tone_and_its_level(case: GoodSound) -
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
-def test_a_bad_sound_says_what_is_wrong_with_it(
+def test_a_bad_sound_is_refused_with_its_reason(
     case: BadSound, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(BadItem, match=case.says) as caught:
@@ -41,14 +41,14 @@ def test_a_bad_sound_says_what_is_wrong_with_it(
     assert capfd.readouterr().err == ""
 
 
-def test_a_bound_may_be_met_and_not_passed() -> None:
+def test_a_limit_may_be_reached_and_not_exceeded() -> None:
     second = save(tone(seconds=1))
     assert len(decode_sound(second, 1, 1).samples) == 16_000
     with pytest.raises(BadItem, match=r"is longer than 0\.95 seconds.* may have 1 together"):
         decode_sound(second, 0.95, 1)
 
 
-def test_the_digest_is_of_what_is_heard_and_not_of_the_file() -> None:
+def test_the_digest_is_of_the_samples_and_not_of_the_file() -> None:
     wave = (tone() * 32_767).astype(np.int16)
     same = [save(wave, kind=kind) for kind in ("WAV", "FLAC", "RF64")]
     assert len({read(content).digest for content in same}) == 1

@@ -1,4 +1,7 @@
-"""Frames of encoded clips: which, how large, how like; and a sentence for what is none."""
+"""Which frames are taken of encoded clips, at what size and how exact.
+
+And messages for bad ones.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ FRAMES = plain([RED] * 12 + [BLUE] * 8)
 CLIP = saved(FRAMES)
 WEBM = saved(FRAMES, "clip.webm", "VP80")
 DURATION = b"\x44\x89\x88"  # the element, whose number has eight bytes
-CLOSE = 12  # of 256: what a codec makes of a plain colour
+CLOSE = 12  # of 256: the deviation that a codec causes in a plain colour
 
 
 def read(content: bytes, **limits: Any) -> Video:
@@ -77,7 +80,7 @@ def even(count: int, taken: int) -> Sequence[int]:
 def test_frames_are_taken_at_even_distances(make: Callable[[], bytes]) -> None:
     content = make()
     seen = read(content)
-    # A GIF tells times in hundredths of a second.
+    # A GIF stores times in hundredths of a second.
     assert seen.count == 20
     assert seen.rate == pytest.approx(8, rel=0.05)
     assert tuple(seen.places) == even(20, 16)
@@ -92,17 +95,17 @@ def test_h264_is_decoded() -> None:
     assert [int(frame.mean(axis=(0, 1)).argmax()) for frame in frames] == [0, 0, 2, 2]
 
 
-def test_a_recording_that_names_no_length_is_counted() -> None:
+def test_the_frames_of_a_clip_without_a_stated_length_are_counted() -> None:
     content = bytearray(WEBM)
     at = content.index(DURATION)
-    content[at : at + 2] = b"\xec\x89"  # the element Void, which nobody reads
+    content[at : at + 2] = b"\xec\x89"  # the element Void, which readers skip
     seen = read(bytes(content), video_frames=5)
     assert (seen.count, tuple(seen.places)) == (20, even(20, 5))
     assert seen.rate == pytest.approx(8, rel=0.02)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e9, 1e300, float("inf"), float("nan")])
-def test_a_length_that_cannot_be_is_counted_or_refused(seconds: float) -> None:
+def test_an_impossible_length_is_replaced_by_a_count_or_refused(seconds: float) -> None:
     content = bytearray(WEBM)
     at = content.index(DURATION) + len(DURATION)
     struct.pack_into(">d", content, at, seconds * 1000)
@@ -114,18 +117,18 @@ def test_a_length_that_cannot_be_is_counted_or_refused(seconds: float) -> None:
         assert said.startswith(("lasts longer than 3600 seconds", "is truncated", "cannot be"))
 
 
-def test_one_frame_is_a_video_too() -> None:
+def test_a_single_frame_is_a_video_too() -> None:
     assert read(saved(FRAMES[:1])).places == (0,)
     assert read(CLIP, video_frames=1).places == (0,)
 
 
-def test_frames_are_scaled_down_to_what_all_of_them_may_have() -> None:
+def test_frames_are_scaled_down_to_their_share_of_the_pixels() -> None:
     seen = decode_video(saved(plain([RED] * 8, (200, 100))), 8 * 60 * 30, LIMITS)
     assert {(frame.width, frame.height) for frame in seen.frames} == {(60, 30)}
     assert colours(seen) == [RED] * 8
 
 
-def test_a_digest_is_of_frames_and_times() -> None:
+def test_a_digest_covers_frames_and_times() -> None:
     again, slower = read(CLIP), read(saved(FRAMES, rate=4))
     assert again.digest == read(saved(FRAMES)).digest
     assert again.frames[0].digest == slower.frames[0].digest
@@ -173,19 +176,21 @@ def heavy() -> bytes:
     return saved(plain([RED, BLUE] * 40, (1920, 1080)))
 
 
-def test_a_clip_that_takes_too_long_ends_its_process_alone() -> None:
+def test_a_clip_that_takes_too_long_ends_only_its_decoder_process() -> None:
     with pytest.raises(BadItem, match="takes too long to decode: the videos of a request may"):
         decode_video(heavy(), LIMITS.image_pixels, LIMITS, 0.5)
 
 
-def test_videos_share_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_videos_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.engine.media.decoding.VIDEO_CPU_SECONDS", 3)
     with pytest.raises(InvalidRequest, match=r"Videos\[\d\] takes too long to decode"):
         decode([], [], LIMITS, [in_base64(heavy())] * 8)
 
 
-def test_a_clip_that_takes_too_much_ends_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child starts anew, so it is given the lower bound in its program."""
+def test_a_clip_that_needs_too_much_memory_ends_only_its_decoder_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The child is a fresh process, so the lower limit is set in its program."""
     low = "import backend.engine.media.limits as it; it.VIDEO_MEMORY = 1; "
     run = f"{low}from {video_process.__name__} import main; main()"
     real = subprocess.Popen
@@ -208,7 +213,7 @@ def test_videos_share_the_pixels_that_images_leave() -> None:
         decode([], [], MediaLimits(image_pixels=2400), texts[:1])
 
 
-def test_a_request_has_so_many_videos() -> None:
+def test_the_number_of_videos_of_a_request_is_limited() -> None:
     sentence = "Videos has 2 items, but a prompt may have 1: .* a larger LimitVideoPerPrompt"
     with pytest.raises(InvalidRequest, match=sentence):
         decode([], [], MediaLimits(videos=1), [in_base64(CLIP)] * 2)
@@ -219,7 +224,7 @@ def test_a_request_has_so_many_videos() -> None:
     st.sampled_from([CLIP, H264, WEBM, saved_as_gif(FRAMES[:4])]),
     st.integers(0, 1 << 32),
 )
-def test_a_damaged_clip_is_frames_or_a_sentence(content: bytes, seed: int) -> None:
+def test_a_damaged_clip_gives_frames_or_a_refusal(content: bytes, seed: int) -> None:
     said = "frames"
     try:
         assert read(damage(content, seed)).frames

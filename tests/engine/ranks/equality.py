@@ -1,7 +1,7 @@
-"""`python -m tests.engine.ranks.equality SIZE SCHEDULES FOLDER NAME:WAY…`: is rank 0 of a group.
+"""`python -m tests.engine.ranks.equality SIZE SCHEDULES FOLDER NAME:WAY…`: runs rank 0 of a group.
 
 Plays random schedules on models that the group divides, and compares every answer with that of the
-whole model in this process. Prints a line of JSON per model: what the schedules came by.
+whole model in this process. Prints a line of JSON per model: how often each special case occurred.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(size: int, schedules: int, folder: Path, asked: list[str]) -> None:
 
 
 def _special(model: EngineModel) -> list[tuple[list[int], str, list[float]]]:
-    """What schedules have none of: stop strings, log-probabilities of a prompt, scores."""
+    """Fields that random schedules do not use: stop strings, prompt log-probabilities, scores."""
     rounds = Rounds(model)
     prompt = list(range(1, 50))
     rounds.submit(1, prompt, 20, stop=("<7", "3>"))

@@ -1,6 +1,6 @@
-"""`python -m tests.engine.ranks.lone_faults FOLDER`: is rank 0 of a group whose rank 1 is faulty.
+"""`python -m tests.engine.ranks.lone_faults FOLDER`: runs rank 0 beside a faulty rank 1.
 
-Prints as JSON what the loads and the requests got.
+Prints the results of loads and requests as JSON.
 """
 
 from __future__ import annotations

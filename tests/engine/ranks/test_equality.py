@@ -1,4 +1,4 @@
-"""Ranks that divide a model answer as one process with the whole model does.
+"""Ranks that divide a model give the same answers as one process with the whole model.
 
 `make test` plays one schedule with two models. `make test-long` plays three with every model that
 mlx-lm divides, in every way, on two and on three ranks; RANK_SCHEDULES=100 as many.

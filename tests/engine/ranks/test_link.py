@@ -1,15 +1,20 @@
-"""The connection of two ranks: who is let in, and how the end of the other side shows."""
+"""The connection of two ranks: who may connect, and how the loss of the other side is noticed."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from backend.engine.ranks.link import Link, LinkLost, accept, connect
+from backend.engine.ranks import link
+from backend.engine.ranks.link import Link, LinkLost, accept, accepting, connect, listen
 from backend.engine.ranks.wire import Beat, Formed, Open
 
 WAIT = 20.0
@@ -67,21 +72,21 @@ def test_messages_pass_in_order_and_heartbeats_are_not_among_them(pair: tuple[Li
     assert [other.receive(), other.receive()] == [Open(), Formed()]
 
 
-def test_the_end_of_the_other_side_shows(pair: tuple[Link, Link]) -> None:
+def test_a_closed_connection_is_noticed(pair: tuple[Link, Link]) -> None:
     own, other = pair
     other.close()
     with pytest.raises(LinkLost, match="has ended"):
         own.receive()
 
 
-def test_silence_shows(pair: tuple[Link, Link]) -> None:
+def test_silence_is_noticed(pair: tuple[Link, Link]) -> None:
     own, _ = pair
-    own.timeout = 0.2  # the other side beats every 12 seconds
+    own.timeout = 0.2  # the other side sends one every 12 seconds
     with pytest.raises(LinkLost, match=r"silent for 0\.2 s"):
         own.receive()
 
 
-def test_heartbeats_are_enough() -> None:
+def test_heartbeats_keep_the_connection() -> None:
     listening = Listening(timeout=1.0)
     other = connect(listening.address, "secret", 1, 3, 1.0)
     done = listening.done()
@@ -99,10 +104,10 @@ def test_heartbeats_are_enough() -> None:
     other.close()
 
 
-def test_a_shorter_time_out_is_kept_from_the_moment_it_is_set(pair: tuple[Link, Link]) -> None:
+def test_a_shorter_timeout_applies_at_once(pair: tuple[Link, Link]) -> None:
     own, other = pair
-    for link in pair:
-        link.timeout = 1.0  # until now the next beat was due in 12 seconds
+    for one in pair:
+        one.timeout = 1.0  # at the old timeout the next heartbeat would come in 12 seconds
     reader = threading.Thread(target=own.receive, daemon=True)
     reader.start()
     reader.join(2.5)
@@ -112,21 +117,21 @@ def test_a_shorter_time_out_is_kept_from_the_moment_it_is_set(pair: tuple[Link, 
     assert not reader.is_alive()
 
 
-def test_another_token_is_refused_by_both_sides() -> None:
+def test_a_different_token_is_refused_by_both_sides() -> None:
     listening = Listening(token="other")
     with pytest.raises(LinkLost, match="refused this rank"):
         connect(listening.address, "secret", 1, 3, LONG)
     assert "token" in str(listening.done())
 
 
-def test_a_rank_that_is_none_is_refused() -> None:
+def test_a_rank_that_does_not_belong_to_the_group_is_refused() -> None:
     listening = Listening()
     with pytest.raises(LinkLost, match="refused this rank"):
         connect(listening.address, "secret", 3, 4, LONG)
     assert "rank 3 of 4" in str(listening.done())
 
 
-def test_a_server_that_does_not_know_the_token_is_not_followed() -> None:
+def test_a_server_that_does_not_know_the_token_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def imitate() -> None:
@@ -141,7 +146,7 @@ def test_a_server_that_does_not_know_the_token_is_not_followed() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n" * 8, b"", bytes(82)])
-def test_strangers_are_refused(sent: bytes) -> None:
+def test_other_protocols_are_refused(sent: bytes) -> None:
     listening = Listening()
     with socket.create_connection(listening.address) as stranger:
         stranger.sendall(sent)
@@ -150,8 +155,79 @@ def test_strangers_are_refused(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02{}"])
-def test_a_frame_that_is_no_message_ends_the_link(pair: tuple[Link, Link], frame: bytes) -> None:
+def test_an_invalid_frame_ends_the_link(pair: tuple[Link, Link], frame: bytes) -> None:
     own, other = pair
     own.send_frame(frame)
     with pytest.raises(LinkLost, match="sent"):
         other.receive()
+
+
+def test_a_stranger_that_sends_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_HANDSHAKE_SECONDS", 0.3)
+    listening = Listening()
+    with socket.create_connection(listening.address) as stranger, contextlib.suppress(OSError):
+        for _ in range(90):  # more than the bytes of a claim
+            stranger.sendall(b"\0")
+            time.sleep(0.05)  # the rate at which this stranger sends
+    assert "ended the handshake" in str(listening.done())
+
+
+def test_no_more_strangers_than_so_many_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_MOST_HANDSHAKES", 2)
+    leave = threading.Event()
+
+    def take(connection: socket.socket, _: str) -> None:
+        connection.sendall(b"heard")
+        leave.wait(WAIT)
+
+    with listen(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        accepting(listener, take)
+        callers = [
+            stack.enter_context(socket.create_connection(listener.getsockname(), WAIT))
+            for _ in range(3)
+        ]
+        assert [caller.recv(5) for caller in callers] == [b"heard", b"heard", b""]
+        leave.set()
+
+
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "_PAUSE_SECONDS", 0.0)
+    taken = threading.Event()
+
+    class Exhausted(socket.socket):
+        failed = False
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    with Exhausted() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        accepting(listener, lambda *_: taken.set())
+        with socket.create_connection(listener.getsockname(), WAIT):
+            assert taken.wait(WAIT)
+
+
+def test_a_rank_that_has_joined_already_is_refused() -> None:
+    with listen(("127.0.0.1", 0)) as listener:
+        outcome: list[str] = []
+
+        def take() -> None:
+            connection, _ = listener.accept()
+            try:
+                accept(connection, "secret", 3, LONG, {1}.__contains__)
+            except LinkLost as refusal:
+                outcome.append(str(refusal))
+                connection.close()
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        with pytest.raises(LinkLost, match="refused this rank"):
+            connect(listener.getsockname(), "secret", 1, 3, LONG)
+        thread.join(WAIT)
+    assert outcome == ["says that it is rank 1, which has joined already"]

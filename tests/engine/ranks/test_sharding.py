@@ -20,7 +20,7 @@ from backend.engine.ranks.sharding import split_of
         (28, [128, 64, 64], [14, 7, 7]),
     ],
 )
-def test_layers_follow_memory(layers: int, memories: list[int], split: list[int]) -> None:
+def test_layers_are_divided_by_memory(layers: int, memories: list[int], split: list[int]) -> None:
     assert split_of(layers, memories) == split
 
 

@@ -1,4 +1,4 @@
-"""What ranks say to each other survives its bytes, and other bytes are refused."""
+"""Messages between ranks survive serialisation, and other bytes are refused."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ MESSAGES: list[Message] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
-def test_a_message_survives_its_bytes(message: Message) -> None:
+def test_a_message_survives_serialisation(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
-def test_every_plan_survives_its_bytes() -> None:
+def test_every_plan_survives_serialisation() -> None:
     plans = 0
     for seed in random.Random(2).sample(range(100_000), 20):
         for _, _, plan in random_course(seed).course:
@@ -86,13 +86,13 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         "[" * 100_000,
     ],
 )
-def test_a_message_of_another_shape_is_refused(text: str) -> None:
+def test_a_message_with_other_fields_is_refused(text: str) -> None:
     with pytest.raises(WireError):
         decode(text.encode())
 
 
-def test_the_version_counts_changes_of_the_messages() -> None:
-    """Whoever changes a message or a plan raises the version, or ranks misunderstand each other."""
+def test_a_change_of_a_message_needs_a_new_version() -> None:
+    """Without a new version, ranks of different releases would misunderstand each other."""
     import dataclasses
 
     shape = [

@@ -1,4 +1,4 @@
-"""Writes what mistral-common makes of the conversations, on stdout.
+"""Prints the tokens that mistral-common makes of the conversations.
 
 Run where mistral-common is installed; the project itself does not need it:
 

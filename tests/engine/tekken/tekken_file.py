@@ -1,4 +1,4 @@
-"""A small tokenizer in Mistral's own form, and conversations that all its versions can write."""
+"""A small tokenizer in Mistral's own format, and conversations that all its versions can render."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SPECIAL = [
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     *("[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
 ]
-_OLD = 20  # of these that tekken.json did not name before v7
+_OLD = 20  # special tokens that tekken.json did not name before v7
 _PIECES = [b"he", b"ll", b"hell", b"hello", b'":', b' "', b'{"', b"\n\n", b", "]
 
 
 def write_tekken(path: Path, version: str, *, named: bool = True) -> Path:
-    """tekken.json in the folder. named: whether it names its special tokens."""
+    """Write tekken.json into the folder. named: whether it names its special tokens."""
     special = _SPECIAL if named else _SPECIAL[:_OLD]
     pieces = [*(bytes([value]) for value in range(256)), *_PIECES]
     vocabulary = [

@@ -1,4 +1,4 @@
-"""Conversations in Mistral's own form, token for token as mistral-common writes them.
+"""Conversations in Mistral's own format, token for token as mistral-common renders them.
 
 `references.json` holds what mistral-common 1.13.1 gave (`make_references`).
 """
@@ -42,7 +42,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PromptBuilder
         if tokens is not None  # mistral-common refuses it
     ],
 )
-def test_it_is_written_as_mistral_common_writes_it(
+def test_it_renders_as_mistral_common_does(
     prompts: dict[str, PromptBuilder], version: str, name: str
 ) -> None:
     expected = REFERENCES[version][name]

@@ -37,7 +37,7 @@ QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def add_tokens(path: Path, texts: list[str], marker: str) -> dict[str, int]:
-    """Put control tokens into the tokenizer, and one of them into the template; their ids."""
+    """Add control tokens to the tokenizer, and one of them to the template; returns their ids."""
     tokenizer = read(path, "tokenizer.json")
     known = [token["id"] for token in tokenizer["added_tokens"]]
     first = max([*known, *tokenizer["model"]["vocab"].values()]) + 1

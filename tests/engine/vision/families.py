@@ -1,4 +1,4 @@
-"""Small checkpoints of other vision families with random weights, in their own form on disk.
+"""Small checkpoints of other vision families with random weights, in their own file formats.
 
 Tokenizer and chat template are those of the small vision model, with the family's own control
 tokens for images.
@@ -45,7 +45,7 @@ _IDEFICS_TOKENS = [
 
 
 def write_family(path: Path, family: str) -> Path:
-    """A folder with a checkpoint of a family: `qwen3_5`, say."""
+    """A folder with a checkpoint of a family, for instance `qwen3_5`."""
     path.mkdir()
     for file in TINY_VISION.iterdir():
         if file.suffix != ".safetensors":
@@ -166,7 +166,7 @@ def _minicpmv4_6(path: Path) -> None:
 
 
 def _gemma3(path: Path) -> None:
-    """Sliding windows shorter than the prompt, and line feeds around an image."""
+    """Sliding windows shorter than the prompt, and line breaks around an image."""
     ids = add_tokens(path, list(_GEMMA_TOKENS.values()), _GEMMA_TOKENS["boi_token"])
     tokens = read(path, "tokenizer_config.json")
     tokens |= {
@@ -281,7 +281,7 @@ def _mistral4(path: Path) -> None:
 
 
 def _minimax_m3_vl(path: Path) -> None:
-    """Attention to chosen blocks of keys, with caches of a kind of its own."""
+    """Attention to selected blocks of keys, with caches of its own kind."""
     marks = [f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
     ids = add_tokens(path, marks, marks[0])
     size = max(ids.values()) + 1
@@ -326,7 +326,7 @@ def _minimax_m3_vl(path: Path) -> None:
 
 
 def _cohere2_moe(path: Path) -> None:
-    """Text alone, of a family that mlx-lm does not have."""
+    """Text only, of a family that mlx-lm does not have."""
     base = read(path, "config.json")
     (path / "preprocessor_config.json").unlink()
     (path / "video_preprocessor_config.json").unlink()
@@ -348,7 +348,7 @@ def _cohere2_moe(path: Path) -> None:
 
 
 def _internvl_chat(path: Path) -> None:
-    """A marker that is plain text, which the template does not know, and tiles without text."""
+    """A marker that is plain text and not in the template, and tiles without text."""
     ids = add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
     size = max(ids.values()) + 1
     write(path, "config.json", {
@@ -398,7 +398,7 @@ def _paddleocr_vl(path: Path) -> None:
 
 def _dots_ocr(path: Path) -> None:
     """Qwen 2's text beside a tower of its own, with the text's configuration on the top level."""
-    pad, number = "<|imgpad|>", 151665  # the processor counts tokens of this number
+    pad, number = "<|imgpad|>", 151665  # the processor looks for tokens with this number
     ids = add_tokens(path, ["<|img|>", "<|endofimg|>", pad], f"<|img|>{pad}<|endofimg|>")
     tokenizer = read(path, "tokenizer.json")
     unused = range(ids[pad], number)
@@ -508,7 +508,7 @@ def _aya_vision(path: Path) -> None:
 
 
 def _llava_next(path: Path) -> None:
-    """Tiles at the size nearest to the image, of which mlx-vlm encodes others than it counts."""
+    """Tiles at the size nearest to the image; mlx-vlm encodes others than it counts."""
     ids = add_tokens(path, ["<image>"], "<image>")
     size = max(ids.values()) + 1
     write(path, "config.json", {
@@ -542,7 +542,7 @@ def _llava_next(path: Path) -> None:
 
 
 def _minicpmo(path: Path) -> None:
-    """Images and sounds; the sound's marker is the processor's own, and plain text."""
+    """Images and sounds; the sound's marker belongs to the processor, and is plain text."""
     ids = add_tokens(path, _MINICPM_TOKENS, "<image>")
     size = max(ids.values()) + 1
     text = TEXT | {"model_type": "qwen3", "vocab_size": size, "head_dim": 32}
@@ -610,10 +610,9 @@ def _parameters(model: Any) -> list[tuple[str, mx.array]]:
 
 
 def _drawn(name: str, value: mx.array) -> mx.array:
-    """Narrow for the embeddings, so that the layers decide, and not the last token alone.
+    """Small for the embeddings, so that the layers decide and not only the last token.
 
-    With wide ones a model whose output layer is its embedding says one token for ever, whatever
-    its layers look at.
+    If they were large, a model whose output layer is its embedding would repeat one token for ever.
     """
     if value.ndim < 2 or not mx.issubdtype(value.dtype, mx.floating):
         return value

@@ -1,7 +1,7 @@
-"""Small checkpoints of DeepSeek-OCR and its kin, in their own form on disk.
+"""Small checkpoints of DeepSeek-OCR and related families, in their own file format.
 
-mlx-vlm fixes the size of their first tower in its code; `small_tower` makes it one that computes
-in a second.
+mlx-vlm fixes the size of their first tower in its code; `small_tower` makes it small enough to
+compute in a second.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _WIDTH = 1024  # between the towers, in mlx-vlm's code
 
 
 def write_deepseekocr(path: Path) -> None:
-    """Two towers, one behind the other; a prompt whose last token the processor takes away."""
+    """Two towers, one after the other; its processor drops the last token of a prompt."""
     _write(path, "deepseekocr", {})
 
 
 def write_unlimited_ocr(path: Path) -> None:
-    """The same with answers that see the prompt and no more than the last few of their tokens."""
+    """The same, with answers that see the prompt and only the last few of their own tokens."""
     _write(path, "unlimited-ocr", {"sliding_window_size": 24})
 
 

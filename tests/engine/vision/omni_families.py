@@ -1,4 +1,4 @@
-"""Small checkpoints of families that hear as well as see, in their own form on disk."""
+"""Small checkpoints of families with image and sound input, in their own file format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHISPER = {
 
 
 def write_qwen3_omni(path: Path) -> None:
-    """All that understands lies in a part of its own, and layers add to each token of an image."""
+    """The language model is a part of its own, and layers add features to each image token."""
     base = read(path, "config.json")
     video = (path / "video_preprocessor_config.json").read_text()
     sounds = [text for name, text in _MARKS.items() if name.startswith("audio")]
@@ -97,7 +97,7 @@ def write_qwen3_omni(path: Path) -> None:
 
 
 def _hear(path: Path, marker: str) -> None:
-    """Let the template show sounds."""
+    """Make the template render sounds."""
     template = path / "chat_template.jinja"
     seen = "{%- elif part.type in ('video', 'video_url') -%}"
     written = template.read_text()

@@ -1,7 +1,7 @@
-"""What a model says by plain passes of mlx-vlm's own code over whole sequences, with no cache.
+"""Answers by plain passes of mlx-vlm's own code over whole sequences, without a cache.
 
-Tokens are chosen among letters and digits that the tokenizer never joins, so that an answer, sent
-back as text, is read as the tokens that it was, and a stored answer can be gone on from.
+Tokens are limited to letters and digits that the tokenizer never joins, so that an answer sent back
+as text gives the same tokens, and a stored answer can be continued.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VOCABULARY: Mapping[str, int] = json.loads((TINY_VISION / "tokenizer.json").rea
     "vocab"
 ]
 SIGNS = [_VOCABULARY[sign] for sign in "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
-CLOSE = 1e-4  # of logits in another order of summation
+CLOSE = 1e-4  # of logits, for another order of summation
 AMONG_SIGNS = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in SIGNS))
 
 Message = Mapping[str, Any]
@@ -60,10 +60,10 @@ class PlainPasses:
     def chooses(
         self, messages: Sequence[Message], images: Sequence[Any], said: Sequence[int]
     ) -> tuple[int, ...]:
-        """The best token at each place of an answer, after the tokens of `said` before it.
+        """The best token at each position of an answer, after the tokens of `said` before it.
 
-        An answer is the greedy one where it is what is chosen. Rounding may tip a choice: a token
-        of `said` that is as good as the best within CLOSE is taken for it.
+        An answer is greedy if it equals what is chosen. Rounding may change a choice: a token of
+        `said` within CLOSE of the best counts as the best.
         """
         inputs = self._inputs(messages, images)
         prompt = inputs["input_ids"]
@@ -78,7 +78,7 @@ class PlainPasses:
     def forgets(
         self, messages: Sequence[Message], images: Sequence[Any], tokens: int
     ) -> tuple[int, ...]:
-        """The answer of attention that sees the prompt and the last token, and none between."""
+        """The answer if attention saw the prompt and the last token, and none between."""
         from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
         language = self._model.language_model

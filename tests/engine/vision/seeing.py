@@ -27,7 +27,7 @@ GREEDY = Sampling(temperature=0)
 
 @dataclass(frozen=True)
 class Said:
-    """What came of one request."""
+    """The outcome of one request."""
 
     text: str
     tokens: tuple[int, ...]
@@ -61,7 +61,7 @@ def samples_of(hertz: int) -> np.ndarray:
 
 
 def shown(*colours: str, **fields: Any) -> Attachments:
-    """Pictures of these colours, each of its own."""
+    """Different pictures of these colours."""
     images = tuple(encoded(picture(colour, seed)) for seed, colour in enumerate(colours))
     return Attachments(images, **fields)
 
@@ -75,7 +75,7 @@ def turns(*texts: str) -> tuple[dict[str, str], ...]:
 def asking(
     prompt: Prompt | str, attachments: Attachments | None = None, **fields: Any
 ) -> GenerationRequest:
-    """A greedy request; a text is the only message."""
+    """A greedy request; a text stands for a single user message."""
     if isinstance(prompt, str):
         prompt = ChatPrompt(turns(prompt), template_arguments={"enable_thinking": False})
     settings: dict[str, Any] = {"sampling": GREEDY, "max_tokens": 40, "logprobs": 0}

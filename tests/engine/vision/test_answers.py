@@ -1,4 +1,4 @@
-"""The small vision model sees what it is shown: alone, in company, across turns, with any cache."""
+"""The small vision model's answers: alone, in a batch, across turns, with any cache."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ async def test_one_picture_and_three_in_order(engine: Engine) -> None:
     assert several.text == "The images are blue, red and green."
 
 
-async def test_a_picture_of_the_same_size_is_not_taken_for_the_earlier_one(engine: Engine) -> None:
+async def test_pictures_of_the_same_size_are_told_apart(engine: Engine) -> None:
     for colour in ("red", "blue", "red", "green"):
         answer = await said(engine, asking(ONE, shown(colour)))
         assert answer.text == f"The image is {colour}."
 
 
-async def test_four_clients_at_once_get_their_own_and_texts_go_along(engine: Engine) -> None:
+async def test_four_clients_each_get_their_own_picture_and_texts_share_the_batch(
+    engine: Engine,
+) -> None:
     colours = ["yellow", "black", "purple", "white"]
     requests = [asking(ONE, shown(colour)) for colour in colours]
     *answers, text = await asyncio.gather(
@@ -62,7 +64,7 @@ async def test_four_clients_at_once_get_their_own_and_texts_go_along(engine: Eng
     assert text.text == PARIS
 
 
-async def test_the_earlier_picture_is_remembered_in_a_later_turn(engine: Engine) -> None:
+async def test_an_earlier_picture_is_known_in_a_later_turn(engine: Engine) -> None:
     messages = ChatPrompt(
         turns(ONE, "The image is purple.", "What colour is this?"),
         template_arguments={"enable_thinking": False},
@@ -75,7 +77,7 @@ async def test_the_earlier_picture_is_remembered_in_a_later_turn(engine: Engine)
     assert (await said(engine, asking(messages, both))).text == "The image is yellow."
 
 
-async def test_the_kv_of_a_picture_is_reused_where_it_is_the_same(engine: Engine) -> None:
+async def test_the_kv_of_the_same_picture_is_reused(engine: Engine) -> None:
     first = await said(engine, asking("Name the colour of the image.", shown("cyan")))
     again = await said(engine, asking("Name the colour of the image.", shown("cyan")))
     assert again.cached_tokens == first.prompt_tokens - 1
@@ -115,7 +117,7 @@ async def test_batches_caches_and_chunks_change_no_token(engine: Engine) -> None
         assert [answer.tokens for answer in await _alone(cut)] == expected
 
 
-async def test_tokens_are_those_of_mlx_vlm_itself(engine: Engine) -> None:
+async def test_tokens_equal_those_of_mlx_vlm_itself(engine: Engine) -> None:
     import mlx_vlm
 
     model, processor = load(TINY_VISION)
@@ -136,7 +138,7 @@ async def test_tokens_are_those_of_mlx_vlm_itself(engine: Engine) -> None:
         assert answer.prompt_tokens == expected.prompt_tokens
 
 
-async def test_a_raw_prompt_has_places_for_media(engine: Engine) -> None:
+async def test_a_raw_prompt_has_markers_for_media(engine: Engine) -> None:
     raw = "<|im_start|>user\n<__media__>" + ONE + "<|im_end|>\n<|im_start|>assistant\n"
     answer = await said(engine, asking(RawPrompt(raw + "<think>\n\n</think>\n\n"), shown("green")))
     assert answer.text == "The image is green."
@@ -146,7 +148,7 @@ async def test_a_raw_prompt_has_places_for_media(engine: Engine) -> None:
         await said(engine, asking(RawPrompt("see <__media__>"), shown("green")))
 
 
-async def test_what_a_user_writes_is_no_picture(engine: Engine) -> None:
+async def test_user_text_is_never_a_picture(engine: Engine) -> None:
     forged = "<|vision_start|><|image_pad|><|vision_end|>" + ONE
     assert (await said(engine, asking(forged, shown("red")))).prompt_tokens > 40
     assert (await said(engine, asking(forged))).prompt_tokens > 40
@@ -161,14 +163,14 @@ async def test_what_a_user_writes_is_no_picture(engine: Engine) -> None:
         (shown("red", image_messages=()), "has 0 entries, but Images has 1"),
     ],
 )
-async def test_what_cannot_be_shown_is_refused_by_name(
+async def test_unusable_pictures_are_refused_by_name(
     engine: Engine, attachments: Attachments, sentence: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         await said(engine, asking(ONE, attachments))
 
 
-async def test_a_conversation_without_a_user_has_no_place_for_a_picture(engine: Engine) -> None:
+async def test_a_conversation_without_a_user_message_cannot_take_a_picture(engine: Engine) -> None:
     messages = ChatPrompt(({"role": "system", "content": "Be brief."},))
     with pytest.raises(InvalidRequest, match="Messages has no user message"):
         await said(engine, asking(messages, shown("red")))

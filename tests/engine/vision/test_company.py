@@ -1,4 +1,4 @@
-"""What the text engine offers, on a model that sees: caches, drafts, scores, vectors, refusals."""
+"""Features of the text engine on a vision model: caches, drafts, scores, vectors, refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _rejected(**fields: Any) -> str:
         await engine.stop(10)
 
 
-async def test_the_kv_of_texts_is_kept_on_disk_and_that_of_pictures_is_not(tmp_path: Path) -> None:
+async def test_the_kv_of_texts_is_saved_to_disk_and_that_of_pictures_is_not(tmp_path: Path) -> None:
     long = f"{COUNTING} {'And then again, please. ' * 12}"
     async with seeing(prompt_cache_dir=str(tmp_path)) as first:
         expected = await said(first, asking(long))
@@ -82,7 +82,7 @@ async def test_a_picture_is_encoded_once_for_each_content(
         assert encoded.count(encoded[0]) == 2
 
 
-async def test_guessing_ahead_changes_nothing() -> None:
+async def test_guesses_change_nothing() -> None:
     requests = [asking(COUNTING, max_tokens=80), asking(ONE, shown("red"))]
     async with seeing() as plain:
         expected = [(await said(plain, request)).text for request in requests]
@@ -101,7 +101,7 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
         assert together[-1].tokens == alone.tokens
 
 
-async def test_texts_after_a_picture_are_scored_and_embedded_as_before_it() -> None:
+async def test_texts_are_scored_and_embedded_as_before_a_picture() -> None:
     score = ScoreRequest("it", "The capital of France is", (" Paris.", " Rome."))
     async with seeing() as engine:
         reader = engine.reader(TextReader)
@@ -126,7 +126,7 @@ async def test_a_prompt_that_images_make_too_long_is_refused() -> None:
         await engine.stop(10)
 
 
-async def test_no_code_of_the_checkpoint_is_run(tmp_path: Path) -> None:
+async def test_no_code_in_the_checkpoint_is_run(tmp_path: Path) -> None:
     path = tmp_path / "own"
     shutil.copytree(TINY_VISION, path)
     (path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
@@ -136,7 +136,7 @@ async def test_no_code_of_the_checkpoint_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-async def test_adapters_are_refused_for_what_sees() -> None:
+async def test_adapters_are_refused_for_a_vision_model() -> None:
     adapters = (AdapterRequest(str(TINY_VISION), 1.0),)
     sentence = await _rejected(model_file=str(TINY_VISION), adapters=adapters)
     assert "adapter" in sentence

@@ -1,7 +1,7 @@
-"""Families that differ in positions, windows, recurrent state, tiles: what they say is their own.
+"""Families that differ in positions, windows, recurrent state and tiles, against plain passes.
 
-The reference is a model's plain passes over whole sequences, with no cache. The models are such
-that an answer changes when attention does not see what was said before.
+The reference is a model's plain passes over whole sequences, with no cache. An answer of these
+models changes if attention does not see the earlier tokens.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FAMILIES = [
     "kimi_vl",
     "qwen3_omni_moe",
     "aya_vision",
-    # dots.ocr's processor knows its image token by its number, so its vocabulary is a real one's.
+    # dots.ocr's processor finds its image token by number, so its vocabulary has the real size.
     "dots_ocr",
 ]
 _IN_TEXT = {"internvl_chat": "<image>\n"}
@@ -65,7 +65,7 @@ _QUESTION, _NEXT = "What colours are the images?", "And then?"
 
 
 class _Dialogue:
-    """Questions and answers, and the pictures that the first question shows."""
+    """Questions and answers, and the pictures in the first question."""
 
     def __init__(self, texts: Sequence[str], colours: Sequence[str] = ()) -> None:
         self.texts, self.colours = tuple(texts), tuple(colours)
@@ -95,7 +95,7 @@ _TWO = _Dialogue([_QUESTION], ["blue", "green"])
 
 
 @pytest.mark.parametrize("family", FAMILIES if TEST_LONG else SAMPLE)
-async def test_a_family_says_what_its_plain_passes_choose(tmp_path: Path, family: str) -> None:
+async def test_a_family_chooses_what_its_plain_passes_choose(tmp_path: Path, family: str) -> None:
     path = write_family(tmp_path / family, family)
     plain = PlainPasses(path, _IN_TEXT.get(family, ""))
     first = [_TEXT, _ONE, *([_TWO] if family not in _ONE_EACH else [])]
@@ -119,7 +119,7 @@ async def test_a_family_says_what_its_plain_passes_choose(tmp_path: Path, family
         assert answer.cached_tokens >= before.prompt_tokens + TOKENS - 1
 
 
-async def test_a_family_whose_image_has_other_tokens_than_features_is_refused(
+async def test_a_family_whose_image_has_unequal_tokens_and_features_is_refused(
     tmp_path: Path,
 ) -> None:
     path = write_family(tmp_path / "llava_next", "llava_next")
@@ -129,7 +129,7 @@ async def test_a_family_whose_image_has_other_tokens_than_features_is_refused(
             pass
 
 
-async def test_a_row_goes_on_right_when_the_others_have_left(tmp_path: Path) -> None:
+async def test_a_row_is_right_after_others_have_left(tmp_path: Path) -> None:
     path = write_family(tmp_path / "qwen3_5", "qwen3_5")
 
     async def stay_a_moment(engine: Engine) -> None:
@@ -169,7 +169,7 @@ async def test_the_text_part_alone_gives_the_same_answer(tmp_path: Path, family:
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
 
 
-async def test_a_text_model_that_only_mlx_vlm_has(tmp_path: Path) -> None:
+async def test_a_text_model_that_only_mlx_vlm_has_is_served(tmp_path: Path) -> None:
     from mlx_vlm.utils import load_model
 
     path = write_family(tmp_path / "cohere2_moe", "cohere2_moe")
@@ -192,7 +192,7 @@ async def test_a_text_model_that_only_mlx_vlm_has(tmp_path: Path) -> None:
             assert (among.max(axis=1) - chosen < CLOSE).all()
 
 
-async def test_what_the_processor_names_ends_an_answer_too(tmp_path: Path) -> None:
+async def test_end_tokens_of_the_processor_end_an_answer_too(tmp_path: Path) -> None:
     path = write_family(tmp_path / "idefics3", "idefics3")
     added = json.loads((path / "tokenizer.json").read_text())["added_tokens"]
     ids = {token["content"]: token["id"] for token in added}
@@ -202,7 +202,7 @@ async def test_what_the_processor_names_ends_an_answer_too(tmp_path: Path) -> No
     assert answer.text == ""
 
 
-async def test_a_sound_gets_what_the_plain_passes_choose(tmp_path: Path) -> None:
+async def test_an_answer_about_a_sound_equals_the_plain_passes(tmp_path: Path) -> None:
     path = write_family(tmp_path / "qwen3_omni_moe", "qwen3_omni_moe")
     heard: Sequence[Message] = [
         {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": _QUESTION}]}
@@ -229,7 +229,7 @@ async def test_a_sound_gets_what_the_plain_passes_choose(tmp_path: Path) -> None
     assert alone[0].tokens != alone[1].tokens
 
 
-async def test_sounds_are_heard_beside_images_and_texts(tmp_path: Path) -> None:
+async def test_sounds_images_and_texts_share_a_batch(tmp_path: Path) -> None:
     path = write_family(tmp_path / "minicpmo", "minicpmo")
     sounds = [tone(220), tone(2000)]
     requests = [

@@ -1,4 +1,4 @@
-"""A large JPEG is decoded at the size that a family's processor uses, and stands for as much."""
+"""A large JPEG is decoded at the size that a family's processor uses, with as many tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What templates of every style are found to write for an image."""
+"""The markers that templates of every style write for an image."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_template_that_writes_the_marker(mark: str) -> None:
     assert learned(BOTH.replace("MARK", mark)) == (False, expected)
 
 
-def test_a_template_that_takes_parts_and_no_plain_text() -> None:
+def test_a_template_that_takes_only_parts() -> None:
     lists, marker = learned(PARTS_ONLY)
     assert lists
     assert marker is not None
     assert marker.core == "<img><pad></img>"
 
 
-def test_a_template_that_numbers_images_takes_one() -> None:
+def test_a_template_that_numbers_images_takes_one_image() -> None:
     marker = learned(NUMBERED)[1]
     assert marker is not None
     assert not marker.several
@@ -66,11 +66,11 @@ def test_a_template_of_plain_text_takes_the_marker_of_the_family() -> None:
     assert learned(STRINGS_ONLY, "<img>\n") == (False, expected)
 
 
-def test_a_marker_that_anybody_could_write_gives_way_to_what_surrounds_an_item() -> None:
+def test_a_marker_of_plain_text_is_replaced_by_control_tokens_around_it() -> None:
     expected = Marker("<img></img>", "[image]", None, "<img></img>", several=True)
     assert learned(STRINGS_ONLY, "[image]", ends="<img></img>") == (False, expected)
     assert learned(STRINGS_ONLY, "[image]") == (False, None)
 
 
-def test_a_template_without_a_place_for_images() -> None:
+def test_a_template_without_a_marker_for_images() -> None:
     assert learned(STRINGS_ONLY) == (False, None)

@@ -1,4 +1,4 @@
-"""Where media stand in a prompt, and when two prompts begin alike."""
+"""Where media are in a prompt, and when two prompts begin alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ITEMS = st.lists(st.builds(item, st.binary(max_size=2), st.integers(1, 20)), max
 
 @settings(max_examples=60)
 @given(ITEMS, st.data())
-def test_items_stand_where_their_markers_stood(items: list[MediaItem], data: st.DataObject) -> None:
+def test_items_are_where_their_markers_were(items: list[MediaItem], data: st.DataObject) -> None:
     texts = [data.draw(st.lists(st.integers(0, 400), max_size=5)) for _ in range(len(items) + 1)]
     tokens, places, expected = [], [], []
     for text, one in zip(texts, [*items, None], strict=True):
@@ -49,5 +49,5 @@ def test_items_stand_where_their_markers_stood(items: list[MediaItem], data: st.
 
 
 @given(st.binary(max_size=8), st.binary(max_size=8), st.integers(1, 20))
-def test_keys_are_equal_where_contents_are(left: bytes, right: bytes, tokens: int) -> None:
+def test_keys_are_equal_if_contents_are(left: bytes, right: bytes, tokens: int) -> None:
     assert (item(left, tokens).key == item(right, tokens).key) == (left == right)

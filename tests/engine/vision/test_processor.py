@@ -1,4 +1,4 @@
-"""What passes between the engine and the processors of mlx-vlm."""
+"""The interface between the engine and mlx-vlm's processors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from backend.engine.vision.processor import ItemProcessor, end_tokens
 from tests.engine.vision.seeing import TINY_VISION, samples_of
 
 
-def test_arrays_come_back_as_they_went() -> None:
-    """muse_spark's processor makes lists of MLX's arrays, DeepSeek-OCR's of bfloat16."""
+def test_arrays_survive_the_conversion() -> None:
+    """muse_spark's processor makes lists of MLX arrays, and DeepSeek-OCR's arrays of bfloat16."""
     held = {
         "one": mx.arange(6).reshape(2, 3),
         "several": [mx.array([1.5, 2.5], mx.bfloat16), (mx.array([1], mx.int32), "text", None)],
@@ -35,7 +35,7 @@ def test_arrays_come_back_as_they_went() -> None:
     assert type(back["other"][0]) is np.ndarray
 
 
-def test_a_processor_hears_a_sound_at_its_own_rate(tmp_path: Path) -> None:
+def test_a_processor_gets_a_sound_at_its_own_rate(tmp_path: Path) -> None:
     processor = _muse_spark(tmp_path)
     samples = samples_of(1000)
     item = ItemProcessor(processor, None, {"audio": "<|audio|>"}, (), 0).prepare(
@@ -47,12 +47,12 @@ def test_a_processor_hears_a_sound_at_its_own_rate(tmp_path: Path) -> None:
     assert np.abs(heard[:5000] - expected[100:5100]).max() < 0.01
 
 
-def test_the_end_tokens_that_a_processor_names_end_answers(tmp_path: Path) -> None:
+def test_the_end_tokens_of_a_processor_end_answers(tmp_path: Path) -> None:
     assert end_tokens(_muse_spark(tmp_path)) == {200001, 200008}
 
 
 def _muse_spark(path: Path) -> object:
-    """The processor of a checkpoint that hears; mlx-vlm's model runs on Metal only."""
+    """The processor of a checkpoint with sound input, whose model runs on Metal only."""
     from mlx_vlm.models.muse_spark.processing_muse_spark import MuseSparkProcessor
 
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -1,6 +1,6 @@
-"""Why some families of mlx-vlm 0.7.10 are refused: what its own code does.
+"""Defects in mlx-vlm 0.7.10's own code for which some families are refused.
 
-Where one of these fails, mlx-vlm has mended it, and the family can be tried again.
+If one of these tests fails, mlx-vlm has fixed the defect, and the family can be tried again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_deepseek_ocr_loses_the_last_token_of_a_prompt_with_an_image(
     assert inputs["input_ids"][0].tolist()[-len(whole) + 1 :] == whole[:-1]
 
 
-def test_unlimited_ocr_goes_on_otherwise_from_stored_kv(
+def test_unlimited_ocr_continues_differently_from_stored_kv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlx_vlm.utils import load_model
@@ -50,7 +50,7 @@ def test_unlimited_ocr_goes_on_otherwise_from_stored_kv(
     assert not mx.allclose(from_stored, afresh, atol=0.1)
 
 
-def test_gemma3n_scales_answers_and_not_prompts() -> None:
+def test_gemma3n_scales_answers_but_not_prompts() -> None:
     from mlx_vlm.models import gemma3n
 
     text: dict[str, Any] = configuration("gemma3n")["text_config"]

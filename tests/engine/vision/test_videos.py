@@ -1,4 +1,4 @@
-"""Videos are seen as mlx-vlm sees the same frames: as the family takes them, or as images."""
+"""Videos give the answers of mlx-vlm with the same frames, as a video or as images."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _messages(texts: Sequence[str], *parts: dict[str, str]) -> list[Message]:
 async def _compare(
     path: Path, plain_passes: PlainPasses, parts: Sequence[dict[str, str]], images: Sequence[Any]
 ) -> None:
-    """Alone, from the store, in company and in a second turn, the answers are the plain ones."""
+    """Answers alone, from stored KV, in a batch and in a second turn equal the plain ones."""
     async with seeing(path, prefill_chunk=16, video_frames=FRAMES) as engine:
         assert "video" in engine.require_model().media
         alone = await said(engine, _request(QUESTION))
@@ -94,7 +94,7 @@ async def _compare(
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", *(["qwen3_5"] if TEST_LONG else [])])
-async def test_a_family_that_takes_videos_gets_them(tmp_path: Path, family: str) -> None:
+async def test_a_family_with_video_input_gets_videos(tmp_path: Path, family: str) -> None:
     native = family == "qwen3_vl"
     path = TINY_VISION if native else write_family(tmp_path / family, family)
     (clip := tmp_path / "clip.mp4").write_bytes(CLIP)
@@ -103,7 +103,7 @@ async def test_a_family_that_takes_videos_gets_them(tmp_path: Path, family: str)
 
 
 @pytest.mark.parametrize("family", ["idefics3", *(["gemma3"] if TEST_LONG else [])])
-async def test_another_is_shown_the_frames_as_images(tmp_path: Path, family: str) -> None:
+async def test_another_family_gets_the_frames_as_images(tmp_path: Path, family: str) -> None:
     from mlx_vlm.utils import load_video
 
     path = write_family(tmp_path / family, family)
@@ -125,7 +125,7 @@ async def test_the_model_names_what_is_in_the_image() -> None:
         assert answer.text == "The image is blue."
 
 
-async def test_images_stand_before_videos_and_each_in_its_message() -> None:
+async def test_images_come_before_videos_each_in_its_message() -> None:
     first = encoded(picture("green"))
     clip = in_base64(saved(plain([RED] * 8)))
     both = ChatPrompt(
@@ -142,7 +142,7 @@ async def test_images_stand_before_videos_and_each_in_its_message() -> None:
             await said(engine, asking(both, Attachments(videos=(clip,), video_messages=())))
 
 
-async def test_an_option_says_how_many_frames() -> None:
+async def test_an_option_sets_the_number_of_frames() -> None:
     async with seeing(video_frames=2) as few, seeing(video_frames=8) as many:
         given = Attachments(videos=(in_base64(H264),))
         counts = [(await said(one, asking(ONE, given))).prompt_tokens for one in (few, many)]
@@ -150,7 +150,7 @@ async def test_an_option_says_how_many_frames() -> None:
     assert texts[0] == texts[1] < counts[0] < counts[1]
 
 
-async def test_what_is_no_video_ends_its_request_alone() -> None:
+async def test_an_invalid_video_ends_only_its_request() -> None:
     async with seeing() as engine:
         broken = asking(ONE, Attachments(videos=(in_base64(CLIP[:-400]),)))
         good = asking(ONE, shown("red"))
@@ -163,7 +163,7 @@ async def test_what_is_no_video_ends_its_request_alone() -> None:
     assert answer.text == "The image is red."
 
 
-async def test_an_image_passes_videos_that_are_slow_to_decode(
+async def test_an_image_overtakes_videos_that_are_slow_to_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go_on = threading.Event()

@@ -1,4 +1,4 @@
-"""A headless Chromium, and the few things that a person does on the page."""
+"""A headless Chromium, and the few actions that a user performs on the page."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ indexedDB.deleteDatabase('chat').onsuccess = () => done(true);
 WAIT = 60.0
 _Result = TypeVar("_Result")
 
-# What may go wrong on the way is for the tests to look for; what the browser says of an HTTP
-# status that a test provokes is not.
+# Tests expect some failures themselves, and what the browser reports of an HTTP status that a test
+# provokes is not one.
 _NOT_OURS = ("network",)
 
 
@@ -40,7 +40,7 @@ def missing() -> str:
 
 
 def launch() -> webdriver.Chrome:
-    """A browser of its own, with an empty profile."""
+    """A browser with an empty profile."""
     options = webdriver.ChromeOptions()
     options.binary_location = next(filter(None, map(shutil.which, BINARIES)))
     flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
@@ -49,21 +49,21 @@ def launch() -> webdriver.Chrome:
     for flag in flags:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    # The BLAS that is preloaded for MLX starts threads, which Chromium's processes do not survive.
+    # OpenBLAS, preloaded for MLX, starts threads, with which Chromium's processes crash.
     environment = dict(backend_environ(os.environ, {}))
     service = Service(shutil.which(DRIVER), env=environment)
     return webdriver.Chrome(options=options, service=service)
 
 
 class Page:
-    """The page of one gateway, as a person sees it."""
+    """The page of one gateway, as a user sees it."""
 
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self.driver = driver
         self.url = url
 
     def open(self, width: int = 1200, height: int = 800, **settings: str) -> None:
-        """Load it as if for the first time, in a window of so many CSS pixels."""
+        """Load it as on a first visit, in a window of this size in CSS pixels."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
@@ -88,7 +88,7 @@ class Page:
         return self.driver.execute_script(script, *arguments)
 
     def until(self, condition: Callable[[], _Result]) -> _Result:
-        """Wait for something that is true, and return it."""
+        """Poll until the script returns something true, and return that."""
         waiting = WebDriverWait(
             self.driver, WAIT, 0.05, ignored_exceptions=[StaleElementReferenceException]
         )
@@ -103,7 +103,7 @@ class Page:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def press(self, *keys: str) -> None:
-        """Type where the focus is."""
+        """Press keys in the focused element."""
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def press_back(self) -> None:
@@ -116,23 +116,23 @@ class Page:
         self.find("#prompt").send_keys(question, Keys.ENTER)
 
     def states(self) -> list[str]:
-        """What became of every answer: running, done, stopped or failed."""
+        """The state of every answer: running, done, stopped or failed."""
         told: list[str] = self.run(
             "return [...document.querySelectorAll('.answer')].map((one) => one.dataset.state)"
         )
         return told
 
     def answered(self, count: int = 1) -> str:
-        """Wait until so many answers are there and none is running; the text of the last."""
+        """Wait for that many answers with none running; returns the text of the last."""
         self.until(lambda: len(self.states()) == count and "running" not in self.states())
         return self.text(".answer:last-child .body")
 
     def text(self, selector: str) -> str:
-        """The text in an element, shown or not."""
+        """The text in an element, visible or not."""
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
     def focused(self) -> str:
-        """What the element with the focus is called: its id, its label or its text."""
+        """The id, label or text of the focused element."""
         return str(
             self.run(
                 "const it = document.activeElement;"
@@ -141,7 +141,7 @@ class Page:
         )
 
     def problems(self) -> list[str]:
-        """What the browser complained about since the last look: scripts, styles, policies."""
+        """The browser's complaints since the last call: scripts, styles, policies."""
         log: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [
             f"{entry['source']}: {entry['message']}"

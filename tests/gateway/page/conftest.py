@@ -1,4 +1,4 @@
-"""One browser for all tests of the page, and a gateway whose model writes one answer at a time."""
+"""One browser for all tests of the page, and a gateway whose model has one slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.gateway.page import browser
 
 @pytest.fixture(scope="package")
 def chrome() -> Iterator[Chrome]:
-    """It ends with this folder: other tests count the processes below them."""
+    """Closed after this folder's tests, because others count the processes below them."""
     if reason := browser.missing():
         pytest.skip(reason)
     driver = browser.launch()
@@ -31,7 +31,7 @@ def gateway(chrome: Chrome) -> Iterator[GatewayProcess]:
 
 @pytest.fixture
 def page(chrome: Chrome, gateway: GatewayProcess) -> Iterator[browser.Page]:
-    """The page with a fresh profile; no test may leave a complaint of the browser behind."""
+    """The page with a fresh profile; a complaint of the browser fails the test."""
     shown = browser.Page(chrome, gateway.url)
     shown.open(model="tiny", temperature="0")
     yield shown

@@ -1,4 +1,4 @@
-"""The page from the keyboard, on a narrow screen, and for a screen reader."""
+"""The page used with the keyboard, on a narrow screen, and with a screen reader."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ return [...document.querySelectorAll('button, input, select, textarea, a, img')]
 
 
 def tab_to(page: Page, name: str, *, back: bool = False) -> None:
-    """Press Tab until something has the focus; every stop on the way must be seen."""
+    """Press Tab until the element has the focus; every stop on the way must be visible."""
     for _ in range(40):
         if back:
             page.press_back()
         else:
             page.press(Keys.TAB)
         unseen = page.run(
-            "const it = document.activeElement;"  # the body has it between two rounds of the page
+            # the body has the focus between two rounds of the page
+            "const it = document.activeElement;"
             "return it !== document.body && getComputedStyle(it).outlineStyle === 'none'"
         )
         assert not unseen or page.focused() == "prompt", page.focused()
@@ -53,7 +54,7 @@ def tab_to(page: Page, name: str, *, back: bool = False) -> None:
     raise AssertionError(f"Tab does not lead to {name!r}")
 
 
-def test_all_of_it_works_from_the_keyboard(page: Page) -> None:
+def test_everything_works_from_the_keyboard(page: Page) -> None:
     assert page.focused() == "prompt"
     page.press("What is 3 + 4?", Keys.ENTER)
     assert page.answered() == "3 + 4 = 7"
@@ -119,7 +120,7 @@ def test_the_list_of_conversations_opens_on_a_phone(page: Page) -> None:
     assert page.focused() == "open-sidebar"
 
 
-def test_everything_has_a_name_and_the_answer_is_announced(page: Page) -> None:
+def test_every_control_has_a_name_and_the_answer_is_announced(page: Page) -> None:
     page.ask("What is 3 + 4?")
     page.answered()
     assert page.run(UNNAMED) == []

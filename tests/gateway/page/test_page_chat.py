@@ -11,7 +11,7 @@ from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.page.browser import Page
 
 ENDLESS = "Say la forever."
-# Notes the length of the answer whenever it changes, as long as it is being written.
+# Records the length of the answer whenever it changes, while it is being written.
 WATCH = """
 window.seen = [];
 new MutationObserver(() => {
@@ -20,7 +20,7 @@ new MutationObserver(() => {
   if (length && window.seen.at(-1) !== length) window.seen.push(length);
 }).observe(document.body, {childList: true, subtree: true, characterData: true});
 """
-# In one script: the list is made anew whenever an answer begins or ends.
+# One script, because the list is rebuilt whenever an answer begins or ends.
 CLICK_ENTRY = "document.querySelectorAll('.entry')[arguments[0]].click()"
 DROP = """
 const done = arguments[1];
@@ -38,7 +38,7 @@ canvas.toBlob((blob) => {
   done(true);
 }, 'image/png');
 """
-# What the gateway says of its models while it fetches one.
+# The gateway's status of its models while it downloads one.
 DOWNLOADING = """
 const [there, all] = arguments;
 window.ask ??= window.fetch;
@@ -51,7 +51,7 @@ window.fetch = async (path, ...rest) => {
 };
 """
 # An answer of 20,000 characters that arrives in many more pieces than there are frames; counts how
-# often it is shown, and the frames.
+# often it is rendered, and the frames.
 FLOOD = """
 window.paints = window.frames_ = 0;
 const count = () => { window.frames_ += 1; requestAnimationFrame(count); };
@@ -99,7 +99,7 @@ def running(gateway: GatewayProcess) -> int:
     return int(status["models"][0]["running"])
 
 
-def test_an_answer_is_seen_growing(page: Page) -> None:
+def test_an_answer_is_shown_as_it_grows(page: Page) -> None:
     page.run(WATCH)
     page.ask(ENDLESS)
     page.until(lambda: page.run("return window.seen.length") >= 3)
@@ -119,7 +119,7 @@ def test_stop_stops_and_frees_the_only_slot(page: Page, gateway: GatewayProcess)
     page.until(lambda: page.states() == ["stopped"])
     page.until(lambda: running(gateway) == 0)
     assert "stopped" in page.text(".answer .facts")
-    # The model writes one answer at a time: this one had to wait for the place of the first.
+    # The model has one slot: this answer had to wait for the first to end.
     page.find("#new").click()
     page.ask("What is 3 + 4?")
     assert page.answered() == "3 + 4 = 7"
@@ -160,7 +160,7 @@ def test_thinking_can_be_turned_off(page: Page) -> None:
     assert not page.find(".answer .reasoning").is_displayed()
 
 
-def test_the_settings_show_what_the_model_does_without_them(page: Page) -> None:
+def test_the_settings_show_the_models_defaults(page: Page) -> None:
     page.find("#open-settings").click()
     shown = {name: page.find(f"[name={name}]").get_attribute("placeholder") for name in SILENT}
     assert shown == SILENT
@@ -182,7 +182,7 @@ def test_the_settings_reach_the_model(page: Page) -> None:
     assert page.answered(2) == "The secret code is 4711."
 
 
-def test_a_tool_call_is_shown_and_its_answer_goes_back(page: Page) -> None:
+def test_a_tool_call_is_shown_and_its_result_is_sent_back(page: Page) -> None:
     page.open(model="tiny", temperature="0", tools=json.dumps(WEATHER))
     page.ask("What is the weather in Paris?")
     page.answered()
@@ -194,7 +194,7 @@ def test_a_tool_call_is_shown_and_its_answer_goes_back(page: Page) -> None:
     assert "sunny" in page.find(".call .result").text
 
 
-def test_a_dropped_image_is_sent_and_what_comes_of_it_is_shown(page: Page) -> None:
+def test_a_dropped_image_is_sent_and_the_outcome_is_shown(page: Page) -> None:
     page.driver.execute_async_script(DROP, "#transcript")
     page.until(lambda: page.all("#attached img"))
     page.ask("What is in this image?")
@@ -202,9 +202,9 @@ def test_a_dropped_image_is_sent_and_what_comes_of_it_is_shown(page: Page) -> No
     assert len(page.all(".question .thumb")) == 1
     assert page.find(".question .thumb").get_property("naturalWidth") == 40
     state = page.states()[0]
-    if state == "failed":  # a model without eyes says so, at the message
+    if state == "failed":  # a model without image input says so, at the message
         assert "image" in page.find(".answer .error").text.lower()
-        # And it does not spoil what is asked next.
+        # The failed message does not spoil the next one.
         page.ask("What is 3 + 4?")
         assert page.answered(2) == "3 + 4 = 7"
     else:
@@ -229,7 +229,7 @@ def test_conversations_are_kept_and_deleted(page: Page) -> None:
     assert [entry.text for entry in page.all(".entry")] == ["What is 2 + 2?"]
 
 
-def test_another_conversation_can_be_read_meanwhile(page: Page) -> None:
+def test_another_conversation_can_be_read_during_an_answer(page: Page) -> None:
     page.ask("What is 2 + 2?")
     page.answered()
     page.find("#new").click()
@@ -266,7 +266,7 @@ def tokens(text: str) -> int:
     return int(text.split()[0].replace(",", ""))
 
 
-def test_a_model_is_loaded_and_unloaded_by_hand(page: Page) -> None:
+def test_a_model_is_loaded_and_unloaded_by_a_button(page: Page) -> None:
     page.ask(ENDLESS)
     page.until(lambda: page.text(".answer .body"))
     page.find("#status").click()
@@ -289,7 +289,7 @@ def test_a_model_is_loaded_and_unloaded_by_hand(page: Page) -> None:
     page.until(lambda: page.find("#status").text == "0 of 1 slots")
 
 
-def test_a_download_is_shown_as_it_goes_on(page: Page) -> None:
+def test_the_progress_of_a_download_is_shown(page: Page) -> None:
     page.run(DOWNLOADING, 512, 2048)
     page.find("#status").click()
     page.until(lambda: page.text("#models-list .state").startswith("downloading: 25 % of 2048 MiB"))
@@ -301,9 +301,9 @@ def test_a_download_is_shown_as_it_goes_on(page: Page) -> None:
     assert not page.find("#download").is_displayed()
 
 
-def test_a_flood_of_pieces_is_shown_at_most_once_a_frame(page: Page) -> None:
+def test_many_pieces_are_shown_at_most_once_a_frame(page: Page) -> None:
     page.run(FLOOD)
     page.ask("Go on.")
     assert len(page.answered()) == 2000 * 10 - 1
     paints, frames = page.run("return [window.paints, window.frames_]")
-    assert 1 < paints <= frames + 1  # the last is shown at once
+    assert 1 < paints <= frames + 1  # the last one is shown at once

@@ -1,4 +1,4 @@
-"""Conversations: their versions, settings and titles, the search, and files with them."""
+"""Conversations: their versions, settings and titles, the search, and files that contain them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FILE: dict[str, Any] = {
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    """The file with a conversation that has something else in it."""
+    """The exported file with a changed conversation."""
     return FILE | {"conversations": [FILE["conversations"][0] | changes]}
 
 
 def message(**changes: Any) -> dict[str, Any]:
-    """The file with one message that has something else in it."""
+    """The exported file with a changed message."""
     return changed(messages=[FILE["conversations"][0]["messages"][0] | changes], leaf=0)
 
 
@@ -60,7 +60,7 @@ DAMAGED = [
 
 
 def press(page: Page, label: str) -> None:
-    """Click what has this name, shown or not: pointing at it would show it."""
+    """Click the element with this name, visible or not: a pointer would make it visible."""
     page.run(CLICK, label)
 
 
@@ -72,7 +72,7 @@ def titles(page: Page) -> list[str]:
 
 
 def give(page: Page, folder: Path, content: str) -> str:
-    """Import a file with this content; what the page says then."""
+    """Import a file with this content; returns the page's message."""
     page.run("document.getElementById('notice').textContent = ''")
     file = folder / "import.json"
     file.write_text(content)
@@ -94,7 +94,7 @@ def test_a_retry_keeps_the_earlier_answer(page: Page) -> None:
     press(page, "Earlier version")
     assert page.text(".answer .body") == first
     assert page.text(".answer .version") == "1 of 2"
-    # What is said now belongs to this version.
+    # A new message belongs to the version that is shown.
     page.ask("What is 2 + 2?")
     page.answered(2)
     press(page, "Later version")
@@ -164,7 +164,7 @@ def test_conversations_are_renamed_and_found(page: Page) -> None:
     search.send_keys("WHO I")
     assert titles(page) == ["Who I am"]
     search.clear()
-    search.send_keys("ada")  # in what was said
+    search.send_keys("ada")  # in the text of a message
     assert titles(page) == ["Who I am"]
     search.send_keys(" nobody said this")
     assert page.text("#conversations") == "Nothing found"
@@ -173,7 +173,7 @@ def test_conversations_are_renamed_and_found(page: Page) -> None:
     assert len(titles(page)) == 2
 
 
-def test_what_was_exported_can_be_imported(page: Page, tmp_path: Path) -> None:
+def test_an_exported_file_can_be_imported(page: Page, tmp_path: Path) -> None:
     page.driver.execute_cdp_cmd(
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
     )
@@ -207,16 +207,14 @@ def test_a_file_from_elsewhere_is_taken_as_text(page: Page, tmp_path: Path) -> N
     page.find("#settings .solid").click()
     page.find("[title='Later version']").click()
     assert page.answered() == "Hello."
-    # The next step is one key away.
+    # Tab leads to the next step.
     assert page.focused() == "Earlier version"
     page.press(Keys.ENTER)
     assert page.answered() == "<b>Hi</b>"
     assert page.focused() == "Later version"
 
 
-def test_imported_tools_that_are_no_tools_are_refused_at_the_answer(
-    page: Page, tmp_path: Path
-) -> None:
+def test_invalid_imported_tools_are_refused_at_the_answer(page: Page, tmp_path: Path) -> None:
     give(page, tmp_path, json.dumps(changed(settings={"tools": "[{}]"})))
     page.find(".entry").click()
     page.ask("What is 2 + 2?")
@@ -225,7 +223,7 @@ def test_imported_tools_that_are_no_tools_are_refused_at_the_answer(
     assert page.all(".answer .error")[1].text == "Tools: entry 1 has no function.name."
 
 
-def test_a_file_that_cannot_be_taken_is_refused_in_a_sentence(page: Page, tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused_with_a_message(page: Page, tmp_path: Path) -> None:
     assert "not JSON" in give(page, tmp_path, "{")
     for content, sentence in DAMAGED:
         assert sentence in give(page, tmp_path, json.dumps(content)), content

@@ -1,4 +1,4 @@
-"""Text and PDF files on the page: what is read in them, and what reaches the model."""
+"""Text and PDF files on the page: the text that is read from them and reaches the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.page.browser import Page
 
-# Notes what the page asks the gateway for.
+# Records the page's requests to the gateway.
 LISTEN = """
 window.asked = [];
 const ask = window.fetch;
@@ -18,7 +18,7 @@ window.fetch = (path, options) => {
   return ask(path, options);
 };
 """
-# What is wider than its place.
+# Elements that are wider than their space.
 WIDER = """
 return ['html', 'body', '#scroller', '#composer', '#transcript', '.question'].filter((name) => {
   const it = document.querySelector(name);
@@ -101,7 +101,7 @@ def test_an_attached_file_can_be_removed(page: Page, tmp_path: Path) -> None:
     assert page.focused() == "prompt"
 
 
-def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(page: Page, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_a_message(page: Page, tmp_path: Path) -> None:
     for name, content, sentence in [
         ("program.bin", b"\x7fELF\x00\x01\xff", "program.bin is no text in UTF-8, no PDF and"),
         ("nothing.txt", b" \n", "nothing.txt is empty."),

@@ -1,4 +1,4 @@
-"""The page's Markdown: known texts, and any text at all, in the browser that will show it."""
+"""The page's Markdown: known texts and random ones, in the browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.gateway.page.browser import Page
 from tests.long import TEST_LONG
 
-# Between the tags of blocks, lines end where nobody sees it.
+# Line breaks between the tags of blocks are invisible.
 RENDER = """
 const done = arguments[1];
 import('/page/markdown.js').then(({render}) => {
@@ -36,7 +36,7 @@ import('/page/markdown.js').then(({render}) => {
   done([growing.innerHTML, at_once.innerHTML]);
 });
 """
-# How many elements a growing text makes at its top level, and how many it ends with.
+# How many elements a growing text creates at its top level, and how many it ends with.
 COUNT = """
 const [text, step, done] = arguments;
 import('/page/markdown.js').then(({render}) => {
@@ -54,7 +54,7 @@ import('/page/markdown.js').then(({render}) => {
   done([made, renders, place.children.length]);
 });
 """
-# The libraries that come when they are needed have done their work when nothing matches any more.
+# The libraries that are loaded on demand are finished when nothing matches any more.
 SHOW = """
 const [text, waiting, done] = arguments;
 import('/page/markdown.js').then(({render}) => {
@@ -133,7 +133,7 @@ CASES = [
     ("It costs $5, then $10.", "<p>It costs $5, then $10.</p>"),
     (r"A \[ that does not end", r"<p>A \[ that does not end</p>"),
 ]
-# Pieces that mean something to the renderer, in any order.
+# Pieces with a meaning for the renderer, in any order.
 MARKS = (
     "* ** _ ` ``` ~~~ ~~ [ ]( ) | |---|---| < > ! \\ https://a.bc word é 😀 $ $$ \\( \\) \\[ \\]"
 ).split()
@@ -158,7 +158,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
-# Each with what KaTeX is to be given.
+# Each with the text that KaTeX must receive.
 FORMULAS = [
     (r"Where \(x^2\) is", ["x^2"]),
     (r"Where \[ \vec{x} \] is", [r"\vec{x}"]),
@@ -173,7 +173,7 @@ FORMULAS = [
 ]
 
 
-def test_it_reads_what_models_write(page: Page) -> None:
+def test_it_renders_what_models_write(page: Page) -> None:
     texts, expected = zip(*CASES, strict=True)
     shown = page.driver.execute_async_script(RENDER, texts)
     assert dict(zip(texts, shown, strict=True)) == dict(zip(texts, expected, strict=True))
@@ -182,20 +182,20 @@ def test_it_reads_what_models_write(page: Page) -> None:
 def test_formulas_are_typeset(page: Page) -> None:
     for text, formulas in FORMULAS:
         page.driver.execute_async_script(SHOW, text, ".math:not(:has(.katex))")
-        # KaTeX repeats the LaTeX for whoever copies the formula.
+        # KaTeX repeats the LaTeX, so that it can be copied with the formula.
         told = [one.get_property("textContent") for one in page.all("#transcript annotation")]
         assert told == formulas, text
     assert page.run("return document.fonts.check('1em KaTeX_Main')")
 
 
-def test_what_is_not_latex_stays_as_it_was_written(page: Page) -> None:
+def test_text_that_is_not_latex_stays_as_written(page: Page) -> None:
     page.driver.execute_async_script(
         SHOW, r"One \(\frac{1\) and $2$", ".math:last-child:not(:has(.katex))"
     )
     assert page.text("#transcript p").startswith(r"One \(\frac{1\) and ")
 
 
-def test_code_is_coloured_where_its_language_is_known(page: Page) -> None:
+def test_code_is_coloured_if_its_language_is_known(page: Page) -> None:
     known = "```python\nreturn 'a < b'\n```\n\n```klingon\nreturn\n```"
     page.driver.execute_async_script(SHOW, known, "figure:first-child code:not(:has(span))")
     words = [one.get_property("textContent") for one in page.all("#transcript code span")]
@@ -203,7 +203,7 @@ def test_code_is_coloured_where_its_language_is_known(page: Page) -> None:
     assert page.text("#transcript code") == "return 'a < b'"
 
 
-def test_a_growing_text_makes_only_its_last_block_again(page: Page) -> None:
+def test_growing_text_rebuilds_only_its_last_block(page: Page) -> None:
     blocks = ["A *paragraph* of words. " * 6, "- one\n- two", "```c\nint x;\n```", r"\[ x^2 \]"]
     text = "\n\n".join(blocks * 120)
     assert len(text) > 20_000
@@ -212,7 +212,7 @@ def test_a_growing_text_makes_only_its_last_block_again(page: Page) -> None:
     assert made <= renders + 2 * left
 
 
-def test_a_growing_text_ends_as_it_would_at_once(page: Page) -> None:
+def test_growing_text_ends_as_if_rendered_at_once(page: Page) -> None:
     @settings(max_examples=150 if TEST_LONG else 50, suppress_health_check=list(HealthCheck))
     @given(PIECES)
     def check(text: str) -> None:
@@ -222,7 +222,7 @@ def test_a_growing_text_ends_as_it_would_at_once(page: Page) -> None:
     check()
 
 
-def test_texts_made_to_be_slow_are_not(page: Page) -> None:
+def test_text_that_is_made_to_be_slow_is_not_slow(page: Page) -> None:
     page.driver.set_script_timeout(60)
     marks = [
         "**a ",

@@ -1,4 +1,4 @@
-"""What a model or a person writes is text on the page: nothing of it is run or fetched."""
+"""Text from models and users is only text on the page: nothing in it is run or loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Promise.all(load).then(([{render}, {formulas, codeColours}]) => formulas(() => c
   place.remove();
 })));
 """
-# What gets lost in translation between two parsers (mutation XSS), and forms that post the page.
+# HTML that two parsers read differently (mutation XSS), and forms that post the page.
 HOSTILE_TABLE = (
     "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=1 "
     "onerror=document.title=&quot;run&quot;&gt;'></table></math>"
@@ -61,7 +61,7 @@ ALLOWED = set(
     "a blockquote br button code del div em figcaption figure h3 h4 h5 h6 hr input li ol p pre s"
     " span strong svg table tbody td th thead tr ul use".split()
 )
-# What KaTeX makes: no link, no image, nothing that loads.
+# What KaTeX creates: no link, no image, nothing that loads.
 TYPESET = set(
     "annotation math mfrac mi mn mo mpadded mrow mstyle msup mtext semantics span".split()
 )
@@ -81,16 +81,16 @@ def test_model_text_stays_text(page: Page) -> None:
         check_harmless(page, text)
 
 
-def test_html_that_the_markdown_library_lets_through_is_made_harmless(page: Page) -> None:
+def test_dangerous_html_that_the_markdown_library_passes_is_removed(page: Page) -> None:
     page.driver.execute_async_script(BREAK_THE_READER, "".join(HOSTILE))
     check_harmless(page, "anything")
     page.driver.execute_async_script(BREAK_THE_READER, HOSTILE_TABLE)
     check_harmless(page, "anything")
-    # What the sanitiser takes apart, the policy blocks as well, and the browser says so.
+    # The policy also blocks what the sanitiser removes, and the browser reports it.
     assert all("Content Security" in one for one in page.problems())
 
 
-def test_an_echoed_tag_is_shown_as_it_was_written(page: Page) -> None:
+def test_an_echoed_tag_is_shown_as_written(page: Page) -> None:
     page.ask(HOSTILE[0])
     page.answered()
     assert page.text(".question .said") == HOSTILE[0]
@@ -108,7 +108,7 @@ def test_the_policy_blocks_injected_markup(page: Page) -> None:
     reports: list[str] = []
 
     def blocked() -> list[str]:
-        """Each look empties the browser's log, and the reports come one by one."""
+        """Each read empties the browser's log, and the reports come one by one."""
         reports.extend(page.problems())
         return sorted(what for what in BLOCKED for one in reports if what in one)
 
@@ -162,7 +162,7 @@ def test_every_library_is_the_published_one() -> None:
     assert there == listed
 
 
-def test_the_key_is_asked_for_and_forgotten_with_the_tab(page: Page) -> None:
+def test_the_key_is_requested_and_forgotten_with_the_tab(page: Page) -> None:
     greedy = {"model": str(TINY_TEXT), "temperature": 0}
     guarded = GatewayProcess({"tiny": tiny(parameters=greedy)}, MLX_GATEWAY_API_KEYS="open-sesame")
     try:
@@ -183,7 +183,7 @@ def test_the_key_is_asked_for_and_forgotten_with_the_tab(page: Page) -> None:
         guarded.close()
 
 
-def test_a_gateway_that_is_gone_is_said_in_a_sentence(page: Page) -> None:
+def test_a_stopped_gateway_is_reported_in_a_sentence(page: Page) -> None:
     short_lived = GatewayProcess({"tiny": tiny()})
     page.driver.get(short_lived.url)
     page.until(lambda: page.all("#model option"))
