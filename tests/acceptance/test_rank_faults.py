@@ -1,7 +1,7 @@
 """A rank that is killed, stopped or cut off, in every state: each caller gets an answer, no
 process is left, and the next start serves requests.
 
-The suite tries a few; EVERY_RANK_FAULT=1 tries all of them. The output has a table.
+`make test` tries a few, `make test-long` all of them. The output has a table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import signal
 import subprocess
 import time
@@ -26,11 +25,12 @@ from backend.engine.ranks.place import TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, said
 from tests.acceptance.rank_pair import Pair
+from tests.long import TEST_LONG
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
-LONG = chat("word " * 2600, Tokens=1)
+LONG = [chat(f"{number} " + "word " * 2600, Tokens=1) for number in range(4)]
 SHORT = chat("What is the capital of France?", Tokens=8)
 TIMEOUT = 10  # seconds; the default
 OPTIONS = ["load_trial:false", f"rank_timeout:{TIMEOUT}"]
@@ -44,7 +44,7 @@ FEW: list[Case] = [
     ("idle", "SIGKILL", 0),
     ("decode", "cut", 1),
 ]
-CASES = EVERY if os.environ.get("EVERY_RANK_FAULT") else FEW
+CASES = EVERY if TEST_LONG else FEW
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -95,9 +95,9 @@ def bring(backend: Backend, state: str) -> Any:
     backend.stub.LoadModel(model, timeout=WAIT)
     match state:
         case "prefill":
-            call = backend.stub.Predict.future(LONG, timeout=WAIT)
+            calls = [backend.stub.Predict.future(each, timeout=WAIT) for each in LONG]
             backend.until(lambda: not backend.idle())
-            return call
+            return calls[-1]
         case "decode":
             stream = backend.stub.PredictStream(ENDLESS, timeout=WAIT)
             next(stream)
@@ -226,7 +226,7 @@ def test_ranks_end_with_their_host() -> None:
 def test_ranks_end_with_their_supervisor() -> None:
     """Also where the host is not watched: that is said of the host alone."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
-    backend = Backend(arguments=["--ranks", "2"], **unset)
+    backend = Backend(None, ["--ranks", "2"], **unset)
     try:
         processes = ranks(backend.process())
         assert all(process.environ()[TOKEN] for process in processes.values())

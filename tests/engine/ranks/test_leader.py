@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backend.engine.errors import RankLost
+from backend.engine.errors import ModelRejected, RankLost
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading.stages import at_once
-from backend.engine.ranks import group, leader, link
+from backend.engine.loading.stages import Stages, at_once
+from backend.engine.ranks import group, link
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
@@ -116,7 +116,7 @@ def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
     ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())
     ended: list[str] = []
 
-    def stages() -> leader.Stages[int]:
+    def stages() -> Stages[int]:
         try:
             while True:
                 yield "files"
@@ -130,7 +130,7 @@ def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
     other.send(LoadReport(7, refusal="its disk is on fire"))
     ranks.until(lambda: ranks.leader._refusal)
     assert next(load) == "engine"
-    with pytest.raises(leader.ModelRejected, match="disk is on fire"):
+    with pytest.raises(ModelRejected, match="disk is on fire"):
         next(load)
     assert ended == ["rank 1 (b): its disk is on fire"]
     other.close()
@@ -142,6 +142,6 @@ def test_a_load_that_fails_with_a_lost_rank_says_so(ranks: Ranks) -> None:
     at_once(ranks.leader.form(threading.Event()))
     ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())
     other.close()
-    raised = ranks.leader.ended(7, leader.ModelRejected("it failed on its first token"))
+    raised = ranks.leader.ended(7, ModelRejected("it failed on its first token"))
     assert isinstance(raised, RankLost)
     assert "rank 1 (b)" in str(raised)
