@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MOST_STALLS = 2  # times `stall_ms` that the grammars of one step may take
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -99,6 +101,9 @@ class Chooser:
         self._vocabulary = model.vocabulary
         self._spread = model.spread
         self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
+        # Where nobody would gain, or a sequence would be computed again, none is postponed.
+        gains = len(self._constrained) < len(sequences) and model.prompt_cache_bytes
+        self._most_seconds = _MOST_STALLS * model.stall_ms / 1e3 if gains else math.inf
         self._sampler = BatchSampler(
             [request.sampling for request in requests],
             pasts,
@@ -155,9 +160,11 @@ class Chooser:
     ) -> np.ndarray | None:
         """Let the grammars see their latest tokens, and fill the masks of what may follow.
 
-        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go. None
+        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go. So does
+        one that is postponed in a decode step, because the grammars before it took too long. None
         where every token may follow in every sequence, as within a thinking budget.
         """
+        spent = 0.0
         shape = (len(self._constrained), words(self._vocabulary))
         allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
         for mask, at in zip(allowed, self._constrained, strict=True):
@@ -168,10 +175,13 @@ class Chooser:
                     if tokens is not None and not (one.first_delivered or one.constraint.ended):
                         one.constraint.accept(tokens[at])
                     if not one.constraint.ended:
-                        one.constraint.fill(mask)
+                        one.postponed = tokens is not None and spent > self._most_seconds
+                        if not one.postponed:
+                            one.constraint.fill(mask)
                 except Exception as fault:
                     faults[id(one)] = fault
                     mask[:] = 0xFFFFFFFF
+            spent += one.mask_seconds
         return allowed if (allowed != 0xFFFFFFFF).any() else None
 
 
@@ -359,8 +369,12 @@ class DecodeBatch:
     def give_up(self, one: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence before its latest token was read; returns that token.
 
-        Its grammar gets the token now, because it will be prefilled with the others.
+        Its grammar gets the token now, because it will be prefilled with the others. The token of a
+        postponed sequence was chosen without its grammar, and is dropped.
         """
+        if one.postponed:
+            self.leave([one])
+            return []
         assert self._chosen is not None
         tokens = ids(self._chosen.tokens)
         at = self.sequences.index(one)

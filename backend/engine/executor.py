@@ -310,8 +310,8 @@ class Executor:
         if seconds := self._times.take_decoded():
             events.append(DecodeTimed(seconds))
         for one in self.sequences.values():
-            if one.mask_seconds:
-                events.append(Masked(one.number, one.mask_seconds))
+            if one.mask_seconds or one.postponed:
+                events.append(Masked(one.number, one.mask_seconds, one.postponed))
                 one.mask_seconds = 0.0
         for launched in self._passes.due(idle=idle):
             self._finish_pass(launched, events)
@@ -430,7 +430,7 @@ class Executor:
         if one.group is not None:
             one.group.drop(one)
         one.group = one.batch = one.media_prefill = one.first = None
-        one.first_delivered = False
+        one.first_delivered = one.postponed = False
         one.history, one.snapshots = [], {}
 
     def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:

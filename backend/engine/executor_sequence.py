@@ -26,7 +26,8 @@ class ExecutorSequence:
     its KV is, while it is prefilled and while it decodes. first: its first token, chosen by the
     pass that ended its prefill, with those of the others in that pass; first_delivered: whether it
     was read, and seen by the grammar, before the sequence joined a batch. mask_seconds: processor
-    time that its grammar took since the latest plan.
+    time that its grammar took since the latest plan; postponed: whether its latest token was chosen
+    without its grammar, for lack of time.
     """
 
     number: int
@@ -48,6 +49,7 @@ class ExecutorSequence:
     first: Chosen | None = None
     first_delivered: bool = False
     mask_seconds: float = 0.0
+    postponed: bool = False
     batch: DecodeBatch | None = None
 
     @property

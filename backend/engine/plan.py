@@ -208,10 +208,14 @@ class DecodeTimed:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Seconds of processor time that a sequence's grammar took since the latest plan."""
+    """Seconds of processor time that a sequence's grammar took since the latest plan.
+
+    postponed: there was no time for its latest mask, so the sequence has to rest.
+    """
 
     sequence: int
     seconds: float
+    postponed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,10 +172,10 @@ class Planner:
                 self._step_seconds = seconds
                 self.masks.decoded(seconds)
                 self._turns.decoded(seconds)
-            case Masked(number, seconds):
+            case Masked(number, seconds, postponed):
                 self.masks.masked(seconds)
                 if one := self.sequences.by_number.get(number):
-                    one.mask_seconds = seconds
+                    one.mask_seconds, one.postponed = seconds, postponed
             case Guessed(rows, longest, width, proposed, right, seconds):
                 self.widths.learn(rows, longest, width, proposed, right, seconds)
             case OtherBytes(nbytes, features):
@@ -238,8 +238,10 @@ class Planner:
         """
         if not self.limits.prompt_cache:
             return []
-        seconds = {one.number: one.mask_seconds for one in self.sequences.of("decode")}
-        resting = [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
+        decoding = self.sequences.of("decode")
+        resting = [one for one in decoding if one.postponed]
+        seconds = {one.number: one.mask_seconds for one in decoding if not one.postponed}
+        resting += [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
         leaving: list[Leave] = []
         for one in resting:
             filled = one.storable
@@ -247,7 +249,7 @@ class Planner:
                 Leave(one.number, self.entries.number_for(one, filled) if filled else None)
             )
             self.sequences.preempt(one, self._steps)
-            one.resting = True
+            one.resting, one.postponed = True, False
         return leaving
 
     def _rests(self, one: SequenceState) -> bool:

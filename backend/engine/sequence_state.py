@@ -21,8 +21,9 @@ class SequenceState:
     snapshot should be taken; snapshots: those that were taken. on_disk: tokens that a file provides
     when the sequence first starts. batch: the one in which it decodes. group: number of the group
     that shared its latest prefill pass; 0: none did. known: tokens that it had when it started,
-    which are prefilled. mask_seconds: its grammar's time for the latest token; resting: whether it
-    was preempted because of that. prompt: its number of tokens.
+    which are prefilled. mask_seconds: its grammar's time for the latest token; postponed: whether
+    there was no time for its next mask; resting: whether it was preempted because of its grammar.
+    prompt: its number of tokens.
     """
 
     arrived: Arrived
@@ -39,6 +40,7 @@ class SequenceState:
     group: int = 0
     known: int = 0
     mask_seconds: float = 0.0
+    postponed: bool = False
     resting: bool = False
     preempted_in: int = -1
     match: Match | None = None

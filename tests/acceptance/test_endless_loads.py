@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,25 @@ def templated(text: str) -> Callable[[Path], None]:
     return change
 
 
+def of_kernel(path: Path) -> None:
+    path.symlink_to("/proc/self/status")
+
+
+def scattered(model: Path) -> None:
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["far"] = 10**9
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def padded(model: Path) -> None:
+    """A weight file whose header is mostly spaces."""
+    weights = (model / "model.safetensors").read_bytes()
+    length = int.from_bytes(weights[:8], "little")
+    header = weights[8 : 8 + length].ljust(90_000_000)
+    start = len(header).to_bytes(8, "little") + header
+    (model / "model.safetensors").write_bytes(start + weights[8 + length :])
+
+
 def zeros(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
@@ -71,6 +91,10 @@ DAMAGES = {
     "zeros-weights": (replaced("model.safetensors", zeros), NOT_A_FILE),
     "huge-config": (replaced("config.json", huge), "is 1048576 MiB large"),
     "huge-tokenizer": (replaced("tokenizer.json", huge), "is 1048576 MiB large"),
+    "header": (padded, "header of 90000000 bytes"),
+    "token-id": (scattered, "one of them with the id 1000000000"),
+    "wide": (configured("config.json", hidden_size=10**12), "hidden_size is 1000000000000"),
+    "negative": (configured("config.json", head_dim=-4), "head_dim is -4"),
     "layers": (configured("config.json", num_hidden_layers=100_000), "100000"),
     "more-layers": (configured("config.json", num_hidden_layers=10**9), "1000000000"),
     "loop": (templated(LOOP), "chat template"),
@@ -79,6 +103,11 @@ DAMAGES = {
     "width": (templated(WIDTH), "chat template"),
     "output": (templated(OUTPUT), "chat template"),
 }
+
+
+if sys.platform == "linux":
+    DAMAGES["kernel-config"] = (replaced("config.json", of_kernel), NOT_A_FILE)
+    DAMAGES["kernel-template"] = (replaced("chat_template.jinja", of_kernel), NOT_A_FILE)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

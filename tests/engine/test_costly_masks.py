@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -61,6 +62,44 @@ def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
     assert not rounds.faults
     for number in rules:
         lone = alone(model, prompts[number], 5, grammar=Costly(0))
+        assert rounds.received[number].tokens == lone.tokens
+    rounds.scheduler.cancel(1)
+    rounds.drain()
+
+
+class Turning(Costly):
+    """Costs nothing up to a token, and from then on as much as a costly one."""
+
+    def __init__(self, cheap: int) -> None:
+        super().__init__(0)
+        self._cheap = cheap
+
+    @property
+    def costly_fills(self) -> int:
+        return max(self.fills - self._cheap, 0)
+
+    def fill(self, allowed: np.ndarray) -> None:
+        self._seconds = SECONDS if self.fills >= self._cheap else 0
+        super().fill(allowed)
+
+
+def test_rows_that_turn_costly_at_once_do_not_share_one_step() -> None:
+    """The plain row waits for those masks that fit into a step; the other rows rest."""
+    model = engine_model(random_model("full"), stall_ms=20)
+    rounds = Rounds(model)
+    rules = {number: Turning(4) for number in range(2, 10)}
+    rounds.submit(1, [1, *range(20, 45)], 3000, ignore_eos=True)
+    for number, rule in rules.items():
+        rounds.submit(number, [number, *range(20, 45)], 12, grammar=rule)
+    fills = [0]
+    while any(rounds.received[number].finished is None for number in rules):
+        rounds.step()
+        fills.append(sum(rule.costly_fills for rule in rules.values()))
+    # Two stalls of 20 ms have room for two masks, and the third exceeds them.
+    assert max(after - before for before, after in pairwise(fills)) <= 3
+    assert not rounds.faults
+    for number in rules:
+        lone = alone(model, [number, *range(20, 45)], 12, grammar=Costly(0))
         assert rounds.received[number].tokens == lone.tokens
     rounds.scheduler.cancel(1)
     rounds.drain()

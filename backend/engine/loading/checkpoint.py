@@ -41,6 +41,16 @@ _TOKENIZER_FILES = (
 )
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
 _FEW_PARTS = 4096  # this many are built at once
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "head_dim",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+)
+_MOST_SIZE = (1 << 31) - 1  # of one dimension of an array in MLX
 
 
 class IncompleteError(ModelRejected):
@@ -130,9 +140,16 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
 
 
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
-    """Refuse numbers of layers that do not fit the weights: each layer takes time to build."""
+    """Refuse impossible sizes, and numbers of layers that do not fit the weights.
+
+    Each layer takes time to build.
+    """
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key, count in part.items():
+            if key in _SIZES and isinstance(count, int) and not 0 <= count <= _MOST_SIZE:
+                raise ModelRejected.because(
+                    name, f"{key} is {shown(count)} in config.json, which is no size of an array"
+                )
             parts = _COUNTED.search(key)
             if parts and isinstance(count, int) and count > max(tensors, _FEW_PARTS):
                 raise ModelRejected.because(

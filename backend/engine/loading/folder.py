@@ -1,11 +1,13 @@
 """Which files of a model's folder are safe to open: regular ones, of limited size.
 
-Opening a pipe waits for a writer that may never come, and a device has no end. A folder with one of
-them, or with a text file far larger than any model's, is refused before anything is read.
+Opening a pipe waits for a writer that may never come, and a device has no end; nor have some files
+of the kernel, which look like regular files of size 0. A folder with one of them, or with a text
+file far larger than any model's, is refused before anything is read.
 """
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +45,7 @@ def require_regular_files(folder: Path) -> None:
             continue
         if stat.S_ISDIR(found.st_mode):
             continue
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(found.st_mode) or (found.st_size == 0 and _is_of_kernel(path)):
             raise UnsafeFileError(f"{path.name} is not a regular file")
         most = _MOST_BYTES.get(path.name) or _MOST_BYTES_BY_SUFFIX.get(path.suffix)
         if most is not None and found.st_size > most:
@@ -51,6 +53,20 @@ def require_regular_files(folder: Path) -> None:
                 f"{path.name} is {found.st_size // MIB} MiB large, and at most {most // MIB} MiB"
                 " are read of such a file"
             )
+
+
+def _is_of_kernel(path: Path) -> bool:
+    """Whether a file of size 0 has content, as in /proc. Reading such a file may wait for ever."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False  # it cannot be read later either
+    try:
+        return bool(os.read(file, 1))
+    except OSError:
+        return True
+    finally:
+        os.close(file)
 
 
 def _files(folder: Path) -> Iterator[Path]:

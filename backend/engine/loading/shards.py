@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from backend.engine.units import MIB
 from common.wording import shown
 
 PATTERN = "model*.safetensors"  # what mlx-lm loads
 INDEX = "model.safetensors.index.json"
 
-_HEADER_LIMIT = 100_000_000  # the limit of the file format
+_HEADER_LIMIT = 16 * MIB  # over 100,000 tensors; all other threads wait while it is parsed
 _NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)")
 _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -101,7 +102,9 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
     if len(start) < 8 or length > size - 8:
         raise ShardError(f"{name} is truncated, it ends in its header: download it again")
     if length > _HEADER_LIMIT:
-        raise ShardError(f"{name} is not a safetensors file")
+        raise ShardError(
+            f"{name} has a header of {length} bytes, and at most {_HEADER_LIMIT} are read"
+        )
     file.seek(8)
     try:
         header = json.loads(file.read(length))

@@ -15,6 +15,7 @@ from backend.engine.template_limits import limit_templates
 from common.wording import did_you_mean, shown
 
 _MOST_GROWTH = 1000  # factor; those of published models stay below twenty
+_MOST_UNUSED = 1 << 20  # token ids without a token, below the highest one
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -68,7 +69,17 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
 
 
 def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
-    """Refuse a tokenizer that can turn a short text into one that fills the memory."""
+    """Refuse a tokenizer that can fill the memory.
+
+    One can do so with tables that have a place for every token id up to the highest, or by turning
+    a short text into a long one.
+    """
+    vocabulary = tokenizer.get_vocab()
+    highest = max(vocabulary.values(), default=0)
+    if highest > len(vocabulary) + _MOST_UNUSED:
+        raise ModelRejected.because(
+            name, f"its tokenizer has {len(vocabulary)} tokens, one of them with the id {highest}"
+        )
     normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     if normalizer is None:
         return
