@@ -62,6 +62,8 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
     place = Place.read(environ)
     secret = environ.get(RANKS_TOKEN, "")
+    if place is not None:
+        os.environ.pop(RANKS_TOKEN, None)  # not for the processes that this one starts
     if place is None and (code := _supervise(arguments, environ)) is not None:
         return code
     if place is not None and place.rank > 0:

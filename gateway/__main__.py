@@ -9,6 +9,7 @@ import sys
 from gateway import logs
 from gateway.app import create_app
 from gateway.arguments import BadArgument, settings_from
+from gateway.limits import return_large_blocks
 from gateway.models.config import ModelConfig
 from gateway.models.reading import read_folder
 from gateway.server import CannotListen, Server, allow_connections, bind, url_of
@@ -25,6 +26,7 @@ def main() -> int:
     try:
         settings = settings_from(sys.argv[1:], os.environ)
         allow_connections()
+        return_large_blocks()
         listener = bind(settings.host, settings.port)
     except (BadArgument, CannotListen) as error:
         print(f"gateway: {error}", file=sys.stderr)

@@ -7,6 +7,8 @@ finite numbers and valid text passes, which every layer below can encode.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import math
 from collections.abc import Callable, Coroutine
 from types import NoneType
@@ -31,6 +33,8 @@ DEEPEST = 200
 MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
+_LONG = 1 << 20  # bytes
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 _UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is curl's default
 _KINDS = {list: "a list", str: "a text", NoneType: "null"}
@@ -53,7 +57,7 @@ class BodyMiddleware:
             _require_plain(Headers(scope=scope))
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
             if scope["method"] == "POST" and scope["path"] in self._paths:
-                parsed = parse(Headers(scope=scope), body)
+                parsed = await parse(Headers(scope=scope), body)
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 scope[PARSED] = parsed
                 MutableHeaders(scope=scope)["content-type"] = "application/json"  # for FastAPI
@@ -112,7 +116,7 @@ async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearr
     return body
 
 
-def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
+async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiError 400.
 
     Programs may send it without a content type, as curl does. A web page may not: browsers ask for
@@ -127,8 +131,10 @@ def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
             f"Unsupported content type: {kind[:100]!r}. Send 'Content-Type: application/json'",
             code="unsupported_content_type",
         )
+    await _let_others(body)
     if _objects(body) > MOST_OBJECTS:
         raise ApiError(400, f"the body has more than {MOST_OBJECTS} lists and objects: send less")
+    await _let_others(body)
     try:
         parsed = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -140,7 +146,14 @@ def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
         kind = _KINDS.get(type(parsed), "a number, true or false")
         raise ApiError(400, f"the body is {kind}: send a JSON object")
     _require_finite(parsed)
+    await _let_others(body)
     return parsed
+
+
+async def _let_others(body: bytes | bytearray) -> None:
+    """Let other streams continue between two steps, each of which takes long for a long body."""
+    if len(body) > _LONG:
+        await asyncio.sleep(0)
 
 
 def _objects(body: bytes | bytearray) -> int:
@@ -169,6 +182,12 @@ def _require_finite(parsed: dict[str, Any]) -> None:
             )
         if dict in kinds or list in kinds:
             inner += [value for value in values if isinstance(value, dict | list)]
+
+
+def return_large_blocks() -> None:
+    """Have glibc return freed blocks at once: it would keep the memory of long bodies."""
+    with contextlib.suppress(AttributeError, OSError):  # other C libraries
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 * _LONG)
 
 
 def _too_large(largest: int) -> NoReturn:

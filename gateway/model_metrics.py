@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import grpc
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,10 +18,24 @@ from gateway.supervisor.supervisor import Supervisor
 from wire import backend_pb2 as pb
 
 _LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
-
-
+_G, _C = GaugeMetricFamily, CounterMetricFamily
+# By field of MetricsResponse or key of its trailing metadata, which has mlx-draft-* only if the
+# model drafts.
+_COUNTED = {
+    "tokens_per_second": (
+        _G,
+        "tokens_per_second",
+        "In its latest period of decoding, all answers together.",
+    ),
+    "tokens_generated": (_C, "generated_tokens", "Tokens generated since its start."),
+    "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens computed since its start."),
+    "mlx-draft-width": (_G, "draft_width", "Guesses that a step may check for each sequence."),
+    "mlx-draft-tokens": (_C, "draft_tokens", "Guesses checked since the load."),
+    "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Guesses that were right."),
+    "mlx-draft-gain": (_G, "draft_gain", "Tokens per second over those of plain steps."),
+}
 # A model and, if its backend answers, its counters since the start.
-ModelNow = tuple[ModelStatus, pb.MetricsResponse | None]
+ModelNow = tuple[ModelStatus, Mapping[str, float]]
 
 
 async def look(supervisor: Supervisor) -> list[ModelNow]:
@@ -30,19 +45,18 @@ async def look(supervisor: Supervisor) -> list[ModelNow]:
     return list(zip(statuses, counts, strict=True))
 
 
-async def _counts(stub: Stub | None) -> pb.MetricsResponse | None:
-    if stub is None:
-        return None
-    with contextlib.suppress(grpc.aio.AioRpcError):
-        found: pb.MetricsResponse = await stub.GetMetrics(pb.MetricsRequest(), timeout=_LOOK_LIMIT)
-        return found
-    return None
+async def _counts(stub: Stub | None) -> Mapping[str, float]:
+    if stub is not None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            call: Any = stub.GetMetrics(pb.MetricsRequest(), timeout=_LOOK_LIMIT)
+            found = {field.name: getattr(await call, field.name) for field in _FIELDS}
+            found |= await call.trailing_metadata() or ()
+            return {key: float(found[key]) for key in _COUNTED if key in found}
+    return {}
 
 
 def text(models: Sequence[ModelNow]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_Models(models))
-    return generate_latest(registry)
+    return generate_latest(_Models(models))
 
 
 class _Models(Collector):
@@ -50,17 +64,13 @@ class _Models(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        state = GaugeMetricFamily(
-            "gateway_model_state", "1 for the model's current state.", None, _BY
+        state = _G(
+            "gateway_model_state", "1 for the model's current state.", None, ("model", "state")
         )
-        memory = _gauge("memory_bytes", "Memory that its backend reported last.")
-        leases = _gauge("leases", "Requests that use the model, or wait for it.")
-        restarts = _counter("restarts", "Starts of its backend after a crash.")
-        speed = _gauge(
-            "tokens_per_second", "In its latest period of decoding, all answers together."
-        )
-        written = _counter("generated_tokens", "Tokens that its backend generated since its start.")
-        read = _counter("prompt_tokens", "Prompt tokens that its backend computed since its start.")
+        memory = _family(_G, "memory_bytes", "Memory that its backend reported last.")
+        leases = _family(_G, "leases", "Requests that use the model, or wait for it.")
+        restarts = _family(_C, "restarts", "Starts of its backend after a crash.")
+        counted = {key: _family(*row) for key, row in _COUNTED.items()}
         for status, counts in self._models:
             name = [status.name]
             for each in State:
@@ -68,19 +78,13 @@ class _Models(Collector):
             memory.add_metric(name, status.memory_bytes)
             leases.add_metric(name, status.leases)
             restarts.add_metric(name, status.restarts)
-            if counts is not None:
-                speed.add_metric(name, counts.tokens_per_second)
-                written.add_metric(name, counts.tokens_generated)
-                read.add_metric(name, counts.prompt_tokens_processed)
-        return (state, memory, leases, restarts, speed, written, read)
+            for key, count in counts.items():
+                counted[key].add_metric(name, count)
+        return (state, memory, leases, restarts, *counted.values())
 
 
-_BY = ("model", "state")
+_FIELDS = pb.MetricsResponse.DESCRIPTOR.fields
 
 
-def _gauge(name: str, meaning: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"gateway_model_{name}", meaning, None, ("model",))
-
-
-def _counter(name: str, meaning: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"gateway_model_{name}", meaning, None, ("model",))
+def _family(kind: Callable[..., Any], name: str, meaning: str) -> Any:
+    return kind(f"gateway_model_{name}", meaning, None, ("model",))

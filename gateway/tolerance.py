@@ -86,11 +86,6 @@ def checked(body: Any, check: Callable[[Any], Any]) -> Any:
     return check(body)
 
 
-def asks_for_nothing(value: Any) -> bool:
-    """Null, false, 0 or empty: the values that programs send for unused fields."""
-    return not value
-
-
 def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool) -> None:
     """Add the repair of a problem, if there is one, to the edits of the body, a tree by path."""
     place: Place = place_of(problem["loc"])
@@ -99,7 +94,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         # A client's own field name may look like that of an alternative.
         place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
         may_go = place[-1] in NEUTRAL if strict else not _forms_the_answer(place)
-        if not may_go and not asks_for_nothing(value):
+        if not may_go and value:  # programs send empty values for unused fields
             return
         _edit(edits, place, DROPPED)
         if value is not None:

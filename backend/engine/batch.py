@@ -3,9 +3,12 @@
 Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
 only then does `read` wait for those, so the device works while Python delivers text. A grammar
 needs a token before it can mask the next one, so with constrained sequences `launch` reads the
-tokens, and fills the masks, while its forward pass runs; only sampling waits for that. A step may
-check guesses (`drafting.speculation`): it reads its tokens first, feeds each sequence its token and
-the guesses after it, and delivers the right ones and the token after them.
+tokens, and fills the masks, while its forward pass runs; only sampling waits for that.
+
+A step may check guesses (`drafting.speculation`): it reads its tokens first, feeds each sequence
+its token and the guesses after it, and delivers the right ones and the token after them.
+Recurrent states cannot be cut back to the last right guess. A sequence with such states goes back
+to where it was before the step, and the next step feeds it the right tokens again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -187,10 +190,14 @@ def first_tokens(
 
 @dataclass(frozen=True, slots=True)
 class _Fed:
-    """The tokens of a launched step. ran: whether there is a forward pass on them."""
+    """The tokens of a launched step. ran: whether there is a forward pass on them.
+
+    again: what that feeds each sequence before its token.
+    """
 
     chosen: Chosen
     ran: bool
+    again: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +205,8 @@ class _Checked:
     """A launched step that checks guesses.
 
     at_hand: each sequence's last token. proposed: how many guesses it has. guesses: those that its
-    grammar allows. choices: the sampled token after each fed token, of all sequences in a row.
-    width: tokens that each sequence was fed, padding included.
+    grammar allows. choices: the sampled token after the token at hand and after each guess, of all
+    sequences in a row. fed: what each sequence was fed, its token and guesses last.
     """
 
     chosen: Chosen
@@ -207,7 +214,7 @@ class _Checked:
     proposed: Sequence[int]
     guesses: Sequence[Sequence[int]]
     choices: Chosen
-    width: int
+    fed: Sequence[list[int]]
 
 
 @dataclass(eq=False, slots=True)
@@ -271,6 +278,11 @@ class DecodeBatch:
         self.width = self.proposed = 0
         self.right: list[int] = []
         self._cache = kv.BatchCache()
+        # Of each sequence, known tokens behind its `history`, which wait to be fed again.
+        self._again: list[list[int]] = []
+        # By the sequences' numbers, the states that their latest tokens were chosen from.
+        self._states: dict[int, mx.array] = {}
+        self._passed: mx.array | None = None  # those of the latest pass
         self._chosen: Chosen | None = None
         self._chooser: Chooser | None = None
         self._fed: _Fed | _Checked | None = None
@@ -302,11 +314,14 @@ class DecodeBatch:
         if self._chosen is not None:
             tokens.insert(0, self._chosen.tokens)
         joined = mx.concatenate(tokens)
+        if not self._engine_model.together:
+            self._feed_again()
         self._cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
         group.sequences = [one for one in group.sequences if one not in joining]
         known = [] if self._chosen is None else [self._chosen]
         known += {id(chosen): chosen for chosen in first}.values()
         self.sequences = [*self.sequences, *joining]
+        self._again += [[] for _ in joining]
         self._chosen = Chosen(
             self.sequences,
             joined,
@@ -335,8 +350,8 @@ class DecodeBatch:
             return self._settle(fed)
         tokens = ids(fed.chosen.tokens)
         if fed.ran:
-            for one, token in zip(self.sequences, tokens, strict=True):
-                one.history.append(token)
+            for one, again, token in zip(self.sequences, fed.again, tokens, strict=True):
+                one.history += [*again, token]
         return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
     def give_up(self, one: ExecutorSequence) -> list[Sampled]:
@@ -370,6 +385,7 @@ class DecodeBatch:
         if self._speculation is not None:
             self._speculation.leave(leaving)
         self.sequences = [self.sequences[at] for at in stay]
+        self._again = [self._again[at] for at in stay]
         self._cache.leave(places)
         if not stay:
             self._chosen = None
@@ -381,50 +397,98 @@ class DecodeBatch:
     def _launch(self) -> None:
         assert self._chosen is not None
         chosen = self._chosen
-        step = self._fed = _Fed(chosen, ran=not self._last_for_all())
+        step = self._fed = _Fed(chosen, not self._last_for_all(), self._again)
         if not step.ran:
             return
         if self._chooser is None:
-            pasts = [Past(one.history, len(one.prompt), one.longest) for one in self.sequences]
+            pasts = [_past(one, again) for one, again in self._known()]
             self._chooser = Chooser(self.sequences, pasts, self._engine_model)
-        logits = self._model(chosen.tokens[:, None], cache=self._cache.layers_for(1))[:, -1, :]
+        if any(self._again):
+            logits = self._run_again(chosen.tokens)
+        else:
+            logits = self._run(chosen.tokens[:, None], self._cache.layers_for(1))[:, -1, :]
+        self._remember([(len(own), len(own) + 1) for own in step.again])
         steps = [one.delivered + 1 for one in self.sequences]
         self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
 
+    def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
+        """Logits of [sequences, tokens, vocabulary]."""
+        if self._speculation is None or not self._speculation.reads_states:
+            logits: mx.array = self._model(tokens, cache=layers)
+            return logits
+        with self._engine_model.head.watched() as seen:
+            logits = self._model(tokens, cache=layers)
+        self._passed = seen[-1]
+        return logits
+
+    def _remember(self, places: Sequence[tuple[int, int]]) -> None:
+        """Keep of the latest pass the states from the first place to before the second."""
+        if self._passed is not None:
+            self._states = {
+                one.number: self._passed[row, start:stop]
+                for row, (one, (start, stop)) in enumerate(zip(self.sequences, places, strict=True))
+            }
+            self._passed = None
+
+    def _known(self) -> list[tuple[ExecutorSequence, list[int]]]:
+        """The sequences, each with its tokens behind `history` that were fed once already."""
+        return list(zip(self.sequences, self._again, strict=True))
+
+    def _run_again(self, at_hand: mx.array) -> mx.array:
+        """Feed the tokens that wait for it, and those at hand behind them; the logits of those."""
+        again, self._again = self._again, [[] for _ in self.sequences]
+        counts = [len(own) + 1 for own in again]
+        places = mx.array(counts)[:, None] - 1
+        fed = mx.array(_padded(again, max(counts)))
+        fed = mx.put_along_axis(fed, places, at_hand[:, None].astype(fed.dtype), axis=1)
+        logits = self._run(fed, self._cache.begin(counts))
+        self._cache.end(counts)
+        return mx.take_along_axis(logits, places[:, :, None], axis=1)[:, 0]
+
+    def _feed_again(self) -> None:
+        """Feed a lone sequence what waits for it: side by side with others its model cannot."""
+        if any(self._again):
+            (again,), (one,) = self._again, self.sequences
+            self._model(mx.array([again]), cache=self._cache.layers_for(len(again)))
+            one.history += again
+            self._again = [[]]
+
     def _guess(self, width: int) -> bool:
         """Start a step that checks guesses; False, without a step, if there are no guesses."""
-        if self._speculation is None or not self._speculation.ready(self.sequences):
+        again = self._again
+        if self._speculation is None or not self._speculation.ready(self._known()):
             return False
         assert self._chosen is not None
         at_hand = ids(self._chosen.tokens)
-        guesses = self._speculation.propose(self.sequences, at_hand, width)
+        known = [
+            (one, [*own, token]) for (one, own), token in zip(self._known(), at_hand, strict=True)
+        ]
+        guesses = self._speculation.propose(known, width, self._states)
         if not any(guesses):
             return False
         self._chooser = None  # penalties would have to forget the guesses that are wrong
         chosen = self._chosen
-        proposed = list(map(len, guesses))
-        width = 1 + max(proposed)
-        padded = [
-            [token, *own, *[0] * (width - 1 - len(own))]
-            for token, own in zip(at_hand, guesses, strict=True)
-        ]
-        logits = self._model(mx.array(padded), cache=self._cache.layers_for(width))
+        fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
+        counts = list(map(len, fed))
+        width = max(counts)
+        logits = self._run(mx.array(_padded(fed, width)), self._cache.begin(counts))
         mx.async_eval(logits)
         masks, allowed = self._masks(at_hand, guesses, chosen.faults)
-        rows = [(one, [token, *own]) for one, token, own in self._rows(at_hand, allowed)]
-        ends = [at for at, (_, tokens) in enumerate(rows) for _ in tokens]
-        places = [at for _, tokens in rows for at in range(len(tokens))]
+        places = [
+            (row, len(again[row]) + at)
+            for row, own in enumerate(allowed)
+            for at in range(1 + len(own))
+        ]
         logits = logits.reshape(-1, logits.shape[-1])
         if len(places) < logits.shape[0]:
-            flat = [row * width + at for row, at in zip(ends, places, strict=True)]
-            logits = logits[mx.array(flat)]
-        every = [(one, tokens, at) for one, tokens in rows for at in range(len(tokens))]
-        pasts = [_past(one, tokens[:at]) for one, tokens, at in every]
-        chooser = Chooser([one for one, _, _ in every], pasts, self._engine_model)
-        fed = mx.array([tokens[at] for _, tokens, at in every], dtype=mx.uint32)
-        steps = [one.delivered + 1 + at for one, _, at in every]
-        choices = chooser.choose(logits, fed, steps, masks)
-        self._fed = _Checked(chosen, at_hand, proposed, allowed, choices, width)
+            logits = logits[mx.array([row * width + at for row, at in places])]
+        sequences = [self.sequences[row] for row, _ in places]
+        pasts = [_past(self.sequences[row], fed[row][:at]) for row, at in places]
+        steps = [self.sequences[row].delivered + 1 + at - len(again[row]) for row, at in places]
+        last = mx.array([fed[row][at] for row, at in places], dtype=mx.uint32)
+        choices = Chooser(sequences, pasts, self._engine_model).choose(logits, last, steps, masks)
+        proposed = list(map(len, guesses))
+        self._fed = _Checked(chosen, at_hand, proposed, allowed, choices, fed)
         return True
 
     def _rows(
@@ -477,29 +541,38 @@ class DecodeBatch:
         every = ids(checked.choices.tokens)
         logprobs, unfit = _read(checked.choices, every)
         sampled = _delivered(sampled_of(self.sequences, checked.chosen, checked.at_hand))
-        counts: list[int] = []
+        right: list[int] = []
         latest: list[int] = []
         start = 0
         rows = self._rows(checked.at_hand, checked.guesses)
-        for (one, token, guesses), proposed in zip(rows, checked.proposed, strict=True):
+        for (one, _, guesses), proposed in zip(rows, checked.proposed, strict=True):
             choices = every[start : start + 1 + len(guesses)]
-            right = accepted_count(guesses, choices)
-            one.history += [token, *guesses[:right]]
-            one.delivered += right
+            count = accepted_count(guesses, choices)
+            one.delivered += count
             one.first_delivered = True
             faults: dict[int, Exception] = {}
-            for at, choice in enumerate(choices[: right + 1], start):
+            for at, choice in enumerate(choices[: count + 1], start):
                 accept(one, choice, faults)
                 fault = unfit.get(at) or faults.get(id(one))
                 sampled.append(Sampled(one, choice, logprobs.get(at), fault, _over(one)))
-            self._speculation.record(one, proposed, right)
-            self.proposed += proposed
-            self.right.append(right)
-            counts.append(1 + right)
-            latest.append(choices[right])
+            self._speculation.record(one, proposed, count)
+            right.append(count)
+            latest.append(choices[count])
             start += len(choices)
-        self._cache.drop([checked.width - count for count in counts])
+        self.proposed, self.right = sum(checked.proposed), right
         self._chosen = Chosen(self.sequences, mx.array(latest, dtype=mx.uint32), [], {})
+        pairs = zip(checked.fed, checked.proposed, right, strict=True)
+        known = [fed[: len(fed) - proposed + count] for fed, proposed, count in pairs]
+        self._remember(
+            [
+                (len(tokens) - 1 - count, len(tokens))
+                for tokens, count in zip(known, right, strict=True)
+            ]
+        )
+        kept = self._cache.end(list(map(len, known)))
+        for one, tokens, count in zip(self.sequences, known, kept, strict=True):
+            one.history += tokens[:count]
+        self._again = [tokens[count:] for tokens, count in zip(known, kept, strict=True)]
         return sampled
 
     def _last_for_all(self) -> bool:
@@ -584,6 +657,10 @@ def _unfit(peaks: mx.array) -> list[int]:
 def _over(one: ExecutorSequence) -> bool:
     """Whether the sequence's grammar is complete."""
     return one.constraint is not None and one.constraint.ended
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    return [[*tokens, *[0] * (width - len(tokens))] for tokens in rows]
 
 
 def _past(one: ExecutorSequence, tokens: Sequence[int]) -> Past:

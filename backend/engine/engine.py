@@ -374,12 +374,13 @@ class Engine:
         return answer.result()
 
     def _require(self) -> ServedModel:
+        """The model that serves; during a load, the one before. Raises NotLoaded, ShuttingDown."""
         self._refuse_when_stopping()
+        if self._served is not None:
+            return self._served
         if self._loading:
             raise NotLoaded("a load is in progress, try again when it is done")
-        if self._served is None:
-            raise NotLoaded()
-        return self._served
+        raise NotLoaded()
 
     def _refuse_when_stopping(self) -> None:
         if self._state() is EngineState.FAILED:

@@ -44,13 +44,14 @@ class GuessReport:
     """The current state of drafting.
 
     width: guesses that a step may check for each sequence. proposed, accepted: guesses in all.
-    gain: measured tokens per second, relative to plain steps.
+    gain: measured tokens per second, relative to plain steps. guessers: their names, in words.
     """
 
     width: int = 0
     proposed: int = 0
     accepted: int = 0
     gain: float = 1.0
+    guessers: str = ""
 
 
 class GuessWidth:

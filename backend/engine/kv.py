@@ -57,19 +57,24 @@ def always_trims(cache: RowCache) -> bool:
 
 
 def takes_back(cache: RowCache) -> bool:
-    """Whether tokens of the latest pass can be removed from the row: no recurrent state."""
-    return all(_keeps_all(leaf) or type(leaf) is RotatingKVCache for leaf in leaves(cache))
+    """Whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
+    return all(
+        _keeps_all(leaf) or type(leaf) is RotatingKVCache or keeps_state(leaf)
+        for leaf in leaves(cache)
+    )
 
 
 def _shorten(layer: RotatingKVCache, tokens: int) -> None:
     """Remove the end of a window that a pass has just put into chronological order.
 
     mlx-lm refuses that for a full window, but the tokens that the pass's first token attended to
-    are still there.
+    are still there. If the whole pass is removed, the window is one token short. It keeps a place
+    for that token, which the next one takes: mlx-lm never lets a full window grow.
     """
     end = layer.keys.shape[2] - tokens
-    layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
     layer.offset -= tokens
+    places = max(end, min(layer.offset, layer.max_size))
+    layer.keys, layer.values = layer.keys[..., :places, :], layer.values[..., :places, :]
     layer._idx = end
 
 
@@ -175,6 +180,8 @@ class BatchCache:
         self._layers: list[Any] = []
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
+        self._counts: Sequence[int] = ()  # of the pass that `begin` began
+        self._before: list[list[Any]] = []  # the recurrent states before it
         self.join([(row, 0) for row in rows])
 
     def __len__(self) -> int:
@@ -196,8 +203,8 @@ class BatchCache:
         return layers
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Forget so many of each sequence's latest tokens; of caches for which `always_trims`, or
-        directly after a pass that appended them, of those for which `takes_back`.
+        """Forget so many of each sequence's latest tokens in the layers that keep keys and values;
+        in windows only directly after the pass that appended them.
 
         Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
         """
@@ -208,8 +215,46 @@ class BatchCache:
                 leaf.drop(tokens)
             elif isinstance(leaf, RotatingKVCache):
                 _shorten(leaf, tokens[0])
+            elif keeps_state(leaf):
+                continue
             elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
                 raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
+
+    def begin(self, counts: Sequence[int]) -> list[Any]:
+        """The layers for a pass over tokens of [sequences, max(counts)] that `end` ends.
+
+        Sequence i has `counts[i]` tokens, at least one, and then padding. Where they differ, see
+        `can_prefill_together`.
+        """
+        layers = self.layers_for(max(counts))
+        states = list(filter(keeps_state, leaves(layers)))
+        if min(counts) < max(counts):
+            for leaf in states:
+                leaf.prepare(lengths=list(counts))
+        self._counts = list(counts)
+        self._before = [list(leaf.cache) for leaf in states]
+        return layers
+
+    def end(self, wanted: Sequence[int]) -> list[int]:
+        """Keep the first `wanted[i]` tokens that the pass fed to sequence i; returns how many are
+        kept.
+
+        A recurrent state is known only after the last token of a pass. It goes back to where it
+        was before the pass, and so does the whole sequence: 0 of its tokens are kept.
+        """
+        counts, before = self._counts, self._before
+        self._counts, self._before = (), []
+        kept = list(wanted)
+        if before:
+            whole = [want == count for want, count in zip(wanted, counts, strict=True)]
+            kept = [want if stays else 0 for want, stays in zip(wanted, whole, strict=True)]
+            states = filter(keeps_state, leaves(self._layers))
+            for leaf, earlier in zip(states, before, strict=True):
+                leaf.finalize()
+                if not all(whole):
+                    leaf.cache = _mixed(whole, leaf.cache, earlier)
+        self.drop([max(counts) - count for count in kept])
+        return kept
 
     @property
     def settled(self) -> bool:
@@ -325,6 +370,17 @@ class BatchCache:
                 gathered([(own[at], row) for own, row in members]) for at in range(len(layers))
             ]
         self._layers, self._rows, self._settled = layers, list(range(len(members))), True
+
+
+def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+    """The states `after` of the sequences that `new` names, and those `before` of the others."""
+    if not any(new):
+        return list(before)
+    stays = mx.array(list(new))
+    return [
+        None if one is None else mx.where(stays.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+        for one, other in zip(after, before, strict=True)
+    ]
 
 
 def vocabulary_size(model: Any) -> int:

@@ -8,6 +8,7 @@ to receive only the selected tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -25,11 +26,15 @@ class LogitsHead:
     """The output projection of a model.
 
     found: whether the layer was found; if not, all logits are computed. What a model does to the
-    logits after that layer (a softcap, a scale) still happens.
+    logits after that layer (a softcap, a scale) still happens. project: the layer itself: logits of
+    [..., vocabulary] from states of [..., size].
     """
+
+    project: Callable[[mx.array], mx.array]
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         self._places: mx.array | None = None
+        self._seen: list[mx.array] | None = None
 
         def run() -> mx.array:
             logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
@@ -57,6 +62,16 @@ class LogitsHead:
             return logits[:, 0]
         return _at(logits, mx.array(places))[:, 0]
 
+    @contextmanager
+    def watched(self) -> Iterator[list[mx.array]]:
+        """Collects the states, [rows, tokens, size], that calls of the model inside project."""
+        seen: list[mx.array] = []
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
+
     def _narrows(self, layer: Any, run: Callable[[], mx.array], whole: mx.array) -> bool:
         """Patch a layer; returns whether the model then computes only the selected logits."""
         kind = type(layer)
@@ -64,6 +79,8 @@ class LogitsHead:
         own = getattr(kind, name)
 
         def narrowed(of: Any, states: mx.array) -> Any:
+            if self._seen is not None:
+                self._seen.append(states)
             if self._places is not None and states.ndim == 3:
                 states = _at(states, self._places)
             return own(of, states)
@@ -77,7 +94,9 @@ class LogitsHead:
             fits = False
         finally:
             self._places = None
-        if not fits:
+        if fits:
+            self.project = lambda states: own(layer, states)
+        else:
             layer.__class__ = kind
         return fits
 

@@ -101,12 +101,15 @@ class PrefillPasses:
         The latest ones stay in flight behind the next decode step, except when nothing decodes
         (`idle`) and none was in flight before. On a CPU none stay: otherwise the first tokens would
         come after the next decode step, which it computes within the call that launches.
+        A pass with log-probabilities of its prompt is waited for as well: otherwise the answer
+        could end without them.
         """
         waiting = len(self._earlier) or (len(self._launched) if idle else 0)
-        if self._times.in_order:
-            waiting = len(self._earlier) + len(self._launched)
         self._earlier += self._launched
         self._launched = []
+        for at, launched in enumerate(self._earlier, 1):
+            if self._times.in_order or launched.logits is not None:
+                waiting = max(waiting, at)
         for _ in range(waiting):
             yield self._earlier.pop(0)
 

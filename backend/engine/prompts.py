@@ -182,9 +182,13 @@ class PromptBuilder:
                 items = list(chain.from_iterable(shown))
                 text = self._media.surrounded(self._media.marked(text, shown), items)
             bos = self._tokenizer.bos_token
-            self._require_short(text, most)
+            self._require_short(len(text), most)
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
+            # Each step below copies the text, and the search for control strings stops every
+            # other thread. Templates show the message to be answered, trimmed at most.
+            if (last := prompt.messages[-1])["role"] == "user":
+                self._require_short(len(str(last["content"]).strip()), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
@@ -199,7 +203,7 @@ class PromptBuilder:
                 seen += len(str(prompt.messages[-1]["content"]))
             if items and self._media is not None:
                 marked = self._media.surrounded(marked, items)
-            self._require_short(marked, most)
+            self._require_short(len(marked), most)
             text = marked.replace(quoted.mark, "") if quoted.mark else marked
             if text == marked:
                 tokens = self._encode(text, special=False)
@@ -234,7 +238,7 @@ class PromptBuilder:
                 "Metadata mlx.infill",
             )
         texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
-        self._require_short("".join(texts), most)
+        self._require_short(sum(map(len, texts)), most)
         tokens = self.infill.tokens(prompt, self._quoted.literal)
         return [self._tokenizer.bos_token_id, *tokens] if self._adds_bos else tokens
 
@@ -378,7 +382,7 @@ class PromptBuilder:
 
     def encode_open(self, text: str) -> list[int]:
         """Tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
-        self._require_short(text, self._context_size)
+        self._require_short(len(text), self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)
         if not self._adds_bos or text.startswith(self._tokenizer.bos_token):
@@ -396,10 +400,10 @@ class PromptBuilder:
     def _encode(self, text: str, *, special: bool) -> list[int]:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
 
-    def _require_short(self, text: str, most: int) -> None:
+    def _require_short(self, characters: int, most: int) -> None:
         # No token is longer than the longest piece of the vocabulary. This refuses a text that is
         # far too long without tokenising it, which could take minutes.
-        at_least = len(text) // self._longest_piece
+        at_least = characters // self._longest_piece
         if at_least >= most:
             raise self._too_long(f"at least {at_least} tokens")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -385,8 +386,8 @@ class Scheduler:
             mx.clear_cache()
 
     def _show_guessing(self) -> None:
-        drafts = self._model.drafting is not None
-        self._gauges.guessing = self.planner.widths.report if drafts else None
+        drafting, report = self._model.drafting, self.planner.widths.report
+        self._gauges.guessing = replace(report, guessers=drafting.names) if drafting else None
 
     def lend(self, nbytes: int) -> int:
         """Reserve this many bytes for other work from the next step on.

@@ -152,6 +152,12 @@ class Settings:
         "Whether tokens are drafted from earlier text of the same request, which speeds up answers"
         " that quote or repeat and does not change the output.",
     )
+    mtp: bool = flag(
+        False,
+        "Whether tokens are drafted by the model's own head for multi-token prediction (MTP), which"
+        " does not change the output. Its weights must be in the checkpoint: Qwen3.5, Qwen3-Next,"
+        " DeepSeek-V3, GLM-4.5 and later as first published have them.",
+    )
     dtype: str = text(
         "auto",
         "Type of the weights in memory; auto casts to float32 on a CPU and keeps the checkpoint's"

@@ -146,7 +146,7 @@ PREDICT_OPTIONS = Fields(
         "PromptCacheAll": "saves the answer's KV on disk as well, not only the prompt's",
         "PromptCacheRO": "reads from disk but writes nothing",
         "NDraft": "maximum number of tokens drafted at a time, if the model was loaded with"
-        " DraftModel or `prompt_lookup`; it does not change the output; 0 means the option"
+        " DraftModel, `mtp` or `prompt_lookup`; it does not change the output; 0 means the option"
         " `n_draft`",
         "Logprobs": "above 0: the log-probability of each generated token, in the model's"
         " distribution before bias, penalties, grammar and temperature",

@@ -22,6 +22,7 @@ DRAFT_WIDTH = "mlx-draft-width"
 DRAFTED = "mlx-draft-tokens"
 ACCEPTED = "mlx-draft-accepted-tokens"
 GAIN = "mlx-draft-gain"
+GUESSERS = "mlx-draft-guessers"
 RANK = "mlx-rank"  # of Status: a line for each rank
 
 
@@ -48,6 +49,7 @@ def of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
         (DRAFTED, str(report.proposed)),
         (ACCEPTED, str(report.accepted)),
         (GAIN, f"{report.gain:.2f}"),
+        (GUESSERS, report.guessers),
     )
 
 

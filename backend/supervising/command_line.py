@@ -49,9 +49,18 @@ def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None
     if "--ranks" in given:
         if worker or "--hostfile" in given:
             raise Misuse("--ranks starts ranks on this machine: leave out --worker and --hostfile")
+        _refuse_without_hostfile(given)
         count = _number("--ranks", given["--ranks"], _MOST_RANKS)
         return Plan(tuple(rest), count, restarts=policy == "restart") if count > 1 else None
     if not worker and not hostfile:
+        _refuse_without_hostfile(given)
+        if environ.get("MLX_RANK", "0") != "0":
+            raise Misuse(
+                f"MLX_RANK is {environ['MLX_RANK']}, but no hostfile says where the ranks are: add"
+                " --hostfile, or unset MLX_RANK"
+            )
+        if "--rank-loss" in given:
+            raise Misuse("--rank-loss has no effect on a process that is alone: leave it out")
         return None
     if not hostfile:
         raise Misuse("--worker needs --hostfile: a JSON list with the address of every rank")
@@ -61,6 +70,12 @@ def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None
     transport = given.get("--backend") or environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
     place = place_in(hostfile, rank, transport, given.get("--control", ""), environ)
     return Plan(tuple(rest), place=place, hostfile=hostfile, restarts=policy == "restart")
+
+
+def _refuse_without_hostfile(given: Mapping[str, str]) -> None:
+    for name in ("--rank", "--backend", "--control"):
+        if name in given:
+            raise Misuse(f"{name} is for ranks of a hostfile: add --hostfile, or leave it out")
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from backend.engine.ranks.hostfile import transport_environ
 from backend.engine.ranks.place import TOKEN, Place
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
@@ -94,7 +95,7 @@ class Supervisor:
         ports = free_ports(count + 1)
         hostfile = Path(self._folder.name) / "hosts.json"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[:count]]))
-        environ = {TOKEN: secrets.token_hex(16)} | self._environ
+        environ = {**self._environ, TOKEN: self._environ.get(TOKEN) or secrets.token_hex(16)}
         names = ("127.0.0.1",) * count
         return [
             self._spawn(
@@ -106,8 +107,8 @@ class Supervisor:
     def _spawn(
         self, place: Place, hostfile: str, environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        own = {**environ, "MLX_RANK": str(place.rank)}
-        own["MLX_HOSTFILE"] = hostfile
+        own = {**environ, **transport_environ(place, hostfile, environ)}
+        own.pop(parent_watch.SWITCH, None)  # it says whether the host is watched, as it is here
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
@@ -141,6 +142,10 @@ class Supervisor:
 
     def _stop(self, first: subprocess.Popen[bytes]) -> int:
         assert self._asked is not None
+        if self._is_worker:  # it waits for rank 0's word, and has no call to end
+            first.kill()
+            first.wait()
+            return 0
         first.send_signal(self._asked)
         return _ended(first, _GRACE)
 

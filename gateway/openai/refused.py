@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import bad_field
-from gateway.tolerance import asks_for_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def without_refused(body: Any, table: Mapping[str, Refused]) -> Any:
         return body
     for name in table.keys() & body.keys():
         value, row = body[name], table[name]
-        if not asks_for_nothing(value) and value not in row.off:
+        if value and value not in row.off:
             raise bad_field(
                 name,
                 f"{name} is not supported with this value: {row.instead}",

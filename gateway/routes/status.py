@@ -56,7 +56,7 @@ async def read_status(gateway: GatewayDep) -> Status:
                 state=str(status.state),
                 running=status.leases,
                 slots=slots(config) if config else None,
-                tokens_per_second=counts.tokens_per_second if counts else 0.0,
+                tokens_per_second=counts.get("tokens_per_second", 0.0),
                 memory_bytes=status.memory_bytes,
                 context_size=context_size(config) if config else None,
                 download_mib=status.download[0] if status.download else None,

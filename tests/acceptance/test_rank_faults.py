@@ -1,5 +1,5 @@
-"""A rank that is killed or stopped, in every state: each caller gets an answer, no process is left,
-and the next start serves requests.
+"""A rank that is killed, stopped or cut off, in every state: each caller gets an answer, no
+process is left, and the next start serves requests.
 
 The suite tries a few; EVERY_RANK_FAULT=1 tries all of them. The output has a table.
 """
@@ -8,31 +8,42 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 
+from backend.engine.ranks.place import TOKEN
+from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, said
+from tests.acceptance.rank_pair import Pair
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
-LONG = chat("word " * 6000, Tokens=1)
+LONG = [chat(f"{number} " + "word " * 2600, Tokens=1) for number in range(4)]
 SHORT = chat("What is the capital of France?", Tokens=8)
-OPTIONS = ["load_trial:false", "rank_timeout:15"]
+TIMEOUT = 10  # seconds; the default
+OPTIONS = ["load_trial:false", f"rank_timeout:{TIMEOUT}"]
 STATES = ("starting", "loading", "prefill", "decode", "idle", "freeing")
-KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
-Case = tuple[str, signal.Signals, int]
-EVERY: list[Case] = list(itertools.product(STATES, (KILLED, STOPPED), (0, 1)))
-FEW: list[Case] = [("decode", KILLED, 1), ("decode", STOPPED, 1), ("idle", KILLED, 0)]
+FAULTS = (("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 0), ("SIGSTOP", 1), ("cut", 1))
+Case = tuple[str, str, int]
+EVERY: list[Case] = [(state, *fault) for state in STATES for fault in FAULTS]
+FEW: list[Case] = [
+    ("decode", "SIGKILL", 1),
+    ("decode", "SIGSTOP", 1),
+    ("idle", "SIGKILL", 0),
+    ("decode", "cut", 1),
+]
 CASES = EVERY if os.environ.get("EVERY_RANK_FAULT") else FEW
 
 pytestmark = pytest.mark.timeout(600)
@@ -48,8 +59,8 @@ class Row:
     end: str
 
     def __str__(self) -> str:
-        state, number, rank = self.case
-        fault = f"{number.name} of rank {rank}"
+        state, what, rank = self.case
+        fault = "cut link" if what == "cut" else f"{what} of rank {rank}"
         return f"{state:9} {fault:18} {self.answer:30} {self.seconds:6.1f} s   {self.end}"
 
 
@@ -62,10 +73,10 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
         print("", *rows, sep="\n")
 
 
-def ranks(backend: Backend) -> dict[int, psutil.Process]:
+def ranks(*supervisors: psutil.Process) -> dict[int, psutil.Process]:
     """The processes of the ranks that have started so far."""
     found = {}
-    for process in backend.process().children():
+    for process in itertools.chain(*(one.children() for one in supervisors)):
         with contextlib.suppress(psutil.Error):
             if "MLX_BACKEND_RANK_PLACE" in process.environ():
                 found[int(process.environ()["MLX_RANK"])] = process
@@ -74,21 +85,19 @@ def ranks(backend: Backend) -> dict[int, psutil.Process]:
 
 def bring(backend: Backend, state: str) -> Any:
     """Bring the backend into the state; returns the call that is running then, if any."""
-    model = pb.ModelOptions(
-        Model="tiny", ModelFile=str(TINY_TEXT), ContextSize=50_000, Options=OPTIONS
-    )
+    model = pb.ModelOptions(Model="tiny", ModelFile=str(TINY_TEXT), Options=OPTIONS)
     if state == "starting":
         return None
     if state == "loading":
         call = backend.stub.LoadModel.future(model, timeout=WAIT)
-        backend.until(lambda: any("is formed" in line for line in backend.log) or call.done())
+        backend.until(lambda: formed(backend) or call.done())
         return call
     backend.stub.LoadModel(model, timeout=WAIT)
     match state:
         case "prefill":
-            call = backend.stub.Predict.future(LONG, timeout=WAIT)
+            calls = [backend.stub.Predict.future(each, timeout=WAIT) for each in LONG]
             backend.until(lambda: not backend.idle())
-            return call
+            return calls[-1]
         case "decode":
             stream = backend.stub.PredictStream(ENDLESS, timeout=WAIT)
             next(stream)
@@ -96,6 +105,11 @@ def bring(backend: Backend, state: str) -> Any:
         case "freeing":
             return backend.stub.Free.future(NOTHING, timeout=WAIT)
     return None
+
+
+def formed(backend: Backend) -> bool:
+    backend.stub.Health(NOTHING, timeout=WAIT)
+    return any("is formed" in line for line in backend.log)
 
 
 def answer_to(call: Any) -> str:
@@ -117,30 +131,55 @@ def drained(stream: Any) -> str:
     return "OK"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1].name}-{case[2]}")
-def test_the_ranks_start_again_and_serve(case: Case, table: list[Row]) -> None:
-    state, number, rank = case
-    backend = Backend(arguments=["--ranks", "2"])
-    try:
-        before = ranks(backend)
-        assert set(before) == {0, 1}
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path: Path) -> None:
+    state, what, rank = case
+    with contextlib.ExitStack() as stack:
+        if what == "cut":
+            pair = Pair(tmp_path)
+            stack.callback(pair.close)
+            backend, supervisors = pair.backend, [psutil.Process(pair.worker.pid)]
+        else:
+            backend, supervisors = Backend(arguments=["--ranks", "2"]), []
+            stack.callback(backend.close)
+        supervisors.append(backend.process())
+        backend.until(lambda: len(ranks(*supervisors)) == 2)
+        before = ranks(*supervisors)
         call = bring(backend, state)
         began = time.monotonic()
-        before[rank].send_signal(number)
+        if what == "cut":
+            pair.cut()
+        else:
+            before[rank].send_signal(signal.Signals[what])
         answer = drained(call) if state == "decode" else answer_to(call)
         seconds = time.monotonic() - began
         assert answer in {"-", "OK", "UNAVAILABLE"}
         assert answer != "OK" or state in ("loading", "prefill", "freeing")
-        _, alive = psutil.wait_procs([*before.values()], WAIT)
-        assert not alive, "a rank is left"
+        if (state, what) != ("starting", "cut"):  # nothing is connected then that can be lost
+            _, alive = psutil.wait_procs([*before.values()], WAIT)
+            assert not alive, "a rank is left"
         if state in ("prefill", "decode", "idle"):
             serves_again(backend)
             if rank == 1:
                 lost = [line for line in backend.log if "event=exit" in line]
                 assert any("rank 1 (127.0.0.1)" in line for line in lost), backend.log
-        table.append(Row(case, answer, seconds, "started again"))
-    finally:
-        backend.close()
+        elif what == "cut":
+            serves(backend)
+        table.append(Row(case, answer, seconds, "serves again"))
+
+
+def serves(backend: Backend) -> None:
+    """The next load of a client is answered; rank 0 may still be starting again."""
+    until = time.monotonic() + 5 * WAIT
+    while True:
+        try:
+            backend.stub = type(backend.stub)(backend.connect())
+            bring(backend, "idle")
+            break
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > until:
+                raise
+    assert said(backend, SHORT)
 
 
 def serves_again(backend: Backend) -> None:
@@ -157,7 +196,7 @@ def test_the_ranks_exit_if_told_to_by_an_option() -> None:
     backend = Backend(arguments=["--ranks", "2", "--rank-loss", "exit"])
     try:
         stream = bring(backend, "decode")
-        processes = ranks(backend)
+        processes = ranks(backend.process())
         processes[1].kill()
         assert drained(stream) == "UNAVAILABLE"
         assert backend.child.wait(WAIT) == 1
@@ -185,11 +224,28 @@ def test_ranks_end_with_their_host() -> None:
 
 
 def test_ranks_end_with_their_supervisor() -> None:
-    backend = Backend(arguments=["--ranks", "2"])
+    """Also where the host is not watched: that is said of the host alone."""
+    unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
+    backend = Backend(None, ["--ranks", "2"], **unset)
     try:
-        processes = ranks(backend)
+        processes = ranks(backend.process())
+        assert all(process.environ()[TOKEN] for process in processes.values())
         backend.child.kill()
         _, alive = psutil.wait_procs([*processes.values()], WAIT)
         assert not alive
     finally:
         backend.close()
+
+
+def test_a_worker_ends_at_once_when_asked_to(tmp_path: Path) -> None:
+    """Rank 0 is told by the connection; there is no call to wait for."""
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([f"127.0.0.1:{port}" for port in free_ports(2)]))
+    arguments = ["--worker", "--rank", "1", "--hostfile", str(hostfile)]
+    with subprocess.Popen([ROOT / "run.sh", *arguments], stderr=subprocess.PIPE) as worker:
+        assert worker.stderr is not None
+        assert b"cannot be reached" in worker.stderr.readline()
+        (rank,) = psutil.Process(worker.pid).children()
+        worker.terminate()
+        assert worker.wait(WAIT) == 0
+        assert not rank.is_running()

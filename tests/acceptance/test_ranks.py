@@ -1,7 +1,11 @@
-"""Several ranks on this machine, each its own process, serve as one backend."""
+"""Several ranks on this machine, each its own process, serve as one backend.
+
+RANK_CYCLES=1000 loads and frees a model 1,000 times.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,15 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import WAIT, Backend, chat, text_of
+from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
+from tests.engine.test_loading_adapters import ATTENTION, random_weights, write_adapter
 from wire import backend_pb2 as pb
 
+MODELS = TINY_TEXT.parent
 LONG = 40
+CYCLES = int(os.environ.get("RANK_CYCLES", "30"))
+SETTLED = 10  # cycles after which a process has all that it keeps
+GROWTH = 16 << 20  # bytes; a thousandth of it per cycle would be a leak of 16 KiB a load
 QUESTIONS = [
     chat("What is the capital of France?", Tokens=LONG),
     chat("Say something.", Tokens=LONG, Temperature=0.9, TopP=0.95, Seed=11, IgnoreEOS=True),
@@ -70,6 +79,8 @@ def test_a_load_that_fails_does_not_affect_the_next(ranks: Backend, tmp_path: Pa
         ({"Options": ["prompt_lookup:true"]}, "prompt_lookup is set"),
         ({"Options": ["prompt_cache_dir:/tmp"]}, "prompt_cache_dir is set"),
         ({"Embeddings": True}, "only models that generate text"),
+        ({"DraftModel": str(MODELS / "tiny_draft")}, r"draft_model \(DraftModel\) is set"),
+        ({"model": MODELS / "tiny_vision"}, "models that mlx-vlm builds"),
     ],
 )
 def test_requests_that_ranks_do_not_support_are_refused(
@@ -77,6 +88,46 @@ def test_requests_that_ranks_do_not_support_are_refused(
 ) -> None:
     with pytest.raises(grpc.RpcError, match=words) as caught:
         ranks.load(**options)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("count", [2, 8, 32])
+def test_many_requests_at_once(count: int, ranks: Backend, answers: list[str]) -> None:
+    ranks.load(Options=["load_trial:false"])
+    asked = [place % len(QUESTIONS) for place in range(count)]
+    calls = [ranks.stub.Predict.future(QUESTIONS[place], timeout=WAIT) for place in asked]
+    said = [call.result().message.decode() for call in calls]
+    assert said == [answers[place] for place in asked]
+
+
+@pytest.mark.timeout(60 + 10 * CYCLES)
+def test_loads_leave_nothing_behind(ranks: Backend) -> None:
+    """Memory, threads and descriptors of every rank."""
+    processes = ranks.process().children()
+    assert len(processes) == 2
+    before: list[tuple[int, int, int]] = []
+    for cycle in range(CYCLES):
+        if cycle == SETTLED:
+            before = [_held(process) for process in processes]
+        ranks.load(Options=["load_trial:false"])
+        assert ranks.stub.Free(pb.HealthMessage(), timeout=WAIT).success
+    after = [_held(process) for process in processes]
+    print(*zip(before, after, strict=True), sep="\n")
+    for (memory, threads, files), (memory_now, threads_now, files_now) in zip(
+        before, after, strict=True
+    ):
+        assert memory_now - memory < GROWTH
+        assert (threads_now, files_now) == (threads, files)
+
+
+def _held(process: psutil.Process) -> tuple[int, int, int]:
+    return process.memory_info().rss, process.num_threads(), process.num_fds()
+
+
+def test_adapters_are_refused(ranks: Backend, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", random_weights(1, ATTENTION))
+    with pytest.raises(grpc.RpcError, match=r"lora_adapter \(LoraAdapter\) is set") as caught:
+        ranks.load(LoraAdapter=str(adapter))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -91,6 +91,11 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}costly_grammars.py::test_a_grammar_that_costs_too_much_is_refused_alone",
         ),
         Edge(
+            "grammars that need too much memory together",
+            "RESOURCE_EXHAUSTED for those that come later",
+            "engine/constraints/test_trial.py::test_a_grammar_is_refused_while_others_take_the_memory",
+        ),
+        Edge(
             "slow grammars",
             "quick ones pass them",
             f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_overtakes_slow_ones",

@@ -94,6 +94,18 @@ async def test_nothing_is_served_before_and_during_a_load(model: Path) -> None:
         assert engine.require_model().name == "m"
 
 
+async def test_the_model_serves_new_requests_while_another_one_loads(model: Path) -> None:
+    async with _engine(model) as engine:
+        load = await begun(engine.load(LoadRequest("n", str(model))))
+        assert (await engine.status()).state is EngineState.LOADING
+        await _serves(engine)
+        assert engine.require_model().name == "m"
+        assert not load.done()
+        await load
+        assert engine.require_model().name == "n"
+        await _serves(engine)
+
+
 async def test_two_concurrent_loads_run_one_after_the_other(model: Path) -> None:
     async with _engine() as engine:
         await asyncio.gather(*(engine.load(LoadRequest(n, str(model))) for n in ("a", "b", "c")))

@@ -329,6 +329,41 @@ def test_a_row_costs_what_was_estimated(kind: str) -> None:
     assert cost.of(1200) < 1.4 * kv.nbytes(row)
 
 
+@pytest.mark.parametrize("length", [3, 30])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_pass_that_is_taken_back_leaves_no_trace(kind: str, rows: int, length: int) -> None:
+    """Rows keep all, some or none of what they were fed; what they lose is fed again."""
+    model = kv_model(kind)
+    if rows > 1 and not kv.can_prefill_together(model):
+        pytest.skip("side by side, its rows cannot be fed different numbers of tokens")
+    texts = [words(length + 12, start) for start in range(rows)]
+    filled = [_fed(model, own[:length]) for own in texts]
+    batch = kv.BatchCache([kv.clone(row) for row in filled])
+    done = [length] * rows
+    for want in (2, 4, 0, 1):
+        counts = [max(4 - place, 1) for place in range(rows)]
+        wrong = [
+            [*own[at : at + min(want, count)], *[9] * (count - min(want, count)), *[0] * 4][:4]
+            for own, at, count in zip(texts, done, counts, strict=True)
+        ]
+        fed = [row[: max(counts)] for row in wrong]
+        mx.eval(model(mx.array(fed), cache=batch.begin(counts)))
+        kept = batch.end([min(want, count) for count in counts])
+        done = [at + count for at, count in zip(done, kept, strict=True)]
+    after = model(mx.array([[own[at]] for own, at in zip(texts, done, strict=True)]), batch.layers)
+    for row, (own, at) in enumerate(zip(texts, done, strict=True)):
+        expected = model(mx.array([own[at : at + 1]]), _fed(model, own[:at]))
+        assert mx.allclose(after[row], expected[0], atol=1e-3)
+    assert max(done) > length
+
+
+def _fed(model: Any, tokens: Sequence[int]) -> kv.RowCache:
+    row = kv.new_row(model)
+    mx.eval(model(mx.array([tokens]), cache=row))
+    return row
+
+
 def _addresses(layers: Sequence[Any]) -> list[int]:
     parts = [part for layer in layers for part in (layer.keys, layer.values)]
     return [np.asarray(part).__array_interface__["data"][0] for part in parts]

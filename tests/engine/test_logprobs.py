@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.engine import kv, prompt_logprobs
+from backend.engine import kv, prompt_logprobs, step_times
 from backend.engine.events import TokenLogprob
 from backend.engine.logprobs import BatchLogprobs
 from backend.engine.request import Sampling
@@ -157,3 +157,20 @@ def test_prompt_logprobs_are_computed_between_the_steps_of_others(
         rounds.step()
         assert len(rounds.received[1].tokens) == before + 1
     assert len(rounds.received[1].tokens) >= len(LONG) // 32
+
+
+def test_those_of_the_prompt_are_whole_though_the_first_token_ends_the_answer(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, a prefill pass stays in flight behind the next decode step of the others."""
+    monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: False)
+    rounds = Rounds(engine_model(model))
+    rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
+    while len(rounds.received[1].tokens) < 2:
+        rounds.step()
+    rounds.submit(2, LONG, 1, prompt_logprobs=0)
+    while rounds.received[2].finished is None:
+        rounds.step()
+    end = rounds.received[2].finished
+    assert end.prompt_logprobs is not None
+    assert [entry.token for entry in end.prompt_logprobs.rest] == LONG[1:]

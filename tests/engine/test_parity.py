@@ -41,6 +41,7 @@ class Request:
     stride: int
     """0, or the distance that the grammar wants between a token and the next (modulo 7)."""
     logprobs: int | None
+    stop: tuple[str, ...] = ()
 
     def play(self, rounds: Rounds, ticket: int) -> None:
         grammar = Strides(self.stride, self.limit // 2) if self.stride else None
@@ -51,6 +52,7 @@ class Request:
             sampling=self.sampling,
             grammar=grammar,
             logprobs=self.logprobs,
+            stop=self.stop,
         )
 
 
@@ -135,6 +137,8 @@ def check_schedule(
     planner, executor = rounds.scheduler.planner, rounds.scheduler.executor
     plenty = planner.limits
     one = model.cost.of(LONGEST)
+    if model.drafting is not None and model.drafting.cost is not None:
+        one += model.drafting.cost.of(LONGEST)
     with patch.object(executor, "launch", wraps=executor.launch) as launch:
         for _ in range(ROUNDS):
             if dice.random() < 0.2:
@@ -165,6 +169,7 @@ def check_schedule(
         assert received.finished is not None
         assert expected.finished is not None
         assert received.tokens == expected.tokens
+        assert received.text == expected.text
         assert received.finished.reason == expected.finished.reason
         _check_logprobs(received.finished.logprobs, expected.finished.logprobs)
         usage = received.finished.usage
@@ -235,6 +240,7 @@ def _request(
         sampling,
         dice.choice([0, 0, 0, 1, 3]),
         dice.choice([None, None, 0, 3]),
+        dice.choice([(), (), (), ("<7", "11>")]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -15,12 +16,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from gateway import limits
 from gateway.errors import ApiError
-from gateway.limits import DEEPEST, MOST_OBJECTS, parse
+from gateway.limits import DEEPEST, MOST_OBJECTS
 from tests.gateway.gateway_process import WAIT, GatewayProcess
 
 LIMIT = 64 << 10
 JSON = Headers({"content-type": "application/json"})
+
+
+def parse(headers: Headers, body: bytes) -> dict[str, Any]:
+    return asyncio.run(limits.parse(headers, body))
 
 
 @pytest.fixture(scope="module")

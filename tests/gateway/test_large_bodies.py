@@ -10,10 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
+from starlette.datastructures import Headers
 from starlette.types import Message
 
+from gateway.limits import parse
 from gateway.routes.embeddings import in_parts
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
@@ -57,7 +60,7 @@ def test_a_long_message_takes_little_more_memory_than_its_length(
     def body(text: str) -> bytes:
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
         if path == "responses":
-            asked = {"input": text}
+            asked = {"input": text, "store": False}
         return json.dumps({"model": "numbers", **asked}).encode()
 
     headers = {"content-type": "application/json"}
@@ -66,9 +69,48 @@ def test_a_long_message_takes_little_more_memory_than_its_length(
     process = own_process(gateway)
     long = body(TEXTS[kind])
     before = process.memory_info().rss
+    for _ in range(3):
+        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+        assert post(f"/v1/{path}", content=long, headers=headers).status_code == 200
+        assert peak(process) - before < 5 * len(long)
+    assert process.memory_info().rss - before < 1.5 * len(long)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_a_message_that_is_far_too_long_takes_little_memory_of_the_backend(
+    gateway: GatewayProcess,
+) -> None:
+    """It is refused before it is searched for control strings and rendered."""
+
+    def said(text: str) -> httpx.Response:
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
+        return gateway.client.post("/v1/chat/completions", json=asked)
+
+    assert said("Hi").status_code == 200
+    (process,) = gateway.backends()
+    before = process.memory_info().rss
     Path(f"/proc/{process.pid}/clear_refs").write_text("5")
-    assert post(f"/v1/{path}", content=long, headers=headers).status_code == 200
-    assert peak(process) - before < 5 * len(long)
+    refused = said(TEXTS["code"])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert peak(process) - before < 5 * LONG
+
+
+async def test_a_long_body_is_read_in_several_steps() -> None:
+    """Between two of them every other task of the gateway has a turn."""
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(take_turns())
+    body = json.dumps({"input": TEXTS["code"]}).encode()
+    assert await parse(Headers({"content-type": "application/json"}), body)
+    other.cancel()
+    assert turns >= 3
 
 
 @pytest.mark.parametrize("dimensions", [None, 3])

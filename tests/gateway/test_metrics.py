@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.asking import chat
-from tests.gateway.gateway_process import ROOT, GatewayProcess
+from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 TINY = frozenset({("model", "tiny")})
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    """Its model drafts, so that there is every metric."""
+    process = GatewayProcess({"tiny": tiny(options=["prompt_lookup:true"])})
+    yield process
+    process.close()
 
 
 def scrape(gateway: GatewayProcess) -> dict[Sample, float]:
@@ -68,6 +78,19 @@ def test_the_durations_of_an_answer_are_reported_by_model(gateway: GatewayProces
     assert grown("gateway_model_inter_token_seconds_count") >= 1
     first, queue = (grown(f"gateway_model_{name}_seconds_sum") for name in ("first_token", "queue"))
     assert 0 <= queue <= first
+
+
+def test_guesses_are_counted_by_model(gateway: GatewayProcess) -> None:
+    """As the backend itself counts them."""
+    counted = "1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4,"
+    asked = {"model": "tiny", "prompt": counted, "max_tokens": 64, "ignore_eos": True}
+    assert gateway.client.post("/v1/completions", json=asked).status_code == 200
+    found = scrape_with_model(gateway)
+    checked = found["gateway_model_draft_tokens_total", TINY]
+    assert checked > 0
+    assert 0 <= found["gateway_model_draft_accepted_tokens_total", TINY] <= checked
+    assert found["gateway_model_draft_width", TINY] >= 0
+    assert found["gateway_model_draft_gain", TINY] > 0
 
 
 def test_every_metric_of_the_dashboard_exists(gateway: GatewayProcess) -> None:

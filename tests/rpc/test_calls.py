@@ -224,12 +224,13 @@ def test_metrics_report_drafting(
         return {key: value for key, value in call.trailing_metadata() if "draft" in key}
 
     assert shown() == {}
-    engine.guessing = GuessReport(width=4, proposed=20, accepted=15, gain=1.5)
+    engine.guessing = GuessReport(4, 20, 15, 1.5, "prompt lookup, draft model")
     assert shown() == {
         "mlx-draft-width": "4",
         "mlx-draft-tokens": "20",
         "mlx-draft-accepted-tokens": "15",
         "mlx-draft-gain": "1.50",
+        "mlx-draft-guessers": "prompt lookup, draft model",
     }
 
 

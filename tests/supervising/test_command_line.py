@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.ranks.hostfile import Misuse, hosts_of
-from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.hostfile import Misuse, hosts_of, place_in, transport_environ
+from backend.engine.ranks.place import TOKEN, Place, Transport
 from backend.supervising.command_line import plan_of
 
 SECRET = {TOKEN: "s3cret"}
@@ -95,3 +95,104 @@ def test_invalid_hostfiles_are_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(Misuse, match="hostfile"):
         hosts_of(str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["--rank", "1"], {}, "--rank is for ranks of a hostfile"),
+        (["--backend", "jaccl"], {}, "--backend is for ranks of a hostfile"),
+        (["--ranks", "2", "--backend", "jaccl"], {}, "--backend is for ranks of a hostfile"),
+        (["--control", "127.0.0.1:7"], {}, "--control is for ranks of a hostfile"),
+        (["--rank-loss", "exit"], {}, "--rank-loss has no effect"),
+        ([], {"MLX_RANK": "1"}, "MLX_RANK is 1, but no hostfile"),
+    ],
+)
+def test_nothing_is_ignored(arguments: list[str], environ: dict[str, str], words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        plan_of(["--addr", "127.0.0.1:0", *arguments], environ)
+
+
+@pytest.mark.parametrize("port", ["64536", "\N{SUPERSCRIPT TWO}"])
+def test_a_port_that_is_none_is_refused(port: str, tmp_path: Path) -> None:
+    """64536 leaves no room for the control port, a thousand above it."""
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps([f"127.0.0.1:{port}", "127.0.0.1:5000"]))
+    with pytest.raises(Misuse, match=r"no port|not HOST:PORT"):
+        plan_of(["--hostfile", str(path)], {})
+
+
+DEVICES = {"MLX_IBV_DEVICES": "/devices.json"}
+
+
+@pytest.mark.parametrize(
+    ("transport", "given", "found"),
+    [
+        ("ring", {}, {}),
+        ("jaccl", DEVICES, {"MLX_JACCL_COORDINATOR": "10.0.0.1:5000"}),
+        (
+            "jaccl",
+            DEVICES | {"MLX_JACCL_COORDINATOR": "10.0.0.9:7"},
+            {"MLX_JACCL_COORDINATOR": "10.0.0.9:7"},
+        ),
+        (
+            "nccl",
+            {},
+            {"NCCL_HOST_IP": "10.0.0.1", "NCCL_PORT": "5000", "MLX_WORLD_SIZE": "2"},
+        ),
+        ("mpi", {}, {}),
+    ],
+)
+def test_mlx_finds_the_other_ranks(
+    transport: str, given: dict[str, str], found: dict[str, str], hostfile: str
+) -> None:
+    environ = SECRET | given
+    place = place_in(hostfile, 1, transport, "", environ)
+    ring = {"MLX_HOSTFILE": hostfile, "MLX_RANK": "1"}
+    assert transport_environ(place, hostfile, environ) == ring | found
+
+
+def test_jaccl_without_its_devices_is_refused(hostfile: str) -> None:
+    with pytest.raises(Misuse, match="MLX_IBV_DEVICES"):
+        place_in(hostfile, 1, "jaccl", "", SECRET)
+
+
+def test_the_transport_reaches_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the backend's name, and so that a group of one process is no answer."""
+    import mlx.core as mx
+
+    from backend.engine.errors import EngineFailed
+    from backend.engine.ranks.group import join_group
+
+    asked: list[dict[str, object]] = []
+
+    class Alone:
+        def rank(self) -> int:
+            return 0
+
+        def size(self) -> int:
+            return 1
+
+    def init(**options: object) -> Alone:
+        asked.append(options)
+        return Alone()
+
+    monkeypatch.setattr(mx.distributed, "init", init)
+    for transport in ("ring", "jaccl", "nccl", "mpi"):
+        with pytest.raises(EngineFailed, match="rank 0 of 1, but it was started as rank 1 of 2"):
+            join_group(Place(1, 2, ("h", 1), ("a", "b"), transport))
+    assert [one["backend"] for one in asked] == ["ring", "jaccl", "nccl", "mpi"]
+    assert all(one["strict"] for one in asked)
+
+
+@pytest.mark.parametrize("transport", ["jaccl", "nccl", "mpi"])
+def test_a_transport_that_this_mlx_lacks_is_named(transport: Transport) -> None:
+    import mlx.core as mx
+
+    from backend.engine.errors import EngineFailed
+    from backend.engine.ranks.group import join_group
+
+    if mx.distributed.is_available(transport):
+        pytest.skip(f"this mlx has {transport}")
+    with pytest.raises(EngineFailed, match=f"cannot form the {transport} group"):
+        join_group(Place(1, 2, ("h", 1), ("a", "b"), transport))

@@ -8,23 +8,33 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
-import llguidance
 import numpy as np
 
-from backend.engine.constraints.constraint import Constraint, cause_in, words
-from backend.engine.constraints.grammar_limits import MARGIN, STACK
+from backend.engine.constraints.constraint import Compiled, Constraint, cause_in, words
+from backend.engine.constraints.grammar_limits import (
+    MARGIN,
+    MEMORY_KEPT,
+    MEMORY_TOGETHER,
+    STACK,
+)
 from backend.engine.constraints.matching import matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
 from backend.engine.constraints.recent import Recent
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.table import TokenTable, source_of
 from backend.engine.constraints.trial import Trial
-from backend.engine.errors import InvalidRequest, about
+from backend.engine.errors import InvalidRequest, Overloaded, about
+from backend.engine.units import MIB
 from common.chat_format import ChatFormat
+from common.machine_memory import free_memory
 
 MAX_TEXT = 256 * 1024
 """Maximum number of characters of a grammar, or of tools as JSON."""
+_TEXTS_KEPT = 4 * MIB
+"""Maximum number of characters of the grammars that are kept after they were read."""
+_FREE_SHARE = 4  # grammars may take one part in so many of the memory that is free
 
 Try = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
@@ -52,8 +62,10 @@ class ConstraintCompiler:
         self._chat_format = chat_format
         self._ready: tuple[TokenTable, Trial] | None = None
         self._ready_lock = threading.Lock()
-        self._grammars: Recent[dict[str, Any]] = Recent()
-        self._matchers: Recent[llguidance.LLMatcher] = Recent()
+        self._grammars: Recent[dict[str, Any]] = Recent(_TEXTS_KEPT)
+        self._compiled: Recent[Compiled] = Recent(MEMORY_KEPT)
+        self._in_use: WeakSet[Compiled] = WeakSet()
+        self._in_use_lock = threading.Lock()
 
     def compile(
         self,
@@ -69,7 +81,8 @@ class ConstraintCompiler:
         prompt_tail: the end of the prompt's text, which shows whether reasoning is open. thinking:
         the request's setting, None if it has none. Raises InvalidRequest, with the position in the
         user's text, for a constraint that is invalid, cannot be enforced or costs too much;
-        if quick, raises NotQuick for one that takes noticeable time.
+        Overloaded if the constraints of other requests leave it no memory; if quick, NotQuick for
+        one that takes noticeable time.
         """
         table, trial = self._table_and_trial()
         attempt = partial(trial.attempt, quick=quick)
@@ -92,11 +105,13 @@ class ConstraintCompiler:
         if answer is not None:
             grammars.append({"name": "answer", **answer})
         text = json.dumps({"grammars": [*grammars, {"name": "body", **body}]})
+        compiled = self._compile(text, spec, table, attempt)
         return Constraint(
-            self._matcher(text, spec, table, attempt).deep_copy(),
+            compiled.matcher.deep_copy(),
             table.known,
             table.ends,
             words(table.tokens.vocab_size),
+            compiled,
         )
 
     def _require_marked(
@@ -106,7 +121,7 @@ class ConstraintCompiler:
 
         No grammar could tell such a call from text.
         """
-        matcher = self._matcher(_alone(body), spec, table, attempt)
+        matcher = self._compile(_alone(body), spec, table, attempt).matcher
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
         first = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not set(first.tolist()) <= set(table.special.ids.values()):
@@ -129,7 +144,7 @@ class ConstraintCompiler:
         """
         with about("Grammar"):
             body = self._grammar(spec, table, attempt)
-            self._matcher(_alone(body), spec, table, attempt)
+            self._compile(_alone(body), spec, table, attempt)
             return body
 
     def _table_and_trial(self) -> tuple[TokenTable, Trial]:
@@ -174,23 +189,46 @@ class ConstraintCompiler:
             if "refusal" in reply:
                 raise InvalidRequest(reply["refusal"])
             known = reply["grammar"]
-            self._grammars.put(key, known)
+            self._grammars.put(key, known, len(key))
         return known
 
-    def _matcher(
+    def _compile(
         self, grammars: str, spec: ConstraintSpec, table: TokenTable, attempt: Try
-    ) -> llguidance.LLMatcher:
-        """A grammar's matcher in its initial state. Callers copy it and never advance it."""
-        if (known := self._matchers.get(grammars)) is not None:
+    ) -> Compiled:
+        """A list of grammars (JSON), compiled now or lately."""
+        if (known := self._compiled.get(grammars)) is not None:
             return known
-        error = attempt(f"the {_WHAT[spec.kind]}", {"grammars": grammars})["error"]
+        reply = attempt(f"the {_WHAT[spec.kind]}", {"grammars": grammars})
+        error = reply["error"]
         if not error:
+            self._require_memory(f"the {_WHAT[spec.kind]}", reply["bytes"])
             made = on_stack(STACK + MARGIN, lambda: matcher_of(table.tokens, grammars))
             error = made.get_error()
         if error:
             raise InvalidRequest(_complaint(spec, error))
-        self._matchers.put(grammars, made)
-        return made
+        compiled = Compiled(made, reply["bytes"])
+        with self._in_use_lock:
+            self._in_use.add(compiled)
+        self._compiled.put(grammars, compiled, len(grammars) + compiled.bytes)
+        return compiled
+
+    def _require_memory(self, subject: str, needed: int) -> None:
+        """Raise Overloaded if a grammar does not fit beside those that are in use.
+
+        Those that are only kept for later requests are dropped first.
+        """
+        most = min(MEMORY_TOGETHER, free_memory() // _FREE_SHARE)
+        if needed + self._memory_in_use() > most:
+            self._compiled.clear()
+        if (used := self._memory_in_use()) and needed + used > most:
+            raise Overloaded(
+                f"{subject} takes {needed // MIB} MiB of memory, and those of other requests take"
+                f" {used // MIB} of {most // MIB} MiB: send it again later, or make it smaller"
+            )
+
+    def _memory_in_use(self) -> int:
+        with self._in_use_lock:
+            return sum(compiled.bytes for compiled in self._in_use)
 
 
 def _alone(body: Mapping[str, Any]) -> str:

@@ -81,20 +81,33 @@ class AnswerRule(Protocol):
         """
 
 
+@dataclass(eq=False, frozen=True, slots=True, weakref_slot=True)
+class Compiled:
+    """A matcher in its initial state, which is copied and never advanced, and its bytes of memory.
+
+    Copies share most of that memory.
+    """
+
+    matcher: LLMatcher
+    bytes: int
+
+
 @dataclass(eq=False, slots=True)
 class Constraint:
     """Created by the compiler on a prompt thread, then used only by the engine thread.
 
     matcher: llguidance's matcher, at the start of the answer. known: mask of the ids that both the
     model and the tokenizer have. ends: mask of the end tokens. Both masks are read-only and shared
-    between rows. scratch_words: length of the matcher's own mask, at least that of `known`.
-    allowance: seconds of processor time that the grammar may still take.
+    between rows. scratch_words: length of the matcher's own mask, at least that of `known`. source:
+    what the matcher was copied from, whose memory counts as used while the row exists. allowance:
+    seconds of processor time that the grammar may still take.
     """
 
     matcher: LLMatcher
     known: np.ndarray
     ends: np.ndarray
     scratch_words: int
+    source: Compiled
     _scratch: np.ndarray = field(init=False)
     _accepted: list[int] = field(init=False, default_factory=list)
     allowance: float = BURST_SECONDS

@@ -15,6 +15,10 @@ QUICK_SECONDS: Final = 0.1
 """Processor time after which a quick trial is stopped; the grammar is then tried as a slow one."""
 CPU_SECONDS: Final = 3.0
 MEMORY: Final = 512 * MIB
+MEMORY_TOGETHER: Final = 1024 * MIB
+"""Bytes of all grammars that requests use, by what their trials needed."""
+MEMORY_KEPT: Final = 128 * MIB
+"""Bytes of the grammars that are kept for later requests."""
 READING_DEPTH: Final = 10_000
 """Recursion limit in Python frames. Hashing and JSON encoding recurse on the C stack too."""
 TOO_LARGE: Final = 70

@@ -7,29 +7,39 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 MAX_ENTRIES = 64
-MAX_TEXT = 4 * 1024 * 1024
-"""Maximum number of characters of all texts together."""
 
 Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """The most recently used results, by text; thread-safe."""
+    """The most recently used results, by text; thread-safe.
 
-    def __init__(self) -> None:
-        self._entries: OrderedDict[str, Value] = OrderedDict()
+    most: maximum of the sizes of all results together. A larger one is not kept at all.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()
+        self._most = most
         self._lock = threading.Lock()
 
     def get(self, text: str) -> Value | None:
         with self._lock:
-            if text in self._entries:
-                self._entries.move_to_end(text)
-            return self._entries.get(text)
+            if text not in self._entries:
+                return None
+            self._entries.move_to_end(text)
+            return self._entries[text][0]
 
-    def put(self, text: str, value: Value) -> None:
+    def put(self, text: str, value: Value, size: int) -> None:
+        if size > self._most:
+            return
         with self._lock:
-            self._entries[text] = value
-            while len(self._entries) > 1 and (
-                len(self._entries) > MAX_ENTRIES or sum(map(len, self._entries)) > MAX_TEXT
-            ):
+            self._entries[text] = value, size
+            while len(self._entries) > MAX_ENTRIES or self._size() > self._most:
                 self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+
+    def _size(self) -> int:
+        return sum(size for _, size in self._entries.values())

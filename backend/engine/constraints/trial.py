@@ -69,6 +69,8 @@ class Trial:
     def attempt(self, subject: str, request: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
         """Run a request in a fork; returns its reply. Raises InvalidRequest if it hits a limit.
 
+        The reply's `bytes` are the memory that the fork needed for it.
+
         subject: the words for the grammar in that error. quick: allow QUICK_SECONDS instead of
         CPU_SECONDS, and raise NotQuick if the grammar needs more.
         """

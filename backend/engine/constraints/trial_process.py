@@ -90,7 +90,8 @@ def _report_ended(replies: dict[int, socket.socket]) -> None:
 def _try(tokens: llguidance.LLTokenizer, reply_to: socket.socket) -> NoReturn:
     """Answer one request. Runs in a fork."""
     signal.set_wakeup_fd(-1)
-    limit = peak_memory() + MEMORY
+    before = peak_memory()
+    limit = before + MEMORY
 
     def watch(*_: object) -> None:
         if peak_memory() > limit:
@@ -107,6 +108,7 @@ def _try(tokens: llguidance.LLTokenizer, reply_to: socket.socket) -> NoReturn:
             signal.setitimer(signal.ITIMER_REAL, _WATCH_SECONDS, _WATCH_SECONDS)
             reply = on_stack(STACK, partial(_answer, tokens, request))
             signal.setitimer(signal.ITIMER_REAL, 0)
+            reply["bytes"] = peak_memory() - before
             conversation.write(json.dumps(reply).encode() + b"\n")
         os._exit(0)
     except BaseException:

@@ -11,11 +11,14 @@ from backend.engine import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, LookupGuesser
+from backend.engine.drafting.head_guesser import HeadGuesser
+from backend.engine.drafting.prediction_head import HeadError, PredictionHead, open_head
 from backend.engine.drafting.reference import in_its_name, own_settings
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.weights import LoadedModel, load_model
+from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
+from backend.engine.logits_head import LogitsHead
 from backend.engine.plan import CacheCost
 from backend.engine.prefill import Pace
 from backend.engine.settings import Settings
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+LOOKUP = "prompt lookup"
+
 _PAUSE = 0.25  # share of stall_ms that catching up with a long prompt may add to a decode step
 
 
@@ -35,37 +40,70 @@ class Drafting:
     """How a loaded model drafts.
 
     most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
-    a batch, the cheapest first. weights_bytes: of the draft model. cost: of its KV of one sequence;
-    None: there is no draft model.
+    a batch, the cheapest first. weights_bytes: of the draft model or head. cost: of its KV of one
+    sequence; None: there is neither. reads_states: whether a guesser needs the hidden states of
+    tokens. names: of the guessers, in words.
     """
 
     most: int
     new_guessers: Callable[[], Sequence[Guesser]]
     weights_bytes: int = 0
     cost: CacheCost | None = None
+    reads_states: bool = False
+    names: str = LOOKUP
 
 
 def load_drafting(
     checkpoint: Checkpoint | None,
     main: LoadedModel,
+    own: Checkpoint,
+    projection: LogitsHead,
     context_size: int,
     settings: Settings,
     device: Device,
     *,
     dtype: str = "",
 ) -> Stages[Drafting | None]:
-    """Load the draft model; returns how to draft, or None if drafting is not requested.
+    """Load the draft model, or the model's own head; returns how to draft, or None if drafting is
+    not requested.
 
-    Begins and ends on `engine`. context_size: tokens that the main model is served with. Raises
-    ModelRejected, InvalidRequest.
+    Begins and ends on `engine`. checkpoint: of the draft model; own: of the main model.
+    context_size: tokens that the main model is served with. Raises ModelRejected, InvalidRequest.
     """
-    if checkpoint is None and not settings.prompt_lookup:
+    wishes = {
+        "DraftModel is set": checkpoint is not None,
+        "option mtp is true": settings.mtp,
+        "option prompt_lookup is true": settings.prompt_lookup,
+    }
+    wish = next((wish for wish, is_set in wishes.items() if is_set), "")
+    if not wish:
         return None
-    wish = "DraftModel is set" if checkpoint else "option prompt_lookup is true"
+    if checkpoint is not None and settings.mtp:
+        raise InvalidRequest(
+            "DraftModel is set and option mtp is true: either a draft model drafts or the model's"
+            " own head, so leave one of them out"
+        )
     if not kv.takes_back(kv.new_row(main.model)):
         raise InvalidRequest(
-            f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its cache has"
-            " a recurrent state; load it without"
+            f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its layers"
+            " keep what they read in a form of their own; load it without"
+        )
+    looking = [LookupGuesser] if settings.prompt_lookup else []
+    first = f"{LOOKUP}, " if looking else ""
+    if settings.mtp:
+        head = yield from _load_head(own, main, projection, settings, device)
+        vocabulary = kv.vocabulary_size(main.model)
+
+        def head_guessers() -> list[Guesser]:
+            return [*(new() for new in looking), HeadGuesser(head, projection.project, vocabulary)]
+
+        return Drafting(
+            settings.n_draft,
+            head_guessers,
+            bytes_of(head),
+            kv.cost(head),
+            reads_states=True,
+            names=f"{first}prediction head",
         )
     if checkpoint is None:
         return Drafting(settings.n_draft, lambda: [LookupGuesser()])
@@ -74,10 +112,49 @@ def load_drafting(
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
 
     def new_guessers() -> list[Guesser]:
-        own = ModelGuesser(draft, pace)
-        return [LookupGuesser(), own] if settings.prompt_lookup else [own]
+        return [*(new() for new in looking), ModelGuesser(draft, pace)]
 
-    return Drafting(settings.n_draft, new_guessers, draft.weights_bytes, draft.cost)
+    return Drafting(
+        settings.n_draft,
+        new_guessers,
+        draft.weights_bytes,
+        draft.cost,
+        names=f"{first}draft model",
+    )
+
+
+def _load_head(
+    own: Checkpoint,
+    main: LoadedModel,
+    projection: LogitsHead,
+    settings: Settings,
+    device: Device,
+) -> Stages[PredictionHead]:
+    """The model's own head, in the arithmetic of the model."""
+    try:
+        if not projection.found:
+            raise HeadError("its output projection is not known here")
+        head = open_head(own, main.model, kv.vocabulary_size(main.model))
+    except HeadError as why:
+        raise InvalidRequest(
+            f"option mtp is true, but model {shown(main.name)} has no head for multi-token"
+            f" prediction that can be used: {why}; load it without"
+        ) from None
+    cast(head, main.dtype)
+    _require_room(main, bytes_of(head), settings, device)
+    yield from evaluate(head, bytes_of(head))
+    return head
+
+
+def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
+    """Raises ModelRejected where the weights of what drafts do not fit beside the model's."""
+    needed, limit = main.weights_bytes + nbytes, memory_limit(device, settings)
+    if needed > limit:
+        raise ModelRejected.because(
+            main.name,
+            f"with its head for multi-token prediction it takes {needed // MIB} MiB and MLX may use"
+            f" {limit // MIB} MiB; raise memory_limit_mib, or load it without option mtp",
+        )
 
 
 def _load(

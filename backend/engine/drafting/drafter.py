@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 NGRAM_SIZES = (3, 2, 1)  # tokens, the longest match first
 CHUNK = 2048  # tokens indexed in one call; about 2 ms
@@ -25,13 +28,15 @@ _EMPTY = 4  # the same for attempts without a guess, which cost less
 class Asked:
     """A sequence for which guesses are requested.
 
-    tokens: the whole prompt and output; from call to call they only grow. most: guesses,
-    at least 1.
+    tokens: the whole prompt and output; from call to call they only grow, by any number. most:
+    guesses, at least 1. states: [n, size], the hidden states from which the model sampled the last
+    n of the tokens; None if they are not known.
     """
 
     sequence: int
     tokens: Sequence[int]
     most: int
+    states: mx.array | None = None
 
 
 class Guesser(Protocol):

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend.engine.drafting.drafter import Asked, DraftLength, Guesser
 from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from backend.engine.drafting.draft_loading import Drafting
     from backend.engine.executor_sequence import ExecutorSequence
+
+    # A sequence, and its tokens behind `history`.
+    Known = tuple[ExecutorSequence, Sequence[int]]
+
+MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
 
 _log = logging.getLogger(__name__)
 
@@ -23,11 +31,13 @@ _log = logging.getLogger(__name__)
 class Speculation:
     """The guessers of a batch; each sequence uses the first one that has a guess.
 
-    end_tokens: those that end an answer.
+    end_tokens: those that end an answer. reads_states: whether a guesser wants the states that
+    tokens were chosen from.
     """
 
     def __init__(self, drafting: Drafting, end_tokens: Collection[int]) -> None:
         self._most = drafting.most
+        self.reads_states = drafting.reads_states
         self._end_tokens = end_tokens
         self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
         self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence uses
@@ -37,23 +47,32 @@ class Speculation:
         """Bytes that the guessers keep from step to step."""
         return sum(each.guesser.nbytes for each in self._guessers)
 
-    def ready(self, sequences: Sequence[ExecutorSequence]) -> bool:
-        """Whether guessing pays now; it has to wait until the latest tokens were read."""
+    def ready(self, sequences: Sequence[Known]) -> bool:
+        """Whether guessing pays now; it has to wait until the latest tokens were read.
+
+        sequences: without those tokens.
+        """
         return any(
-            self._most_for(one) > 0 and each.lengths[one.number].ready(len(one.history) + 1)
-            for one in sequences
+            self._most_for(one, behind)
+            and each.lengths[one.number].ready(len(one.history) + len(behind) + 1)
+            for one, behind in sequences
             for each in self._guessers
         )
 
     def propose(
-        self, sequences: Sequence[ExecutorSequence], tokens: Sequence[int], width: int
+        self, known: Sequence[Known], width: int, states: Mapping[int, mx.array]
     ) -> list[list[int]]:
-        """Up to `width` guesses for each sequence, after its last token."""
-        guesses: list[list[int]] = [[] for _ in sequences]
+        """Up to `width` guesses for each sequence, after its last known token.
+
+        states: as in `Asked`, by the sequences' numbers.
+        """
+        sequences = [one for one, _ in known]
+        guesses: list[list[int]] = [[] for _ in known]
         wanting = {
-            at: Asked(one.number, [*one.history, token], most)
-            for at, (one, token) in enumerate(zip(sequences, tokens, strict=True))
-            if (most := min(width, self._most_for(one))) > 0 and token not in self._ends(one)
+            at: Asked(one.number, [*one.history, *behind], most, states.get(one.number))
+            for at, (one, behind) in enumerate(known)
+            if (most := min(width, self._most_for(one, behind[:-1])))
+            and behind[-1] not in self._ends(one)
         }
         for each in list(self._guessers):
             try:
@@ -89,12 +108,16 @@ class Speculation:
     def _ends(self, one: ExecutorSequence) -> Collection[int]:
         return () if one.request.ignore_eos else self._end_tokens
 
-    def _most_for(self, one: ExecutorSequence) -> int:
-        """How many guesses fit: the last token and the choice after the guesses count as well."""
-        if one.media is not None:
+    def _most_for(self, one: ExecutorSequence, again: Sequence[int]) -> int:
+        """How many guesses fit: the last token and the choice after the last guess count as well.
+
+        again: tokens that have to be fed once more. Each wrong guess makes them more, so their
+        number is limited.
+        """
+        if one.media is not None or len(again) > MOST_AGAIN:
             return 0
         wanted = one.request.n_draft or self._most
-        return min(wanted, one.limit - one.delivered - 2)
+        return max(min(wanted, one.limit - one.delivered - 2), 0)
 
 
 class _Learning:
@@ -107,7 +130,7 @@ class _Learning:
     def propose(self, wanting: dict[int, Asked]) -> dict[int, list[int]]:
         """The guesses that there are, by the same keys."""
         asked = {
-            at: Asked(one.sequence, one.tokens, most)
+            at: replace(one, most=most)
             for at, one in wanting.items()
             if (most := self.lengths[one.sequence].begin(len(one.tokens), one.most))
         }

@@ -54,7 +54,10 @@ def load(
     yield from leader.form(cancelled)
     try:
         member = leader.begin(request, epoch, order.settings.rank_timeout, cancelled)
-        return (yield from _build(replace(order, ranks=RankLoad(leader, member))))
+        stages = _build(replace(order, ranks=RankLoad(leader, member)))
+        return (yield from leader.heeding(stages))
+    except Exception as fault:
+        raise leader.ended(epoch, fault) from None
     except BaseException:
         leader.abandon(epoch)
         raise

@@ -102,7 +102,14 @@ def build(
     slots = settings.parallel if batches else 1
     context_size = served_context(loaded.context_size, request.context_size)
     drafting = yield from load_drafting(
-        order.draft, loaded, context_size, settings, here, dtype=request.dtype
+        order.draft,
+        loaded,
+        order.checkpoint,
+        traits.head,
+        context_size,
+        settings,
+        here,
+        dtype=request.dtype,
     )
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_senses is not None:

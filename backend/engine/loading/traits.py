@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from backend.engine import kv
 from backend.engine.cache_form import use_cache_kind
 from backend.engine.cache_kind import CacheKind
 from backend.engine.errors import EngineError, ModelRejected
-from backend.engine.loading.stages import Stages
+from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel
 from backend.engine.logits_head import LogitsHead
 from backend.engine.pass_cost import pass_cost
@@ -71,7 +72,6 @@ def measure(
             kv.can_batch(row), kv.always_trims(row), kv.keeps_states(row), kv.known_sizes(row)
         )
         if member is not None:
-            yield "files"
             form = _agreed(member.agree(asdict(form)))
             if not form.known:
                 raise ModelRejected.because(
@@ -79,15 +79,12 @@ def measure(
                     f"a model of type {loaded.model_type} keeps its KV in a form that is not"
                     " divided among ranks: serve it with one rank",
                 )
-        yield "engine"
-        cost = kv.cost(model)
-        yield "engine"
-        together = form.batches and kv.can_prefill_together(model, tried=form.recurrent)
-        yield "engine"
-        vocabulary = kv.vocabulary_size(model)
-        head = LogitsHead(model, vocabulary)
-        yield "engine"
-        passes = pass_cost(model, vocabulary, whole=not head.found)
+        figures = _figures(model, form)
+        # Ranks must all compute it or none: a load that ended between two stages on one of them
+        # would leave the others in a collective.
+        cost, together, vocabulary, head, passes = (
+            at_once(figures) if member is not None else (yield from figures)
+        )
         room, shards = limit - loaded.weights_bytes, ()
         if member is not None:
             assert loaded.shard is not None
@@ -98,9 +95,7 @@ def measure(
                 "room": room,
                 "shard": asdict(loaded.shard) | {"bytes": loaded.weights_bytes},
             }
-            yield "files"
             said = member.agree(own)
-            yield "engine"
             room = min(one["room"] for one in said)
             shards = tuple(one["shard"] for one in said)
             together = all(one["together"] for one in said)
@@ -116,6 +111,20 @@ def measure(
         raise ModelRejected.because(
             loaded.name, f"it failed on its first token ({type(fault).__name__})"
         ) from None
+
+
+def _figures(model: Any, form: _Form) -> Stages[tuple[CacheCost, bool, int, LogitsHead, PassCost]]:
+    """What takes forward passes."""
+    yield "engine"
+    cost = kv.cost(model)
+    yield "engine"
+    together = form.batches and kv.can_prefill_together(model, tried=form.recurrent)
+    yield "engine"
+    vocabulary = kv.vocabulary_size(model)
+    head = LogitsHead(model, vocabulary)
+    yield "engine"
+    passes = pass_cost(model, vocabulary, whole=not head.found)
+    return cost, together, vocabulary, head, passes
 
 
 def _agreed(said: Sequence[Value]) -> _Form:

@@ -148,9 +148,7 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            yield "files"
             said = member.agree({"memory": memory_limit(device, settings)})
-            yield "engine"
             memories = [one["memory"] for one in said]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
@@ -158,21 +156,21 @@ def _load(
 
         apply_adapters(model, adapters)
     if wanted:
-        _cast(model, wanted)
+        cast(model, wanted)
     limit = memory_limit(device, settings)
     dequantized = dequantizes(device, settings.dequantize, wanted) and _make_dense(
         model, checkpoint.name, device, limit
     )
     if member is not None and shard is None:
         shard = keep_heads(model, checkpoint.name, config, member.place)
-    size = _bytes_of(model)
+    size = bytes_of(model)
     if size > limit:
         raise ModelRejected.because(
             checkpoint.name,
             f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
             " memory_limit_mib or use a smaller or more quantised model",
         )
-    yield from _evaluate(model, size)
+    yield from evaluate(model, size)
     if starts_layers_early(device):
         from backend.engine.loading.early_layers import start_layers_early
 
@@ -193,7 +191,7 @@ def _load(
     )
 
 
-def _cast(model: Any, name: str) -> None:
+def cast(model: Any, name: str) -> None:
     """Cast all floating-point weights, scales and biases included, when they are evaluated.
 
     Some weights must stay in float32 (a router's correction, a recurrence's decay): a model lists
@@ -205,13 +203,13 @@ def _cast(model: Any, name: str) -> None:
     target = getattr(mx, name)
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
-    def cast(path: str, value: mx.array) -> mx.array:
+    def cast_one(path: str, value: mx.array) -> mx.array:
         floating = mx.issubdtype(value.dtype, mx.floating)
         if floating and (target == mx.float32 or may_cast(path)):
             return value.astype(target)
         return value
 
-    model.update(tree_map_with_path(cast, model.parameters()))
+    model.update(tree_map_with_path(cast_one, model.parameters()))
 
 
 def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
@@ -224,7 +222,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
     if not layers:
         return False
     dtype = getattr(mx, _dtype_of(model))
-    size = _bytes_of(model) + dense_growth(layers, dtype)
+    size = bytes_of(model) + dense_growth(layers, dtype)
     room = dense_room(device, limit, mx.get_active_memory())
     if size > room:
         _log.info(
@@ -239,7 +237,8 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
     return True
 
 
-def _evaluate(model: Any, total: int) -> Stages[None]:
+def evaluate(model: Any, total: int) -> Stages[None]:
+    """Compute the weights, so many bytes, a slice in each stage; ends on `engine`."""
     import mlx.core as mx
 
     started = reported = time.monotonic()
@@ -269,7 +268,7 @@ def _slices(model: Any) -> Iterator[list[mx.array]]:
         yield part
 
 
-def _bytes_of(model: Any) -> int:
+def bytes_of(model: Any) -> int:
     return sum(array.nbytes for array in _parameters(model))
 
 

@@ -14,7 +14,7 @@ from backend.engine.executor_sequence import ExecutorSequence
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks
-from backend.engine.loading.stages import at_once
+from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import load_model
 from backend.engine.mlx_lm_import import import_mlx_lm
@@ -81,18 +81,25 @@ class FollowedModel:
             mx.clear_cache()
 
 
-def load_followed(request: LoadRequest, number: int, member: Member) -> FollowedModel:
-    """Load this rank's part. Raises the load's error, also if the load failed on another rank."""
-    order = find(request, number, threading.Event())
+def load_followed(
+    request: LoadRequest, number: int, member: Member, cancelled: threading.Event
+) -> Stages[FollowedModel]:
+    """Load this rank's part; all stages on one thread. cancelled: ends a download.
+
+    Raises the load's error, also if the load failed on another rank.
+    """
+    order = find(request, number, cancelled)
     import_mlx_lm()
     here = device.detect()
     device.prepare(here)
     settings = order.settings
-    loading = load_model(order.checkpoint, settings, here, dtype=request.dtype, member=member)
-    loaded = at_once(loading)
+    loaded = yield from load_model(
+        order.checkpoint, settings, here, dtype=request.dtype, member=member
+    )
     fit_row_masks(loaded.model)
     limit = device.memory_limit(here, settings)
-    traits = at_once(measure(loaded, order.cache_kind, limit, member))
+    traits = yield from measure(loaded, order.cache_kind, limit, member)
+    device.apply(device.memory_plan(here, settings, loaded.weights_bytes))
     return FollowedModel(
         EngineModel(
             model=loaded.model,

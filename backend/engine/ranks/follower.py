@@ -7,9 +7,11 @@ ends, the process ends, because MLX can form only one group per process.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from backend.engine.errors import Cancelled, EngineError
 from backend.engine.load_request import LoadRequest
-from backend.engine.ranks.link import Link, LinkLost, connect
+from backend.engine.loading.stages import Stages
+from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import Place
 from backend.engine.ranks.wire import (
@@ -51,25 +54,30 @@ STOPPED, FAILED = 0, 1
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
     """Serve rank 0 until it ends. end: ends the process at once, whatever its threads are doing."""
+    import backend.engine.ranks.group  # noqa: F401  # imports MLX, for which `Form` has no time
+
     link = _connected(place, token)
-    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    follower = _Follower(place, link)
 
     def listen() -> None:
         try:
             while not isinstance(message := link.receive(), Stop):
-                inbox.put(message)
+                follower.receive(message, lambda: end(FAILED))
+            end(STOPPED)
         except LinkLost as loss:
             _log.error("%s %s, so %s ends", place.name(0), loss, place.name(place.rank))
-            end(FAILED)
-        end(STOPPED)
+        except Exception as fault:
+            _log.error("%s failed", place.name(place.rank), exc_info=fault)
+        end(FAILED)
 
     threading.Thread(target=listen, name="rank-link", daemon=True).start()
     try:
-        _Follower(place, link, inbox).run()
+        follower.run()
     except Exception as fault:
         why = str(fault) if isinstance(fault, EngineError) else f"{type(fault).__name__}: {fault}"
         _log.error("%s failed", place.name(place.rank), exc_info=fault)
-        link.send(Failed(why))
+        with contextlib.suppress(LinkLost):
+            link.send(Failed(why))
     end(FAILED)
 
 
@@ -89,28 +97,46 @@ def _connected(place: Place, token: str) -> Link:
 
 
 class _Follower:
-    def __init__(self, place: Place, link: Link, inbox: queue.SimpleQueue[Message]) -> None:
+    def __init__(self, place: Place, link: Link) -> None:
         self._place = place
         self._link = link
-        self._inbox = inbox
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._model: FollowedModel | None = None
+        self._number = 0  # of the latest load
+        # By the numbers of loads that have not ended here: set once rank 0 has ended them.
+        self._loads: dict[int, threading.Event] = {}
 
     def run(self) -> None:
         while True:
             self._obey(self._inbox.get())
 
+    def receive(self, message: Message, end: Callable[[], None]) -> None:
+        """Take a message, on the thread that reads them. end: ends the process.
+
+        A load that rank 0 has ended stops at its next stage; it never does where it waits in a
+        collective for what rank 0 will not compute.
+        """
+        match message:
+            case LoadShard(number, timeout=timeout):
+                self._link.timeout = timeout
+                self._loads[number] = threading.Event()
+            case Abandon(number) if number in self._loads:
+                self._loads[number].set()
+                after(self._link.timeout, lambda: end() if number in self._loads else None)
+        self._inbox.put(message)
+
     def _obey(self, message: Message) -> None:
         match message:
             case Form():
-                from backend.engine.ranks.group import join_group
-
-                join_group(self._place)
-                self._link.send(Formed())
+                self._join()
             case LoadShard():
                 self._load(message)
             case Drop():
                 self._drop()
-            case Abandon() | Agreed():
+            case Abandon(number):
+                if number == self._number:
+                    self._drop()
+            case Agreed():
                 pass  # of a load that has already ended here
             case Open() | Add() | Step() | Clear() | Plain():
                 assert self._model is not None, "rank 0 uses only what is loaded"
@@ -118,11 +144,23 @@ class _Follower:
             case other:
                 raise LinkLost(f"sent {type(other).__name__}, which is not for this rank")
 
+    def _join(self) -> None:
+        """MLX waits for the other ranks with the interpreter's lock, so only the system can end
+        the process then."""
+        from backend.engine.ranks.group import join_group
+
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, self._place.timeout)
+        join_group(self._place)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._link.send(Formed())
+
     def _load(self, order: LoadShard) -> None:
         from backend.engine.ranks.followed_model import load_followed
 
         self._drop()
-        self._link.timeout = order.timeout
+        self._number = order.number
+        abandoned = self._loads[order.number]
 
         def agree(value: Value) -> Sequence[Value]:
             self._link.send(LoadReport(order.number, value))
@@ -133,15 +171,17 @@ class _Follower:
                     case Abandon(number) if number == order.number:
                         raise Cancelled("the load has ended on another rank")
 
+        request, member = LoadRequest(**order.request), Member(self._place, agree)
         try:
-            self._model = load_followed(
-                LoadRequest(**order.request), order.number, Member(self._place, agree)
-            )
+            stages = load_followed(request, order.number, member, abandoned)
+            self._model = _through(stages, abandoned)
         except Cancelled:
             self._drop()
         except EngineError as refusal:
             self._drop()
             self._link.send(LoadReport(order.number, refusal=str(refusal)))
+        finally:
+            del self._loads[order.number]
 
     def _drop(self) -> None:
         if self._model is not None:
@@ -149,3 +189,15 @@ class _Follower:
             from backend.engine.device import release_memory
 
             release_memory()
+
+
+def _through(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
+    """What the load ends with. Raises Cancelled once rank 0 has ended it."""
+    with contextlib.closing(stages):
+        while not abandoned.is_set():
+            try:
+                next(stages)
+            except StopIteration as end:
+                model: FollowedModel = end.value
+                return model
+    raise Cancelled("the load has ended on another rank")

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from backend.engine.ranks.place import TOKEN, Place, Transport
 
+_DEVICES = ("MLX_IBV_DEVICES", "JACCL_IBV_DEVICES")
 _CONTROL_OFFSET = 1000  # distance from rank 0's port in the ring to its port for the other ranks
 
 
@@ -31,7 +32,7 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
     for entry in entries if isinstance(entries, list) else ():
         first = entry[0] if isinstance(entry, list) and entry else entry
         host, _, port = first.rpartition(":") if isinstance(first, str) else ("", "", "")
-        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        if not host or not _is_port(port):
             raise Misuse(f"the hostfile {path} has the entry {entry!r}, which is not HOST:PORT")
         hosts.append((host.strip("[]"), int(port)))
     if len(hosts) < 2:
@@ -50,18 +51,52 @@ def place_in(
     found = next((one for one in known if one == transport), None)
     if found is None:
         raise Misuse(f"--backend must be one of {', '.join(known)}, but it is {transport!r}")
-    address = hosts[0][0], (hosts[0][1] + _CONTROL_OFFSET) % (1 << 16)
+    address = hosts[0][0], hosts[0][1] + _CONTROL_OFFSET
     if control:
         host, _, port = control.rpartition(":")
-        if not host or not port.isdigit() or int(port) >= 1 << 16:
+        if not host or not _is_port(port):
             raise Misuse(f"--control {control!r} is not HOST:PORT")
         address = host.strip("[]"), int(port)
+    elif address[1] >= 1 << 16:
+        raise Misuse(
+            f"rank 0 of the hostfile has port {hosts[0][1]}, and {_CONTROL_OFFSET} more is no port:"
+            " give a lower one, or --control HOST:PORT"
+        )
     if not environ.get(TOKEN) and not _is_loopback(address[0]):
         raise Misuse(
             f"ranks on several machines need a shared secret: set {TOKEN} to the same text for"
             " every rank"
         )
+    if found == "jaccl" and not any(environ.get(name) for name in _DEVICES):
+        raise Misuse(
+            f"--backend jaccl needs {_DEVICES[0]}, the file of RDMA devices that"
+            " mlx.distributed_config writes"
+        )
     return Place(rank, len(hosts), address, tuple(host for host, _ in hosts), found)
+
+
+def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which mx.distributed finds the other ranks; those that are set stay.
+
+    As in mlx 0.32.4, `mlx/_distributed_utils/launch.py`; mpirun sets those of `mpi`.
+    """
+    host, port = hosts_of(hostfile)[0]
+    defaults: dict[Transport, dict[str, str]] = {
+        "ring": {},
+        "jaccl": {"MLX_JACCL_COORDINATOR": f"{host}:{port}"},
+        "nccl": {
+            "NCCL_HOST_IP": host,
+            "NCCL_PORT": str(port),
+            "MLX_WORLD_SIZE": str(place.size),
+        },
+        "mpi": {},
+    }
+    found = {name: environ.get(name) or value for name, value in defaults[place.transport].items()}
+    return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(place.rank)}
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
 
 
 def _is_loopback(host: str) -> bool:

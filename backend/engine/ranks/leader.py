@@ -16,10 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from backend.engine.errors import (
     Cancelled,
     EngineError,
+    EngineFailed,
     InvalidRequest,
     ModelRejected,
     RankLost,
@@ -28,8 +30,16 @@ from backend.engine.errors import (
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks.hostfile import Misuse, place_in
-from backend.engine.ranks.link import Link, LinkLost, accept, accepting, frame_of, listen
+from backend.engine.ranks.hostfile import Misuse, place_in, transport_environ
+from backend.engine.ranks.link import (
+    Link,
+    LinkLost,
+    accept,
+    accepting,
+    after,
+    frame_of,
+    listen,
+)
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import TOKEN, Place
 from backend.engine.ranks.wire import (
@@ -46,6 +56,8 @@ from backend.engine.ranks.wire import (
     Stop,
 )
 
+Loaded = TypeVar("Loaded")
+
 _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0  # seconds between two log lines about missing ranks
@@ -55,11 +67,10 @@ _NAME_SECONDS = 1.0  # seconds: MLX may notice the loss of a rank before its con
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank. reports: its reports about loads, in order."""
+    """Another rank. reports: its reports about loads, refusals excepted, in order."""
 
     link: Link
     reports: queue.SimpleQueue[LoadReport] = field(default_factory=queue.SimpleQueue)
-    formed: bool = False
 
 
 class Leader:
@@ -83,6 +94,8 @@ class Leader:
         self._followers: dict[int, _Follower] = {}
         self._changed = threading.Condition()
         self._forming = self._formed = self._closing = False
+        self._load = 0  # the number of the load under way
+        self._refusal = ""  # why another rank has refused it
 
     def open(self, failed: Callable[[str], None], heartbeat: Heartbeat) -> None:
         """Listen for the other ranks. Raises InvalidRequest.
@@ -103,6 +116,8 @@ class Leader:
         """Tell the ranks to exit."""
         self._closing = True
         if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._listener.close()
         for follower in list(self._followers.values()):
             with contextlib.suppress(LinkLost):
@@ -128,17 +143,25 @@ class Leader:
         Raises ShuttingDown if a rank does not join in time.
         """
         yield "files"
-        if not self._formed:
+        while not self._forming:
             self._wait_for_all(cancelled)
+            yield "engine"
+            with self._changed:
+                self._forming = not self._missing()
+            if not self._forming:
+                yield "files"
         yield "engine"
         if self._formed:
             return
         from backend.engine.ranks.group import join_group
 
-        self._forming = True
         self._send(Form())
-        with self._impatient("forming the group of ranks"):
-            join_group(self.place)
+        try:
+            with self._impatient("forming the group of ranks"):
+                join_group(self.place)
+        except EngineFailed as fault:
+            self._failed(str(fault))  # MLX forms a group once, or never
+            raise
         self._formed = True
         _log.info("the %s group of %d ranks is formed", self.place.transport, self.place.size)
 
@@ -153,6 +176,8 @@ class Leader:
         }
         for follower in list(self._followers.values()):
             follower.link.timeout = timeout
+        with self._changed:
+            self._load, self._refusal = number, ""
         self._send(LoadShard(number, fields, timeout))
 
         def agree(value: Value) -> Sequence[Value]:
@@ -163,6 +188,19 @@ class Leader:
 
         return Member(self.place, agree)
 
+    def heeding(self, stages: Stages[Loaded]) -> Stages[Loaded]:
+        """The stages of a load; between two of them, the refusal of another rank ends it."""
+        with contextlib.closing(stages):
+            try:
+                place = next(stages)
+                while True:
+                    yield place
+                    refusal = self._refusal
+                    place = stages.throw(ModelRejected(refusal)) if refusal else next(stages)
+            except StopIteration as end:
+                whole: Loaded = end.value
+                return whole
+
     def drop(self) -> None:
         """Tell the ranks to drop the model. Raises RankLost."""
         self.shards = ()
@@ -170,8 +208,22 @@ class Leader:
 
     def abandon(self, number: int) -> None:
         """End a load that failed or was cancelled."""
+        with self._changed:
+            self._load, self._refusal = 0, ""
         with contextlib.suppress(EngineError):
             self._send(Abandon(number))
+
+    def ended(self, number: int, fault: Exception) -> Exception:
+        """What to raise for the fault of a load: the loss of a rank, if it comes to light.
+
+        MLX reports a lost rank too, in words that say nothing of ranks.
+        """
+        refused = self._refusal
+        self.abandon(number)
+        if not refused and isinstance(fault, ModelRejected | EngineFailed):
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
+        return RankLost(self.broken) if self.broken else fault
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
         """The next report of a rank about a load."""
@@ -179,15 +231,14 @@ class Leader:
             self._require_whole()
             if cancelled.is_set():
                 raise Cancelled("the load was cancelled")
+            if self._refusal:
+                raise ModelRejected(self._refusal)
             try:
                 report = self._followers[rank].reports.get(timeout=_GLANCE_SECONDS)
             except queue.Empty:
                 continue
-            if report.number != number:
-                continue  # of a load that was abandoned
-            if report.refusal:
-                raise ModelRejected(f"{self.place.name(rank)}: {report.refusal}")
-            return report
+            if report.number == number:  # not one of a load that was abandoned
+                return report
 
     def _wait_for_all(self, cancelled: threading.Event) -> None:
         began = reported = time.monotonic()
@@ -261,33 +312,40 @@ class Leader:
     # Connections.
 
     def _take(self, connection: socket.socket, host: str) -> None:
+        place = self.place
         try:
-            rank, link = accept(connection, self._token, self.place.size, self.place.timeout)
+            rank, link = accept(
+                connection, self._token, place.size, place.timeout, self._followers.__contains__
+            )
         except LinkLost as refusal:
             _log.warning("refused a connection from %s, which %s", host, refusal)
             connection.close()
             return
         follower = _Follower(link)
         with self._changed:
-            taken = self._followers.get(rank)
-            if taken is None and not self._forming:
+            joins = rank not in self._followers and not self._forming
+            if joins:
                 self._followers[rank] = follower
             self._changed.notify_all()
-        if taken is not None or self._forming:
-            _log.warning("refused a second %s, at %s", self.place.name(rank), host)
+        if not joins:
+            _log.warning("refused a second %s, at %s", place.name(rank), host)
             link.close()
             return
-        _log.info("%s has joined", self.place.name(rank))
-        self._listen_to(rank, follower)
+        _log.info("%s has joined", place.name(rank))
+        threading.Thread(
+            target=self._listen_to, args=(rank, follower), name=f"rank-{rank}", daemon=True
+        ).start()
 
     def _listen_to(self, rank: int, follower: _Follower) -> None:
         try:
             while True:
                 match follower.link.receive():
+                    case LoadReport(number, refusal=why) if why:
+                        self._refuse(rank, follower, number, why)
                     case LoadReport() as report:
                         follower.reports.put(report)
                     case Formed():
-                        follower.formed = True
+                        pass
                     case Failed(why):
                         self._lose(rank, follower, f"failed: {why}")
                         return
@@ -297,6 +355,24 @@ class Leader:
                         )
         except LinkLost as loss:
             self._lose(rank, follower, str(loss))
+        except Exception as fault:
+            _log.error("%s: its messages cannot be read", self.place.name(rank), exc_info=fault)
+            self._lose(rank, follower, "sent what rank 0 cannot read")
+
+    def _refuse(self, rank: int, follower: _Follower, number: int, why: str) -> None:
+        """A rank has ended a load. The others must leave it too; whoever is in a collective with
+        that rank never does, so that ends the group."""
+        with self._changed:
+            if number != self._load or self._refusal:
+                return
+            self._refusal = f"{self.place.name(rank)}: {why}"
+            self._changed.notify_all()
+
+        def overdue() -> None:
+            if self._load == number:
+                self._lose(rank, follower, f"refused the load while rank 0 computed: {why}")
+
+        after(follower.link.timeout, overdue)
 
     def _lose(self, rank: int, follower: _Follower, why: str) -> None:
         if self._closing:
@@ -308,7 +384,8 @@ class Leader:
                 first, self.broken = not self.broken, self.broken or sentence
             else:
                 first = False
-                self._followers.pop(rank, None)
+                if self._followers.get(rank) is follower:
+                    del self._followers[rank]
                 _log.warning("%s", sentence)
             self._changed.notify_all()
         if first:
@@ -325,5 +402,5 @@ def leader_of(hostfile: str, transport: str) -> Leader:
         place = place_in(hostfile, 0, chosen, "", os.environ)
     except Misuse as misuse:
         raise InvalidRequest(f"option hostfile: {misuse}") from None
-    os.environ |= {"MLX_HOSTFILE": hostfile, "MLX_RANK": "0"}
+    os.environ |= transport_environ(place, hostfile, os.environ)
     return Leader(place, os.environ.get(TOKEN, ""))

@@ -17,6 +17,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 from backend.engine.ranks.wire import VERSION, Beat, Message, WireError, decode, encode
@@ -26,6 +27,8 @@ _NONCE = 32
 _MOST_BYTES = 256 << 20  # a prompt of a million tokens takes 8 MiB
 _BEATS = 5  # per time-out
 _HANDSHAKE_SECONDS = 5.0
+_MOST_HANDSHAKES = 64  # at a time: whoever can reach the address may call
+_PAUSE_SECONDS = 0.5  # after a connection that cannot be accepted
 _HELLO = struct.Struct("!8sH32s")  # magic, version, nonce
 _CLAIM = struct.Struct("!8sHII32s32s")  # magic, version, rank, size, nonce, proof
 _LENGTH = struct.Struct("!I")
@@ -119,13 +122,23 @@ def frame_of(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def accept(connection: socket.socket, token: str, size: int, timeout: float) -> tuple[int, Link]:
-    """Rank 0's side of the handshake: the number of the rank, and the link. Raises LinkLost."""
+def accept(
+    connection: socket.socket,
+    token: str,
+    size: int,
+    timeout: float,
+    taken: Callable[[int], bool] = lambda _: False,
+) -> tuple[int, Link]:
+    """Rank 0's side of the handshake: the number of the rank, and the link. Raises LinkLost.
+
+    taken: whether the rank with this number has already joined.
+    """
+    until = time.monotonic() + _HANDSHAKE_SECONDS
     connection.settimeout(_HANDSHAKE_SECONDS)
     try:
         own = secrets.token_bytes(_NONCE)
         connection.sendall(_HELLO.pack(_MAGIC, VERSION, own))
-        claim = _exactly(connection, _CLAIM.size)
+        claim = _exactly(connection, _CLAIM.size, until)
         magic, version, rank, ranks, other, proof = _CLAIM.unpack(claim)
         if magic != _MAGIC:
             raise LinkLost("is not a rank of this backend")
@@ -135,17 +148,20 @@ def accept(connection: socket.socket, token: str, size: int, timeout: float) -> 
             raise LinkLost("has a different token")
         if ranks != size or not 0 < rank < size:
             raise LinkLost(f"says that it is rank {rank} of {ranks}, but there are {size} ranks")
+        if taken(rank):
+            raise LinkLost(f"says that it is rank {rank}, which has joined already")
         connection.sendall(_proof(token, b"leader", own, other, rank, ranks))
+        return rank, Link(connection, timeout)
     except OSError:
         raise LinkLost("ended the handshake") from None
-    return rank, Link(connection, timeout)
 
 
 def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout: float) -> Link:
     """Another rank's side of the handshake. Raises LinkLost, and OSError if nobody listens."""
     connection = socket.create_connection(address, _HANDSHAKE_SECONDS)
+    until = time.monotonic() + _HANDSHAKE_SECONDS
     try:
-        magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size))
+        magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size, until))
         if magic != _MAGIC:
             raise LinkLost("is not rank 0 of this backend")
         own = secrets.token_bytes(_NONCE)
@@ -154,15 +170,15 @@ def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout:
         if version != VERSION:
             raise LinkLost(f"speaks version {version} of the protocol, and this rank {VERSION}")
         try:
-            answer = _exactly(connection, hashlib.sha256().digest_size)
+            answer = _exactly(connection, hashlib.sha256().digest_size, until)
         except OSError:
             raise LinkLost("refused this rank; its log says why") from None
         if not hmac.compare_digest(answer, _proof(token, b"leader", other, own, rank, size)):
             raise LinkLost("has a different token")
+        return Link(connection, timeout)
     except BaseException:
         connection.close()
         raise
-    return Link(connection, timeout)
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
@@ -182,18 +198,42 @@ def listen(address: tuple[str, int]) -> socket.socket:
 def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:
     """Accept connections on a thread until the listener is closed.
 
-    take: called with each connection and the host that it comes from.
+    take: called with each connection and the host that it comes from, on a thread of its own;
+    returns when the handshake has ended. A connection above the limit of handshakes is closed at
+    once, and ranks connect again.
     """
+    free = threading.BoundedSemaphore(_MOST_HANDSHAKES)
+
+    def shake(connection: socket.socket, host: str) -> None:
+        try:
+            take(connection, host)
+        finally:
+            free.release()
 
     def run() -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 connection, peer = listener.accept()
-                threading.Thread(
-                    target=take, args=(connection, str(peer[0])), name="rank-joins", daemon=True
-                ).start()
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                time.sleep(_PAUSE_SECONDS)  # no file descriptor is left, for example
+                continue
+            if not free.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(
+                target=shake, args=(connection, str(peer[0])), name="rank-joins", daemon=True
+            ).start()
 
     threading.Thread(target=run, name="rank-listener", daemon=True).start()
+
+
+def after(seconds: float, act: Callable[[], None]) -> None:
+    """Act on a thread later; the process may end before."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
 
 
 def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size: int) -> bytes:
@@ -201,9 +241,12 @@ def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size:
     return hmac.new(token.encode(), text, hashlib.sha256).digest()
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
+    """So many bytes. until: `time.monotonic()` by which all of them must have come."""
     parts = bytearray()
     while len(parts) < count:
+        if until is not None:
+            connection.settimeout(max(until - time.monotonic(), 1e-3))
         part = connection.recv(min(count - len(parts), 1 << 20))
         if not part:
             raise ConnectionResetError

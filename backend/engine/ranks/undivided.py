@@ -24,6 +24,7 @@ def require_divisible(order: LoadOrder) -> None:
         (order.adapters, "LoraAdapter is set, but adapters are not applied where ranks"),
         (order.draft, "DraftModel is set, but no tokens are drafted where ranks"),
         (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted where ranks"),
+        (settings.mtp, "mtp is set, but no tokens are drafted where ranks"),
         (
             settings.prompt_cache_dir,
             "prompt_cache_dir is set, but no KV is kept on disk where ranks",

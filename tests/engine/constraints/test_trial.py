@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import psutil
@@ -19,8 +21,10 @@ from tokenizers import Tokenizer, normalizers
 
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
+from backend.engine.constraints.grammar_limits import MEMORY_KEPT
 from backend.engine.constraints.spec import ConstraintSpec, Kind
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, Overloaded
+from backend.engine.units import MIB
 from common.chat_format import ChatFormat
 from common.gbnf import GbnfError, gbnf_to_lark
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
@@ -203,3 +207,31 @@ def test_letters_keep_their_case(name: str, text: str) -> None:
         for byte in wanted.encode():
             assert allowed_ids(constraint, size) == [byte]
             constraint.accept(byte)
+
+
+def _large(number: int) -> ConstraintSpec:
+    """A regular expression for which llguidance needs about 30 MB."""
+    return ConstraintSpec("regex", f"{number:03}" * 20_000)
+
+
+def test_grammars_are_kept_only_up_to_a_limit_of_memory() -> None:
+    compiler = compiler_for(BYTES, ChatFormat.named("plain"))
+    compiled = WeakSet(compiler.compile(_large(number)).source for number in range(8))
+    gc.collect()
+    alive = list(compiled)
+    assert 0 < len(alive) < 8
+    assert sum(one.bytes for one in alive) <= MEMORY_KEPT
+
+
+def test_a_grammar_is_refused_while_others_take_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory is that of all grammars in use; it is free again with the last row."""
+    monkeypatch.setattr("backend.engine.constraints.compiler.MEMORY_TOGETHER", 50 * MIB)
+    compiler = compiler_for(BYTES, ChatFormat.named("plain"))
+    running = [compiler.compile(_large(1)), compiler.compile(_large(1))]
+    with pytest.raises(Overloaded, match=r"of other requests take \d+ of 50 MiB"):
+        compiler.compile(_large(2))
+    compiler.compile(ConstraintSpec("regex", "a"))
+    running.clear()
+    assert allowed_ids(compiler.compile(_large(2)), BYTES.size)

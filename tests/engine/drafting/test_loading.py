@@ -13,6 +13,7 @@ from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, Mo
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.model_reference import HubModel, LocalModel
 from tests.engine.drafting.tiny import MODELS
+from tests.engine.kv_models import COMPRESSED
 from tests.engine.loading_models import write_model
 from tests.engine.random_models import CONFIGS
 
@@ -116,15 +117,19 @@ WINDOW: dict[str, Any] = {
 }
 
 
+# Recurrent layers, and layers that compress what they have read.
 STATE = {name: value for name, value in CONFIGS["hybrid"].items() if name != "vocab_size"}
 
 
-async def test_a_model_with_a_window_can_undo_guesses(tmp_path: Path) -> None:
-    window = write_model(tmp_path / "window", **WINDOW)
+@pytest.mark.parametrize("config", [WINDOW, STATE], ids=["window", "state"])
+async def test_a_model_with_a_window_or_a_state_can_undo_guesses(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    model = write_model(tmp_path / "model", **config)
     engine = Engine()
     engine.start()
     try:
-        await engine.load(_load(model_file=str(window), settings={"prompt_lookup": True}))
+        await engine.load(_load(model_file=str(model), settings={"prompt_lookup": True}))
         assert engine.metrics().guessing is not None
     finally:
         await engine.stop(10)
@@ -147,8 +152,8 @@ async def test_a_draft_model_that_cannot_undo_guesses_is_refused(tmp_path: Path)
 async def test_a_model_that_cannot_undo_guesses_is_refused(
     tmp_path: Path, wish: dict[str, Any], named: str
 ) -> None:
-    state = write_model(tmp_path / "state", **STATE)
-    message = await _refusal(_load(model_file=str(state), **wish))
+    compressed = write_model(tmp_path / "compressed", **COMPRESSED)
+    message = await _refusal(_load(model_file=str(compressed), **wish))
     assert message.startswith(f"{named}, but model 'tiny' cannot go back on a wrong guess")
 
 

@@ -28,7 +28,16 @@ from tests.engine.test_parity import check_schedule
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
 SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "4"))
-KINDS = ("attention", "window", "latent", "quantised")
+KINDS = (
+    "attention",
+    "window",
+    "latent",
+    "quantised",
+    "short convolution",
+    "state space",
+    "gated delta",
+    "convolved attention",
+)
 
 
 @pytest.fixture(autouse=True)

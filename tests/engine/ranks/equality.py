@@ -34,6 +34,7 @@ def main(size: int, schedules: int, folder: Path, asked: list[str]) -> None:
             for seed in range(schedules):
                 try:
                     seen += check_schedule(divided, random.Random(seed), whole)
+                    print(f"{one} on {size} ranks: {seed + 1} equal", file=sys.stderr, flush=True)
                 except BaseException as fault:
                     fault.add_note(f"{one} on {size} ranks, seed {seed}")
                     raise

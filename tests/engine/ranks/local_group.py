@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,33 +30,45 @@ ROOT = Path(__file__).parents[3]
 _TABLE = [f"<{token}>".encode() for token in range(4096)]
 
 
+def start_here(command: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=environ, cwd=ROOT)
+
+
 class LocalGroup:
     """A process can form only one MLX group in its life.
 
-    module: the program of the other ranks.
+    module: the program of the other ranks. hosts: of each rank; by default all are on the loopback
+    interface.
     """
 
-    def __init__(self, size: int, module: str = "backend") -> None:
+    def __init__(
+        self,
+        size: int,
+        module: str = "backend",
+        hosts: Sequence[str] = (),
+        start: Callable[[list[str], dict[str, str]], subprocess.Popen[bytes]] = start_here,
+    ) -> None:
         self._stack = ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         ports = free_ports(size + 1)
         hostfile = folder / "hosts.json"
-        hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
+        hosts = hosts or ("127.0.0.1",) * size
+        ring = zip(hosts, ports[1:], strict=True)
+        hostfile.write_text(json.dumps([[f"{host}:{port}"] for host, port in ring]))
         token = secrets.token_hex(8)
-        place = Place(0, size, ("127.0.0.1", ports[0]), ("here",) * size, timeout=60.0)
+        place = Place(0, size, (hosts[0], ports[0]), ("here",) * size, timeout=60.0)
         self.causes: list[str] = []
+        self._failed = threading.Event()
         self._loads = 0
         self.others: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
             environ = {**os.environ, TOKEN: token, "PYTHONPATH": str(ROOT)}
             environ |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)}
             replace(place, rank=rank).write(environ)
-            self.others.append(
-                subprocess.Popen([sys.executable, "-m", module], env=environ, cwd=ROOT)
-            )
+            self.others.append(start([sys.executable, "-m", module], environ))
         os.environ |= {"MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile)}
         self.leader = Leader(place, token)
-        self.leader.open(self.causes.append, Heartbeat.fresh())
+        self.leader.open(self._fail, Heartbeat.fresh())
 
     def __enter__(self) -> LocalGroup:
         return self
@@ -75,6 +88,15 @@ class LocalGroup:
     def whole(self, model: Path, **settings: object) -> EngineModel:
         """The same model in this process alone."""
         return _loaded(model, self._number(), settings, None)
+
+    def cause(self, seconds: float) -> str:
+        """Why the group has ended; waits for that."""
+        self._failed.wait(seconds)
+        return "; ".join(self.causes)
+
+    def _fail(self, cause: str) -> None:
+        self.causes.append(cause)
+        self._failed.set()
 
     def _number(self) -> int:
         self._loads += 1

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from backend.engine.ranks.link import Link, LinkLost, accept, connect
+from backend.engine.ranks import link
+from backend.engine.ranks.link import Link, LinkLost, accept, accepting, connect, listen
 from backend.engine.ranks.wire import Beat, Formed, Open
 
 WAIT = 20.0
@@ -101,8 +106,8 @@ def test_heartbeats_keep_the_connection() -> None:
 
 def test_a_shorter_timeout_applies_at_once(pair: tuple[Link, Link]) -> None:
     own, other = pair
-    for link in pair:
-        link.timeout = 1.0  # at the old time-out the next heartbeat would come in 12 seconds
+    for one in pair:
+        one.timeout = 1.0  # at the old timeout the next heartbeat would come in 12 seconds
     reader = threading.Thread(target=own.receive, daemon=True)
     reader.start()
     reader.join(2.5)
@@ -155,3 +160,74 @@ def test_an_invalid_frame_ends_the_link(pair: tuple[Link, Link], frame: bytes) -
     own.send_frame(frame)
     with pytest.raises(LinkLost, match="sent"):
         other.receive()
+
+
+def test_a_stranger_that_sends_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_HANDSHAKE_SECONDS", 0.3)
+    listening = Listening()
+    with socket.create_connection(listening.address) as stranger, contextlib.suppress(OSError):
+        for _ in range(90):  # more than the bytes of a claim
+            stranger.sendall(b"\0")
+            time.sleep(0.05)  # the rate at which this stranger sends
+    assert "ended the handshake" in str(listening.done())
+
+
+def test_no_more_strangers_than_so_many_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_MOST_HANDSHAKES", 2)
+    leave = threading.Event()
+
+    def take(connection: socket.socket, _: str) -> None:
+        connection.sendall(b"heard")
+        leave.wait(WAIT)
+
+    with listen(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        accepting(listener, take)
+        callers = [
+            stack.enter_context(socket.create_connection(listener.getsockname(), WAIT))
+            for _ in range(3)
+        ]
+        assert [caller.recv(5) for caller in callers] == [b"heard", b"heard", b""]
+        leave.set()
+
+
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "_PAUSE_SECONDS", 0.0)
+    taken = threading.Event()
+
+    class Exhausted(socket.socket):
+        failed = False
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    with Exhausted() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        accepting(listener, lambda *_: taken.set())
+        with socket.create_connection(listener.getsockname(), WAIT):
+            assert taken.wait(WAIT)
+
+
+def test_a_rank_that_has_joined_already_is_refused() -> None:
+    with listen(("127.0.0.1", 0)) as listener:
+        outcome: list[str] = []
+
+        def take() -> None:
+            connection, _ = listener.accept()
+            try:
+                accept(connection, "secret", 3, LONG, {1}.__contains__)
+            except LinkLost as refusal:
+                outcome.append(str(refusal))
+                connection.close()
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        with pytest.raises(LinkLost, match="refused this rank"):
+            connect(listener.getsockname(), "secret", 1, 3, LONG)
+        thread.join(WAIT)
+    assert outcome == ["says that it is rank 1, which has joined already"]

@@ -1,0 +1,243 @@
+"""A model's own head for multi-token prediction (MTP), read from its checkpoint.
+
+The head is one more layer, trained with the model: from the state that the model chose a token from
+and the embedding of that token, it predicts the next one (DeepSeek-V3,
+https://arxiv.org/abs/2412.19437, section 2.2). It shares the model's embedding and output
+projection. mlx-lm 0.32.2 has the layers of which such heads are made, but drops their weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx.nn.layers.quantized import QuantizedEmbedding, quantize
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.shards import read_shards
+
+Weights = dict[str, mx.array]
+
+
+_INNER = re.compile(r"(?:.+\.)?model\.((?:layers|norm)\..+)")
+
+
+class HeadError(Exception):
+    """Why there is no head: a clause for the message to the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How checkpoints of a family name the parts of a head.
+
+    tensors: a pattern for all of them; its group is the part's name, `layers` the number of the
+    model's own layers. projection, of_token, of_state, norm: parts beside the layer. layer: what
+    precedes the other parts' names in a model of the head's layers alone. changes: to the
+    configuration, for such a model. depth: entry of the configuration with the number of layers
+    that make one head; "" means one. centred: whether norms are published without the 1 that
+    mlx-lm adds to them at load.
+    """
+
+    tensors: str
+    projection: str
+    of_token: str
+    of_state: str
+    norm: str
+    layer: str
+    changes: Mapping[str, Any]
+    depth: str = ""
+    centred: bool = False
+
+    def renamed(self, part: str) -> str:
+        """The name of a part in `PredictionHead`; of the layer, as a model's first."""
+        beside = {
+            self.projection: "projection",
+            self.of_token: "of_token",
+            self.of_state: "of_state",
+            self.norm: "model.norm",
+        }
+        module, _, parameter = part.rpartition(".")
+        own = beside.get(module)
+        return f"{own}.{parameter}" if own else self.layer + part
+
+
+_QWEN = _Family(
+    tensors=r"(?:.+\.)?mtp\.(.+)",
+    projection="fc",
+    of_token="pre_fc_norm_embedding",
+    of_state="pre_fc_norm_hidden",
+    norm="norm",
+    layer="model.",
+    changes={"full_attention_interval": 1},
+    depth="mtp_num_hidden_layers",
+    centred=True,
+)
+_NEXT_LAYER = _Family(
+    tensors=r"(?:.+\.)?layers\.{layers}\.(.+)",
+    projection="eh_proj",
+    of_token="enorm",
+    of_state="hnorm",
+    norm="shared_head.norm",
+    layer="model.layers.0.",
+    changes={"first_k_dense_replace": 0},
+)
+_FAMILIES = {
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "qwen3_next": _QWEN,
+    "deepseek_v3": _NEXT_LAYER,
+    "glm4_moe": _NEXT_LAYER,
+    "glm4_moe_lite": _NEXT_LAYER,
+}
+
+
+class PredictionHead(Module):
+    """The head of a model. Its KV is that of `make_cache`.
+
+    body: a model of mlx-lm's that has the head's layers alone. embedding: the model's own.
+    """
+
+    projection: Any
+    of_token: Any
+    of_state: Any
+    _embed: Any
+    _new_cache: Any
+
+    def __init__(self, body: Any, embedding: Any, size: int, eps: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        body.model.embed_tokens = lambda vectors: vectors  # the head makes its inputs itself
+        if hasattr(body.model, "ssm_idx"):
+            body.model.ssm_idx = None  # its first recurrent layer, of which it has none
+        self.projection = Linear(2 * size, size, bias=False)
+        self.of_token = RMSNorm(size, eps)
+        self.of_state = RMSNorm(size, eps)
+        self.inner = body.model
+        # Functions, because the weights of modules would count as the head's own.
+        self._embed = lambda tokens: embedding(tokens)
+        self._new_cache = lambda: make_prompt_cache(body)
+        self._size = size
+        self.cast_predicate = getattr(body, "cast_predicate", lambda _: True)
+
+    @property
+    def layers(self) -> list[Any]:
+        return list(self.inner.layers)
+
+    def make_cache(self) -> list[Any]:
+        cache: list[Any] = self._new_cache()
+        return cache
+
+    def __call__(
+        self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
+    ) -> mx.array:
+        """The states to project, [rows, tokens, size], of what follows each of the tokens.
+
+        tokens: [rows, tokens]. states: those that the tokens were chosen from, [rows, tokens,
+        size]; None: zeros, to measure what the head costs.
+        """
+        embedded = self._embed(tokens)
+        if states is None:
+            states = mx.zeros((*tokens.shape, self._size), embedded.dtype)
+        pair = [self.of_token(embedded), self.of_state(states)]
+        found: mx.array = self.inner(self.projection(mx.concatenate(pair, axis=-1)), cache)
+        return found
+
+
+def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> PredictionHead:
+    """The head of a loaded model, its weights still lazy. Raises HeadError."""
+    config = checkpoint.config
+    own = {**config, **config.get("text_config", {}), "model_type": config["model_type"]}
+    family = _FAMILIES.get(own["model_type"])
+    if family is None:
+        known = ", ".join(sorted(_FAMILIES))
+        raise HeadError(
+            f"models of type {own['model_type']} have none that is known here ({known})"
+        )
+    weights, raw = _weights(checkpoint.path, family, own["num_hidden_layers"])
+    if not weights:
+        raise HeadError(
+            "its checkpoint has no weights of one; conversions to MLX drop them, the original"
+            " checkpoint may have them"
+        )
+    module = importlib.import_module(f"mlx_lm.models.{own['model_type']}")
+    depth = int(own.get(family.depth) or 1)
+    alone = {**own, **family.changes, "num_hidden_layers": depth, "tie_word_embeddings": True}
+    alone.pop("text_config", None)
+    body = module.Model(module.ModelArgs.from_dict(alone))
+    embedding = next(
+        layer
+        for path, layer in model.named_modules()
+        if path.endswith("embed_tokens")
+        and isinstance(layer, (Embedding, QuantizedEmbedding))
+        and layer.weight.shape[0] >= vocabulary
+    )
+    head = PredictionHead(body, embedding, own["hidden_size"], own["rms_norm_eps"])
+    weights = _as_served(weights, body, raw=raw and family.centred)
+    quantisation = own.get("quantization") or {}
+    if any(name.endswith(".scales") for name in weights):
+        quantize(
+            head,
+            **{
+                key: quantisation[key]
+                for key in ("group_size", "bits", "mode")
+                if key in quantisation
+            },
+            class_predicate=lambda path, layer: (
+                hasattr(layer, "to_quantized") and f"{path}.scales" in weights
+            ),
+        )
+    names = dict(tree_flatten(head.parameters()))  # type: ignore[no-untyped-call]
+    wrong = [
+        name
+        for name, value in names.items()
+        if name not in weights or weights[name].shape != value.shape
+    ]
+    if wrong:
+        raise HeadError(f"its weights lack {wrong[0]} in the form of {own['model_type']}")
+    head.load_weights([(name, weights[name]) for name in names])
+    return head
+
+
+def _weights(path: Path, family: _Family, layers: int) -> tuple[Weights, bool]:
+    """The tensors of the head under new names, and whether they are as first published."""
+    pattern = re.compile(family.tensors.replace("{layers}", str(layers)))
+    found: Weights = {}
+    raw = False
+    for file in read_shards(path).files:
+        loaded = mx.load(str(file))
+        assert isinstance(loaded, dict)
+        for name, value in loaded.items():
+            if match := pattern.fullmatch(name):
+                found[family.renamed(match[1])] = value
+            elif name.endswith("conv1d.weight") and value.shape[-1] != 1:
+                raw = True
+    return found, raw
+
+
+def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
+    """The weights in the form and with the names of `PredictionHead`.
+
+    What mlx-lm does to the weights of a layer, such as stacking experts, it does here too. It knows
+    weights as first published by a convolution, so one is put beside them.
+    """
+    beside = {name: value for name, value in weights.items() if not name.startswith("model.")}
+    own = {name: value for name, value in weights.items() if name.startswith("model.")}
+    if raw:
+        beside = {name: value + 1 if value.ndim == 1 else value for name, value in beside.items()}
+        own["model.layers.0.linear_attn.conv1d.weight"] = mx.zeros((1, 1, 2))
+    if hasattr(body, "sanitize"):
+        own = body.sanitize(own)
+    for name, value in own.items():
+        if match := _INNER.fullmatch(name):
+            beside[f"inner.{match[1]}"] = value
+    return beside

@@ -1,0 +1,56 @@
+"""`python -m tests.engine.ranks.ended_loads FOLDER WHAT`: is rank 0 of a group.
+
+cancelled: cancels a load after every number of stages, then loads. refused: rank 1 refuses between
+collectives. Prints as JSON what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.loader import load
+from tests.engine.ranks.divided_models import write_divided
+from tests.engine.ranks.faulty_rank import REFUSES
+from tests.engine.ranks.local_group import LocalGroup
+from tests.engine.rounds import Rounds
+
+_MOST_STAGES = 24  # the first tokens, the trial and a part of the warm-up are among them
+
+
+def cancelled(folder: Path) -> dict[str, object]:
+    with LocalGroup(2) as group:
+        model = write_divided(folder, "qwen2")
+        group.load(model)
+        request = LoadRequest("model", str(model), settings={"rank_timeout": 20})
+        for stages in range(1, _MOST_STAGES):
+            begun = threading.Event()
+            loading = load(request, 100 + stages, begun, group.leader)
+            for _ in range(stages):
+                next(loading)
+            begun.set()
+            loading.close()
+        rounds = Rounds(group.load(model))
+        rounds.submit(1, [1, 2, 3], 5, ignore_eos=True)
+        rounds.drain()
+        return {"tokens": len(rounds.received[1].tokens), "causes": group.causes}
+
+
+def refused(folder: Path) -> dict[str, object]:
+    os.environ[REFUSES] = "1"
+    group = LocalGroup(2, "tests.engine.ranks.faulty_rank")
+    model = write_divided(folder, "qwen2")
+    threading.Thread(
+        target=group.load, args=(model,), kwargs={"rank_timeout": 10}, daemon=True
+    ).start()
+    return {"cause": group.cause(60.0)}
+
+
+if __name__ == "__main__":
+    found = {"cancelled": cancelled, "refused": refused}[sys.argv[2]](Path(sys.argv[1]))
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # a thread may wait in a collective for ever

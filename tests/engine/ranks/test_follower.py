@@ -1,0 +1,45 @@
+"""Another rank whose rank 0 goes away while MLX forms its group."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from backend.engine.ranks.link import Link, accept, listen
+from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.wire import Form
+from backend.supervising.supervisor import free_ports
+
+ROOT = Path(__file__).parents[3]
+WAIT = 20.0
+
+
+def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) -> None:
+    """MLX accepts its neighbour for ever, and holds the interpreter's lock meanwhile."""
+    ports = free_ports(3)
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
+    with listen(("127.0.0.1", ports[0])) as listener:
+        listener.settimeout(WAIT)
+        environ = {**os.environ, TOKEN: "secret", "MLX_HOSTFILE": str(hostfile), "MLX_RANK": "1"}
+        Place(1, 2, ("127.0.0.1", ports[0]), ("a", "b"), timeout=2.0).write(environ)
+        rank = subprocess.Popen([sys.executable, "-m", "backend"], env=environ, cwd=ROOT)
+        try:
+            connection, _ = listener.accept()
+            _, link = accept(connection, "secret", 2, 60.0)
+            link.send(Form())
+            threading.Thread(target=_hold, args=(link,), daemon=True).start()
+            assert rank.wait(WAIT) != 0
+        finally:
+            rank.kill()
+            rank.wait()
+
+
+def _hold(link: Link) -> None:
+    """Keep the connection alive, as a rank 0 that forms the group does."""
+    threading.Event().wait(WAIT)
+    link.close()

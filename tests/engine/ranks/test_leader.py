@@ -1,0 +1,147 @@
+"""Rank 0's book of the other ranks, without MLX: who counts as joined, and who as lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from backend.engine.errors import ModelRejected, RankLost
+from backend.engine.heartbeat import Heartbeat
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.stages import Stages, at_once
+from backend.engine.ranks import group, link
+from backend.engine.ranks.leader import Leader
+from backend.engine.ranks.link import Link, LinkLost, connect
+from backend.engine.ranks.place import Place
+from backend.engine.ranks.wire import Form, Formed, LoadReport, LoadShard
+from backend.supervising.supervisor import free_ports
+
+WAIT = 20.0
+
+
+@dataclass
+class Ranks:
+    """Rank 0 of two, and what the others are to it. causes: of the group's end."""
+
+    leader: Leader
+    causes: list[str] = field(default_factory=list)
+
+    def joined(self) -> Link:
+        place = self.leader.place
+        other = connect(place.control, "secret", 1, place.size, place.timeout)
+        self.until(lambda: 1 in self.leader._followers)
+        return other
+
+    def until(self, holds: Callable[[], object]) -> None:
+        with self.leader._changed:
+            assert self.leader._changed.wait_for(holds, WAIT)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """With a group of MLX that forms at once."""
+    monkeypatch.setattr(group, "join_group", lambda _: None)
+    place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
+    found = Ranks(Leader(place, "secret"))
+    found.leader.open(found.causes.append, Heartbeat.fresh())
+    yield found
+    found.leader.close()
+
+
+def test_a_rank_that_leaves_just_before_the_group_is_formed_is_waited_for(ranks: Ranks) -> None:
+    forming = ranks.leader.form(threading.Event())
+    other = ranks.joined()
+    assert [next(forming), next(forming)] == ["files", "engine"]
+    other.close()
+    ranks.until(lambda: not ranks.leader._followers)
+    assert next(forming) == "files"
+    other = ranks.joined()
+    at_once(forming)
+    assert other.receive() == Form()
+    other.close()
+    assert not ranks.causes or "rank 1" in ranks.causes[0]
+
+
+def test_the_late_end_of_an_earlier_connection_is_not_the_end_of_its_successor(
+    ranks: Ranks,
+) -> None:
+    first = ranks.joined()
+    earlier = ranks.leader._followers[1]
+    first.close()
+    ranks.until(lambda: not ranks.leader._followers)
+    second = ranks.joined()
+    ranks.leader._lose(1, earlier, "has been silent")
+    assert 1 in ranks.leader._followers
+    second.close()
+
+
+def test_a_message_that_breaks_its_reader_loses_the_rank(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that ended in silence would leave a rank that seems to live."""
+
+    def broken(data: bytes) -> object:
+        raise MemoryError
+
+    other = ranks.joined()
+    monkeypatch.setattr(link, "decode", broken)
+    other.send(Formed())
+    ranks.until(lambda: not ranks.leader._followers)
+    other.close()
+
+
+def test_a_refusal_that_rank_0_cannot_heed_ends_the_group(ranks: Ranks) -> None:
+    """It waits in a collective for the rank that has left the load."""
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    ranks.leader.begin(LoadRequest("m"), 7, 0.5, threading.Event())
+    assert other.receive() == Form()
+    assert isinstance(other.receive(), LoadShard)
+    other.timeout = 0.5
+    other.send(LoadReport(7, refusal="its disk is on fire"))
+    ranks.until(lambda: ranks.causes)
+    assert ranks.causes == [
+        "rank 1 (b) refused the load while rank 0 computed: its disk is on fire"
+    ]
+    with pytest.raises(LinkLost):
+        other.receive()
+
+
+def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())
+    ended: list[str] = []
+
+    def stages() -> Stages[int]:
+        try:
+            while True:
+                yield "files"
+        except Exception as fault:
+            ended.append(str(fault))
+            yield "engine"
+            raise
+
+    load = ranks.leader.heeding(stages())
+    assert [next(load), next(load)] == ["files", "files"]
+    other.send(LoadReport(7, refusal="its disk is on fire"))
+    ranks.until(lambda: ranks.leader._refusal)
+    assert next(load) == "engine"
+    with pytest.raises(ModelRejected, match="disk is on fire"):
+        next(load)
+    assert ended == ["rank 1 (b): its disk is on fire"]
+    other.close()
+
+
+def test_a_load_that_fails_with_a_lost_rank_says_so(ranks: Ranks) -> None:
+    """And not that the model is at fault, which MLX's error sounds like."""
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())
+    other.close()
+    raised = ranks.leader.ended(7, ModelRejected("it failed on its first token"))
+    assert isinstance(raised, RankLost)
+    assert "rank 1 (b)" in str(raised)
