@@ -9,7 +9,8 @@ SERVE ?=
 MODELS ?=
 MINUTES ?= 30
 CHECKED := backend bench common demo gateway scripts/package.py tests
-PYTEST := OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Bytecode is kept: the tests start some hundred processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/test_planner_*.py \
   tests/gateway/test_*_to_*.py tests/gateway/test_*_answer.py tests/gateway/test_*_fields.py \
   tests/gateway/test_model_config.py tests/gateway/test_shell_arguments.py tests/gateway/test_sse.py)
@@ -17,7 +18,7 @@ FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo demo-distributed serve test test-fast test-models lint fuzz soak doctor bench protogen package wheel lock vendor clean
+.PHONY: help install install-dev demo demo-distributed serve test test-fast test-long test-models lint fuzz soak doctor bench protogen package wheel lock vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,9 +45,12 @@ test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
 test-fast: install-dev ## run the quick tests: no browser, no client programs, no large models
 	@$(PYTEST) --durations=5 $(FAST)
 
+test-long: install-dev ## run the tests with every random schedule, fault and family (hours)
+	@TEST_LONG=1 $(PYTEST) --durations=20 $(TESTS)
+
 test-models: install-dev ## try every architecture in a small size, and write docs/models-known.md
 	@mkdir -p build
-	@EVERY_ARCHITECTURE=1 OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist load \
+	@TEST_LONG=1 OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist load \
 	  -o junit_family=xunit1 --junitxml=build/models.xml \
 	  tests/architectures tests/engine/vision/test_families.py; \
 	  failed=$$?; \

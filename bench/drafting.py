@@ -37,8 +37,10 @@ CODE = """class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A kind of text. prompt: with a place for the row's number. bounds: least ratios, by rows."""
+    """A kind of text. key: its name in the name of a measurement. prompt: with a place for the
+    row's number. bounds: least ratios, by rows."""
 
+    key: str
     name: str
     prompt: str
     grammar: str = ""
@@ -47,26 +49,26 @@ class Text:
 
 REPEATED = "Write this code again, with the class named Line{} instead of Queue:\n" + CODE
 TEXTS = (
-    Text("code written again", REPEATED, bounds=((1, 1.5), (4, 1.25))),
-    Text("JSON by schema", "List people of town {}.", SCHEMA),
-    Text("free text", "Tell me a story about lighthouse keeper {}."),
+    Text("code", "code written again", REPEATED, bounds=((1, 1.5), (4, 1.25))),
+    Text("json", "JSON by schema", "List people of town {}.", SCHEMA),
+    Text("free", "free text", "Tell me a story about lighthouse keeper {}."),
 )
 TINY_TEXTS = (
-    Text("counting", "Count to 6{}."),
-    Text("a story", "Tell me a long story about a fox. {}", bounds=((1, 1.2),)),
+    Text("counting", "counting", "Count to 6{}."),
+    Text("story", "a story", "Tell me a long story about a fox. {}", bounds=((1, 1.2),)),
 )
 
 
-def lookup(model: Path) -> Iterator[Figure]:
-    """Prompt lookup on a model whose steps cost something."""
+def lookup(model: Path, texts: tuple[Text, ...] = TEXTS) -> Iterator[Figure]:
+    """Prompt lookup on a model whose steps cost something; about four minutes for each text."""
     with backend(model) as plain, backend(model, Options=["prompt_lookup:true"]) as guessing:
-        yield from _figures("prompt lookup", guessing, plain, TEXTS)
+        yield from _figures("prompt lookup", guessing, plain, texts)
 
 
-def draft_model(model: Path, draft: Path) -> Iterator[Figure]:
+def draft_model(model: Path, draft: Path, texts: tuple[Text, ...] = TINY_TEXTS) -> Iterator[Figure]:
     """A draft model whose step costs about half of its model's."""
     with backend(model) as plain, backend(model, DraftModel=str(draft)) as guessing:
-        yield from _figures("the tiny draft model", guessing, plain, TINY_TEXTS)
+        yield from _figures("the tiny draft model", guessing, plain, texts)
 
 
 def _figures(

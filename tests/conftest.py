@@ -1,4 +1,4 @@
-"""What holds for all tests: how patient hypothesis is, and which files come first.
+"""What holds for all tests: how hypothesis searches, and which files come first.
 
 The files that take minutes come first, so that all workers stay busy.
 """
@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A machine that stalls says nothing about the code.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from tests.long import TEST_LONG
+
+# A machine that stalls says nothing about the code. A sample is the same at every run.
+settings.register_profile(
+    "unhurried",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not TEST_LONG,
+    max_examples=100 if TEST_LONG else 50,
+)
 settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent

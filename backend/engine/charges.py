@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from backend.engine.guess_width import MOST_AGAIN
 from backend.engine.plan import Limits
 from backend.engine.sequence_state import SequenceState
 from backend.engine.sequence_table import SequenceTable
@@ -78,6 +79,16 @@ class Charges:
         """Bytes of a pass, and of the padding that it brings to the KV of those that share it."""
         padding = self.rectangle(members) - sum(self.rectangle([one]) for one in members)
         return self.prefill_pass(members[0], tokens, seen, len(members)) + padding
+
+    def guesses(self, rows: int, width: int, longest: int) -> int:
+        """Bytes of a step that checks so many guesses of each row, beside those of a plain one.
+
+        Where a row has a recurrent state, the one from before the step is kept, both may be mixed
+        into a third, and tokens are fed again.
+        """
+        state = self._cost.fixed
+        fed = width + (MOST_AGAIN if state else 0)
+        return self._passes.chosen(rows * fed, longest) + 2 * rows * state
 
     def fitting(self, one: SequenceState, tokens: int, left: int) -> int:
         """How many of the tokens a pass may take that computes with so many bytes; 0: none."""

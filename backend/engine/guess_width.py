@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
+MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
 
 _GAIN = 1.03  # the least gain over plain steps for which guessing is worth its fluctuations
 _TRIAL = 4  # steps with a width that has not been timed; the first one is not counted

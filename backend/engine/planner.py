@@ -455,9 +455,9 @@ class Planner:
                 continue  # several tokens of several sequences in a pass: the model cannot
             most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
             longest = max(one.total for one in members)
-            while most and self.limits.passes.chosen(len(members) * most, longest) > left:
+            while most and self._charges.guesses(len(members), most, longest) > left:
                 most //= 2
             if most and (width := self.widths.choose(len(members), longest, most)):
                 widths[number] = width
-                left -= self.limits.passes.chosen(len(members) * width, longest)
+                left -= self._charges.guesses(len(members), width, longest)
         return widths

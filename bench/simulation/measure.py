@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from backend.engine.plan import Limits
 from backend.engine.planner import Planner
 from bench.report import Figure, Table, at_least, at_most, fact
-from bench.simulation import ranks_speed
+from bench.simulation import draft_speed, ranks_speed
 from bench.simulation.former import Former
 from bench.simulation.outcome import HEADER, Outcome, outcome
 from bench.simulation.replay import Policy, Replay
@@ -58,6 +58,7 @@ def measure() -> Iterator[Figure | Table]:
     for at, setup in enumerate(every):
         yield from _report(setup, {name: outcomes[at, name] for name in POLICIES})
     yield from ranks_speed.tables()
+    yield from draft_speed.tables()
     used = sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

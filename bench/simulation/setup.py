@@ -64,14 +64,14 @@ class Model:
         per_token = 2 * self.layers * self.kv_heads * self.head_size * _KV_BYTES
         return CacheCost(per_token, int(self.state))
 
-    def touched(self, tokens: int) -> float:
+    def touched(self, tokens: float) -> float:
         """Bytes of weights that a pass over `tokens` tokens reads.
 
         Tokens choose their experts independently, so a pass over few tokens does not use all.
         """
         if not self.experts:
             return self.weights
-        missed = (1 - self.experts_used / self.experts) ** tokens
+        missed: float = (1 - self.experts_used / self.experts) ** tokens
         return self.weights * (1 - self.expert_share * missed)
 
 
@@ -122,9 +122,13 @@ class Setup:
 
     def decode_seconds(self, rows: int, longest: int) -> float:
         """Seconds of a decode step of one batch, padded to its longest sequence."""
+        return self.pass_seconds(rows, 1, longest)
+
+    def pass_seconds(self, rows: int, each: float, longest: int) -> float:
+        """Seconds of a pass over `each` tokens of every row, 1 in a plain decode step."""
         cost = self.model.cost
-        read = self.model.touched(rows) + rows * (longest * cost.per_token + 2 * cost.fixed)
-        return self._seconds(read, rows * self._flops(longest))
+        read = self.model.touched(rows * each) + rows * (longest * cost.per_token + 2 * cost.fixed)
+        return self._seconds(read, rows * each * self._flops(longest))
 
     def prefill_seconds(self, rows: int, width: int, start: int) -> float:
         """Seconds of a prefill pass of `width` tokens per row after `start` earlier ones."""
@@ -161,6 +165,23 @@ class Setup:
         return 2 * model.active + attention
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A model that drafts with its own head, on a machine. Units and sources are in
+    `setups.toml`."""
+
+    machine: Machine
+    model: Model
+    held: tuple[float, ...]
+    head: float
+    further: float
+
+    @property
+    def setup(self) -> Setup:
+        """The model on the machine, without a load."""
+        return Setup(self.machine, self.model, 1, 0, 0, 0, 0)
+
+
 def links() -> list[Link]:
     """All links in the file, in order."""
     return [Link(**values) for values in tomllib.loads(_FILE.read_text())["links"].values()]
@@ -168,10 +189,20 @@ def links() -> list[Link]:
 
 def setups() -> list[Setup]:
     """All setups in the file, in order."""
+    return [Setup(**values) for values in _on_machines("setups")]
+
+
+def drafts() -> list[Draft]:
+    """All that the file holds, in its order."""
+    return [Draft(**values | {"held": tuple(values["held"])}) for values in _on_machines("drafts")]
+
+
+def _on_machines(table: str) -> list[dict[str, Any]]:
+    """The entries of a table, with machines and models in place of their names."""
     read: dict[str, Any] = tomllib.loads(_FILE.read_text())
     machines = {key: Machine(**values) for key, values in read["machines"].items()}
     models = {key: Model(**values) for key, values in read["models"].items()}
     return [
-        Setup(**values | {"machine": machines[values["machine"]], "model": models[values["model"]]})
-        for values in read["setups"]
+        values | {"machine": machines[values["machine"]], "model": models[values["model"]]}
+        for values in read[table]
     ]

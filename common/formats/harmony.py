@@ -74,7 +74,7 @@ class Harmony:
             rest = cursor.rest()
             if not header.marked or (header.whole and not reading.was_cut()):
                 answer.exact(reasoning=False)
-                answer.write(rest)
+                reading.write(rest, _BODY_ENDS)
         except Unreadable:
             yield from self._other(reading, header)
         else:
@@ -140,7 +140,9 @@ class Harmony:
         cursor, answer = reading.cursor, reading.answer
         reading.closing = _ENDS[0]
         answer.exact(reasoning=header.channel == "analysis")
-        while marker := (yield from cursor.until(_BODY_ENDS, answer.write)):
+        while marker := (
+            yield from cursor.until(_BODY_ENDS, lambda text: reading.write(text, _BODY_ENDS))
+        ):
             if length := (yield from self._quoted(reading, marker)):
                 answer.write(cursor.take(length))
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Unreadable, Wait
@@ -52,6 +53,10 @@ _SECTION = Section(
     _read_call,
     unmarked=(_ARGUMENTS, "{"),
 )
+_SINGULAR = replace(
+    _SECTION, opener="<|tool_call_section_begin|>", closer="<|tool_call_section_end|>"
+)
+"""Some checkpoints of K2 write the markers of a section so; vLLM reads both."""
 _XTML = CallTags(
     call="<|open|>call",
     call_close="<|close|>call<|sep|>",
@@ -68,7 +73,10 @@ _XTML = CallTags(
 )
 K2_TEXT = TaggedText(
     tags=(Tags("<think>", "</think>"),),
-    calls=(CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),),
+    calls=(
+        CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),
+        CallSyntax((_SINGULAR.opener,), _SINGULAR.read, (_SINGULAR.closer,)),
+    ),
 )
 K3_TEXT = TaggedText(
     tags=(Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.formats.cursor import Wait
+from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_bare_calls, read_json_calls
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, Tags
@@ -19,15 +19,18 @@ def _is_answer(reading: Reading, _opener: str) -> bool:
 
 def _read_unmarked(reading: Reading) -> Wait[None]:
     """Read JSON or a list of Python calls; only offered tools, because there is no marker."""
-    cursor = reading.cursor
-    with cursor.ahead():
-        opening = cursor.take(1)
-        yield from cursor.space()
-        is_json = opening == "{" or (yield from cursor.peek()) == "{"
-    if is_json:
+    if (yield from _is_json(reading.cursor)):
         yield from read_bare_calls(reading)
     else:
         yield from read_pythonic(reading, offered=True)
+
+
+def _is_json(cursor: Cursor) -> Wait[bool]:
+    """Whether an object comes next, or a list that begins with one."""
+    with cursor.ahead():
+        if (yield from cursor.accept("[")):
+            yield from cursor.space()
+        return (yield from cursor.peek()) == "{"
 
 
 def _read_tagged(reading: Reading) -> Wait[None]:
@@ -63,7 +66,7 @@ def _fenced(opener: str, closer: str) -> CallSyntax:
         cursor = reading.cursor
         cursor.take(len(opener))
         yield from cursor.space()
-        if (yield from cursor.peek()) == "{":
+        if (yield from _is_json(cursor)):
             yield from read_json_calls(reading, (closer,))
         else:
             yield from read_fenced_pythonic(reading, (closer,))

@@ -16,7 +16,7 @@ from common.formats.tagged_text import TaggedText
 def _json_block(opener: str, closer: str) -> CallSyntax:
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
-        cursor.take(len(opener))
+        cursor.take(len(opener.removesuffix("[")))
         yield from cursor.space()
         yield from read_json_calls(reading, (closer,) if closer else ())
         yield from cursor.accept_after_space(closer)
@@ -85,7 +85,7 @@ GRANITE_TEXT = TaggedText(
 )
 PHI4_TEXT = TaggedText(
     tags=(THINK,),
-    calls=(_json_block("<|tool_call|>", "<|/tool_call|>"), _json_block("functools", "")),
+    calls=(_json_block("<|tool_call|>", "<|/tool_call|>"), _json_block("functools[", "")),
 )
 JAMBA_TEXT = TaggedText(tags=(THINK,), calls=(_json_block("<tool_calls>", "</tool_calls>"),))
 ERNIE_TEXT = replace(HERMES_TEXT, silent=("<response>", "</response>"))

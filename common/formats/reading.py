@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from common.formats.answer import Answer, Call
-from common.formats.cursor import Cursor, Cut, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.tool_schema import ToolSchemas
 
 _CLOSING_QUOTES = "`'\"”’»"
@@ -106,6 +106,17 @@ class Reading:
         """Whether the text was truncated here by the length limit."""
         return self.cursor.ended and self.reason == "length"
 
+    def write(self, text: str, markers: Markers) -> None:
+        """Output text, without the beginning of a marker that the length limit cut off."""
+        end = len(text)
+        if self.cursor.over and self.was_cut() and not self.answer.markdown.quoted:
+            end = markers.open_end(text)
+        if len(text) - end > 1:
+            self.answer.write(text[:end])
+            self.answer.edge()
+        else:
+            self.answer.write(text)
+
 
 @dataclass(frozen=True, slots=True)
 class Tags:
@@ -161,4 +172,4 @@ class CallSyntax:
     @property
     def marked(self) -> bool:
         """Whether its openers are markup that does not occur in ordinary text."""
-        return self.begins is always and not any(opener[0].isalnum() for opener in self.openers)
+        return self.begins is always and not any(opener.isalnum() for opener in self.openers)

@@ -48,8 +48,9 @@ class TaggedText:
         calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
         object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
         object.__setattr__(self, "_without_tools", Markers(plain))
-        marked = [opener for c in self.calls if c.marked for opener in c.openers]
-        marked += [marker for marker in plain if marker and not marker[0].isalnum()]
+        marked = [*plain, *(opener for c in self.calls if c.marked for opener in c.openers)]
+        # The beginning of a marker that begins with a word may be that word.
+        marked = [marker for marker in marked if marker and not marker[0].isalnum()]
         object.__setattr__(self, "_marked", Markers(marked))
 
     @property
@@ -70,18 +71,9 @@ class TaggedText:
         self._begin(reading)
         markers = self._markers(reading)
 
-        def write(text: str) -> None:
-            """Output text, without the beginning of a marker that the length limit cut off."""
-            end = len(text)
-            if cursor.over and reading.was_cut() and not answer.markdown.quoted:
-                end = self._marked.open_end(text)
-            if len(text) - end > 1:
-                answer.write(text[:end])
-                answer.edge()
-            else:
-                answer.write(text)
-
-        while marker := (yield from cursor.until(markers, write)):
+        while marker := (
+            yield from cursor.until(markers, lambda text: reading.write(text, self._marked))
+        ):
             if not (yield from self._block(reading, marker)):
                 answer.write(cursor.take(len(marker)))
 

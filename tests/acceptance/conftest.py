@@ -16,7 +16,7 @@ def bare() -> Iterator[Backend]:
     backend.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def served() -> Iterator[Backend]:
     backend = Backend()
     backend.load()

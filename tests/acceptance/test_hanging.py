@@ -191,15 +191,7 @@ def test_an_idle_process_is_not_ended() -> None:
         next(backend.stream())
 
 
-def test_a_slow_engine_is_not_ended() -> None:
-    with faulty("slow") as backend:
-        stream = backend.stream()
-        backend.go_wrong()
-        for _ in range(2 * PAST_BOTH):
-            next(stream)
-
-
-def test_a_stopped_and_continued_process_is_not_ended() -> None:
+def test_a_process_that_is_stopped_and_continues_slowly_is_not_ended() -> None:
     with faulty("slow") as backend:
         stream = backend.stream()
         backend.process.signal(signal.SIGSTOP)

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
+from tests.long import TEST_LONG
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -134,7 +135,7 @@ def test_free_and_load_again_release_the_memory(bare: Backend) -> None:
         assert bare.memory() <= loaded
 
 
-def test_a_hundred_loads_of_two_models_leak_nothing(bare: Backend) -> None:
+def test_loads_of_two_models_leak_nothing(bare: Backend) -> None:
     process = bare.process()
 
     def load_and_free(times: int) -> tuple[int, int, int]:
@@ -144,9 +145,9 @@ def test_a_hundred_loads_of_two_models_leak_nothing(bare: Backend) -> None:
                 bare.stub.Free(pb.HealthMessage(), timeout=WAIT)
         return bare.memory(), process.num_threads(), process.num_fds()
 
-    settled = load_and_free(15)
+    settled = load_and_free(15 if TEST_LONG else 8)
     resident = process.memory_info().rss
-    assert load_and_free(35) == settled
+    assert load_and_free(35 if TEST_LONG else 8) == settled
     assert process.memory_info().rss <= resident + 3 * 2**20
 
 

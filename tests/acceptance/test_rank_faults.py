@@ -1,7 +1,7 @@
 """A rank that is killed, stopped or cut off, in every state: each caller gets an answer, no
 process is left, and the next start serves requests.
 
-The suite tries a few; EVERY_RANK_FAULT=1 tries all of them. The output has a table.
+`make test` tries a few, `make test-long` all of them. The output has a table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import signal
 import subprocess
 import time
@@ -26,6 +25,7 @@ from backend.engine.ranks.place import TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
+from tests.long import TEST_LONG
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
@@ -44,7 +44,7 @@ FEW: list[Case] = [
     ("idle", "SIGKILL", 0),
     ("decode", "cut", 1),
 ]
-CASES = EVERY if os.environ.get("EVERY_RANK_FAULT") else FEW
+CASES = EVERY if TEST_LONG else FEW
 
 pytestmark = pytest.mark.timeout(600)
 

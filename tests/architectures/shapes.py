@@ -350,7 +350,7 @@ def architectures() -> list[str]:
 def configuration(model_type: str) -> dict[str, Any]:
     """The contents of `config.json`."""
     module = importlib.import_module(f"mlx_lm.models.{model_type}")
-    config = _filled(module.ModelArgs, _OTHER.get(model_type, {}))
+    config = filled(module.ModelArgs, _OTHER.get(model_type, {}))
     if "text_config" in _names(module.ModelArgs):
         config["text_config"] = _text_part(module, model_type)
     return config | {"model_type": model_type}
@@ -367,10 +367,10 @@ def _text_part(module: Any, model_type: str) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name in ("TextConfig", "TextArgs", "TextModelArgs") and is_dataclass(value)
     ]
-    return _filled(own[0], _OTHER.get(model_type, {})) | {"model_type": model_type}
+    return filled(own[0], _OTHER.get(model_type, {})) | {"model_type": model_type}
 
 
-def _filled(arguments: Any, other: Mapping[str, Any]) -> dict[str, Any]:
+def filled(arguments: Any, other: Mapping[str, Any]) -> dict[str, Any]:
     names = _names(arguments)
     return {name: value for name, value in _SMALL.items() if name in names} | dict(other)
 
@@ -403,7 +403,7 @@ def tiny_model(model_type: str) -> Any:
     found: Any = tree_flatten(model.parameters())
     keys = mx.random.split(mx.random.key(7), len(found))
     drawn = [
-        (name, _drawn(name, value, key)) for (name, value), key in zip(found, keys, strict=True)
+        (name, drawn(name, value, key)) for (name, value), key in zip(found, keys, strict=True)
     ]
     model.update(tree_unflatten(drawn))
     model.eval()
@@ -413,7 +413,7 @@ def tiny_model(model_type: str) -> Any:
     return model
 
 
-def _drawn(name: str, value: mx.array, key: mx.array) -> mx.array:
+def drawn(name: str, value: mx.array, key: mx.array) -> mx.array:
     """Scaled so that the layers outweigh the embeddings.
 
     Otherwise the last token alone would decide, and not what was read before it.

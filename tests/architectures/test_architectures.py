@@ -1,12 +1,13 @@
-"""Text architectures of mlx-lm, built small: alone, in a batch, in later turns, after a
-cancellation.
+"""Text architectures, built small: alone, in a batch, in later turns, after a cancellation.
 
-`make test` takes every fourth and those with caches of their own; `make test-models` takes all.
+They are all of mlx-lm's, and those that only mlx-vlm has.
+
+`make test` takes every fifth and those with caches of their own; `make test-long` and
+`make test-models` take all.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -20,15 +21,18 @@ from tests.architectures.shapes import (
     quantised_model,
     tiny_model,
 )
+from tests.architectures.vlm_shapes import VLM_ARCHITECTURES, tiny_vlm_model
+from tests.long import TEST_LONG
 
 _ALL = architectures()
+_ONLY_OF_VLM = VLM_ARCHITECTURES if TEST_LONG else ["minimax_m3"]
 # Windows, recurrent state, latent KV, shared KV, compressed KV, a convolution beside attention.
 _KINDS = ("baichuan_m1", "deepseek_v41", "falcon_h1", "gemma3n", "lfm2", "mamba2", "qwen3_5")
 _SAMPLE = sorted({*_ALL[::5], *_KINDS})
 _BUILT = [one for one in _ALL if one not in UNBUILT and one not in DISAGREES]
-_QUANTISED = _BUILT[1 :: 5 if os.environ.get("EVERY_ARCHITECTURE") else 40]
+_QUANTISED = _BUILT[1 :: 5 if TEST_LONG else 40]
 _FEW_TOKENS = 16  # of an answer of a quantised model, which is slow on a CPU
-_CHOSEN = _ALL if os.environ.get("EVERY_ARCHITECTURE") else _SAMPLE
+_CHOSEN = [*(_ALL if TEST_LONG else _SAMPLE), *_ONLY_OF_VLM]
 
 
 @pytest.mark.parametrize("architecture", _CHOSEN)
@@ -38,7 +42,8 @@ def test_answers_equal_those_of_plain_forward_passes(
     if why := UNBUILT.get(architecture):
         record_property("unbuilt", why)
         pytest.skip(why)
-    model = tiny_model(architecture)
+    of_vlm = architecture in VLM_ARCHITECTURES
+    model = tiny_vlm_model(architecture) if of_vlm else tiny_model(architecture)
     assert sensitive(model, list(range(1, 40))), "it would hide a fault"
     found = compare(model, architecture)
     for what, value in asdict(found).items():

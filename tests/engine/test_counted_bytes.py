@@ -1,4 +1,4 @@
-"""The prompt cache's byte count equals what MLX holds, after two hundred mixed requests.
+"""The prompt cache's byte count equals what MLX holds, after many mixed requests.
 
 An entry that is a view of a larger buffer keeps all of it alive, and a leaked one is counted
 nowhere: only this test notices either.
@@ -17,8 +17,9 @@ import pytest
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB, Rounds, engine_model
+from tests.long import TEST_LONG
 
-REQUESTS = 200
+REQUESTS = 200 if TEST_LONG else 100
 
 
 @pytest.fixture(autouse=True)

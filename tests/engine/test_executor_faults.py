@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 import numpy as np
@@ -38,11 +39,13 @@ from backend.engine.scoring import Scoring
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Received, Rounds, engine_model
 from tests.engine.test_parity import Strides
+from tests.long import TEST_LONG
 
 pytestmark = pytest.mark.usefixtures("small_grammars")
 DEFECT = "injected"
 NO_MEMORY = "[malloc] Unable to allocate 123456 bytes."
 CALLS = (0, 1, 4)  # of an action that fail, each in a course of its own
+STRIDE = 1 if TEST_LONG else 3  # of the steps or tokens after which something happens
 
 
 def spread(count: int, salt: int) -> list[int]:
@@ -63,6 +66,15 @@ REQUESTS: dict[int, tuple[list[int], int, dict[str, Any]]] = {
     10: (spread(23, 5), 25, {"grammar": 2, "logprobs": 1}),
 }
 SCORE = 5
+
+
+def calls(action: object, message: str) -> Sequence[int]:
+    """The calls of an action that fail in turn.
+
+    In a sample only the first of them that happens: another for each case, or else the action's
+    first call.
+    """
+    return CALLS if TEST_LONG else (CALLS[crc32(f"{action} {message}".encode()) % len(CALLS)], 0)
 
 
 class Trap:
@@ -292,7 +304,7 @@ def test_a_fault_in_an_action(
 ) -> None:
     for number in (*REQUESTS, SCORE):
         alone(action.kind, number)
-    for at in CALLS:
+    for at in calls(action, message):
         with monkeypatch.context() as patch:
             rounds = Rounds(model_of(action.kind))
             trap = Trap(at, message)
@@ -300,22 +312,26 @@ def test_a_fault_in_an_action(
             run(rounds)
         assert trap.sprung or at, "the course does not come by"
         if not trap.sprung:
-            break
+            continue
         check(rounds, action.kind, most=0 if message == NO_MEMORY else action.most)
+        if not TEST_LONG:
+            break
 
 
 @pytest.mark.parametrize("message", [DEFECT, NO_MEMORY], ids=["defect", "memory"])
 @pytest.mark.parametrize("name", PASSES)
 def test_a_fault_in_a_pass(name: str, message: str) -> None:
-    for at in CALLS:
+    for at in calls(name, message):
         trap = Trap(at, message)
         model = Watched(random_model("full"), trap, PASSES[name])
         rounds = Rounds(replace(model_of("full"), model=model))
         run(rounds)
         assert trap.sprung or at, "the course does not come by"
         if not trap.sprung:
-            break
+            continue
         check(rounds, "full", most=0 if message == NO_MEMORY else BATCH)
+        if not TEST_LONG:
+            break
 
 
 # Paths that the course does not take: files, images, guesses.
@@ -401,7 +417,7 @@ def test_a_fault_with_files_and_media(
 ) -> None:
     disk: Any = FakeDisk(random_model("full"))
     media: Any = FakeMedia()
-    for at in CALLS:
+    for at in calls(action, message):
         with monkeypatch.context() as patch:
             rounds = Rounds(replace(model_of("full"), disk=disk, media=media))
             trap = Trap(at, message)
@@ -409,6 +425,8 @@ def test_a_fault_with_files_and_media(
             run_with_files(rounds)
         assert trap.sprung or at, "the course does not come by"
         check_with_files(rounds, most=0 if message == NO_MEMORY else action.most)
+        if not TEST_LONG:
+            break
 
 
 IN_GUESSING = [
@@ -429,7 +447,7 @@ def test_a_fault_in_guessing_costs_only_the_guesses(
     plain = Rounds(model_of("full"))
     plain.submit(1, prompt, 60, ignore_eos=True)
     plain.drain()
-    for at in CALLS:
+    for at in calls(action, message):
         with monkeypatch.context() as patch:
             drafting = Drafting(6, lambda: [LookupGuesser()])
             rounds = Rounds(replace(model_of("full"), drafting=drafting))
@@ -439,7 +457,7 @@ def test_a_fault_in_guessing_costs_only_the_guesses(
             rounds.drain(2000)
         assert trap.sprung or at, "nothing is guessed"
         if not trap.sprung:
-            break
+            continue
         if message == NO_MEMORY or action.most == NOBODY:
             same(rounds.received[1], plain.received[1])
         else:
@@ -448,6 +466,8 @@ def test_a_fault_in_guessing_costs_only_the_guesses(
         rounds.submit(2, prompt, 60, ignore_eos=True)
         rounds.drain(2000)
         same(rounds.received[2], plain.received[1])
+        if not TEST_LONG:
+            break
 
 
 @pytest.mark.usefixtures("guesses_always")
@@ -497,7 +517,7 @@ def test_looking_ahead_counts_as_masking_and_may_fail(
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 def test_all_requests_can_be_cancelled_at_any_step(kind: str) -> None:
-    for steps in range(1, STEPS):
+    for steps in range(1, STEPS, STRIDE):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
         told = {number for number, received in rounds.received.items() if received.finished}
@@ -513,7 +533,7 @@ def test_all_requests_can_be_cancelled_at_any_step(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 def test_some_requests_can_be_cancelled_at_any_step(kind: str) -> None:
-    for steps in range(1, STEPS):
+    for steps in range(1, STEPS, STRIDE):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
         gone = set(list(rounds.received)[steps % 2 :: 2])
@@ -534,7 +554,7 @@ def test_a_preempted_sequence_reports_its_prompt_logprobs_once() -> None:
 
 def test_a_constrained_sequence_is_preempted_at_any_token() -> None:
     for number in (6, 10):
-        for generated in range(1, 10):
+        for generated in range(1, 10, STRIDE):
             check_preempted(number, generated)
 
 
@@ -560,7 +580,7 @@ def test_a_grammar_accepts_the_sent_tokens_again_after_a_preemption(
 ) -> None:
     """In the step that fails it has accepted a token that was never delivered."""
     for number in (6, 10):
-        for at in range(1, 10):
+        for at in range(1, 10, STRIDE):
             with monkeypatch.context() as patch:
                 trap = Trap(at, NO_MEMORY)
                 Action(DecodeBatch, "read", ONE, late=True).rig(patch, trap)

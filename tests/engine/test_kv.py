@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from backend.engine import kv
 from backend.engine.gather import gathered
 from tests.engine.kv_models import MODELS, kv_model, words
+from tests.long import TEST_LONG
 
 ATTENTION = ("attention", "window", "latent", "quantised")
 
@@ -277,7 +278,7 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3 if TEST_LONG else 1))
 def test_what_is_stored_holds_the_bytes_that_are_counted(kind: str, seed: int) -> None:
     dice, stored = random.Random(seed), list[kv.RowCache]()
     model = kv_model(kind, **LARGE[kind])

@@ -25,9 +25,12 @@ from backend.engine.plan import StepPlan
 from backend.engine.request import WHOLE, Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Received, Rounds, alone, engine_model
+from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
 SCHEDULES = {"full": 90, "window": 40, "hybrid": 40, "recurrent": 40}
+if not TEST_LONG:
+    SCHEDULES = {kind: count // 4 for kind, count in SCHEDULES.items()}
 ROUNDS = 40
 MOST_ROWS = 10
 LONGEST = 256  # tokens of a prompt and its answer: the smallest unit in which KV is counted

@@ -12,6 +12,7 @@ from typing import Any
 
 from backend.engine.plan import Source, StepPlan
 from tests.engine.test_planner import random_course
+from tests.long import TEST_LONG
 
 
 def rebuilt(kind: Any, data: Any) -> Any:
@@ -37,7 +38,7 @@ def rebuilt(kind: Any, data: Any) -> Any:
 
 def test_a_plan_survives_json() -> None:
     seen: set[str] = set()
-    for seed in random.Random(1).sample(range(100_000), 40):
+    for seed in random.Random(1).sample(range(100_000), 40 if TEST_LONG else 12):
         for _, _, plan in random_course(seed).course:
             wire = json.dumps(dataclasses.asdict(plan))
             assert rebuilt(StepPlan, json.loads(wire)) == plan

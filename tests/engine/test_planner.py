@@ -23,6 +23,7 @@ from backend.engine.plan import (
 from backend.engine.planner import Planner
 from backend.engine.prefix_index import PrefixKey
 from tests.engine.fake_executor import FakeExecutor, Faults
+from tests.long import TEST_LONG
 
 STEP = 256  # tokens by which KV grows, and so the least that is charged
 PER_TOKEN = 10  # bytes
@@ -225,7 +226,7 @@ def random_course(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("start", range(0, 1000, 250))
+@pytest.mark.parametrize("start", range(0, 1000 if TEST_LONG else 250, 250))
 def test_every_course_of_events_ends_well_and_can_be_replayed(start: int) -> None:
     for seed in range(start, start + 250):
         try:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from backend.engine.plan import (
     Arrived,
     CacheCost,
@@ -114,3 +118,17 @@ def test_a_lone_sequence_is_prefilled_token_by_token_rather_than_refused() -> No
     planner = Planner(limits(kv + 100 + 150, passes=passes))
     plan = planner.plan(0.0, [arrived(1, [1] * 300)])
     assert [part.end for group in plan.prefill for part in group] == [1]
+
+
+@pytest.mark.parametrize(("spare", "guesses"), [(3999, {}), (4100, {1: 4})])
+def test_the_states_from_before_a_step_with_guesses_are_charged_for(
+    spare: int, guesses: dict[int, int]
+) -> None:
+    """A row's state, once more as it was and once mixed: 4000 bytes."""
+    planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, guesses=4, prompt_cache=0))
+    planner.widths.choose = lambda rows, longest, most: most  # type: ignore[method-assign]
+    one = replace(arrived(1, [1] * 200), guesses=4)
+    start = planner.plan(0.0, [one]).start[0]
+    planner.plan(0.1, [Started(start.sequence, 0)])
+    planner.limits = replace(planner.limits, room=HYBRID.of(200 + 512) + spare)
+    assert planner.plan(0.2, [Prefilled(1, 200)]).guess == guesses

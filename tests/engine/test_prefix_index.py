@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backend.engine.prefix_index import BLOCK, Match, PrefixIndex, PrefixKey
+from tests.long import TEST_LONG
 
 Tokens = tuple[int, ...]
 
@@ -303,7 +304,9 @@ class IndexMachine(RuleBasedStateMachine):
             assert self.index.places(number) == places
 
 
-IndexMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = settings(
+    max_examples=150 if TEST_LONG else 50, stateful_step_count=40, deadline=None
+)
 TestIndex = IndexMachine.TestCase
 
 ANYWHERE = None

@@ -32,6 +32,7 @@ from tests.engine.loads import at_once
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import engine_model
 from tests.engine.test_parity import check_schedule
+from tests.long import TEST_LONG
 
 pytestmark = pytest.mark.usefixtures("small_grammars")
 EIGHT = CacheKind(8, 32)
@@ -103,6 +104,7 @@ def _alike(mine: Any, other: Any, row: QuantizedRow) -> bool:
 @pytest.mark.parametrize(("kind", "schedules"), [(EIGHT, 8), (FOUR, 5), (CacheKind(5, 32), 2)])
 def test_every_row_gets_the_same_tokens_as_alone(kind: CacheKind, schedules: int) -> None:
     model = engine_model(model_of(kind))
+    schedules = schedules if TEST_LONG else (schedules + 1) // 2
     seen: Counter[str] = Counter()
     for seed in range(schedules):
         seen += check_schedule(model, random.Random(seed))

@@ -26,8 +26,9 @@ from tests.engine.loading_models import write_model
 from tests.engine.loads import at_once
 from tests.engine.rounds import engine_model
 from tests.engine.vision.seeing import answer_to, asking, seeing
+from tests.long import TEST_LONG
 
-FAIL_IN_COMPANY = ["afm7", "gpt_bigcode", "phi3small"]
+FAIL_IN_COMPANY = ["afm7", "gpt_bigcode", *(["phi3small"] if TEST_LONG else [])]
 WORDS = range(1, 60)
 
 

@@ -11,14 +11,14 @@ from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.requests_begun import begun
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def gateway() -> Iterator[GatewayProcess]:
     process = GatewayProcess({"tiny": tiny(aliases=["gpt-4o-mini"])})
     yield process
     process.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def strict_gateway() -> Iterator[GatewayProcess]:
     """A gateway with --strict."""
     process = GatewayProcess({"tiny": tiny()}, "--strict")

@@ -11,6 +11,7 @@ import pytest
 from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
 from tests.gateway.supervising import script
+from tests.long import TEST_LONG
 
 RUN = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
 
@@ -39,7 +40,7 @@ def code(answer: httpx.Response) -> str:
             {"prompt": ["a text", "another"], "max_tokens": 2},
         ),
         ("tokenize", {"content": "a deadly text"}, {"content": "a text"}),
-    ],
+    ][:: 1 if TEST_LONG else 2],
 )
 def test_it_is_never_repeated_and_refused_after_the_second_death(
     tmp_path: Path, path: str, deadly: dict[str, Any], harmless: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from backend.engine.settings import Settings
 from gateway.models.config import ModelConfig
 from gateway.routes.status import DEFAULT_SLOTS, slots
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import GatewayProcess, tiny
 
 
 def config(**settings: Any) -> ModelConfig:
@@ -34,6 +35,14 @@ def test_the_default_is_the_backend_s() -> None:
 )
 def test_slots_are_read_from_the_model_file(settings: dict[str, Any], expected: int | None) -> None:
     assert slots(config(**settings)) == expected
+
+
+@pytest.fixture
+def gateway() -> Iterator[GatewayProcess]:
+    """A gateway that has had no request for its model."""
+    process = GatewayProcess({"tiny": tiny()})
+    yield process
+    process.close()
 
 
 def test_reading_it_loads_nothing(gateway: GatewayProcess) -> None:

@@ -127,7 +127,9 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
         assert (told.status, told.param) == (400, "draft_model")
 
 
-async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(tmp_path: Path) -> None:
+async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
         async with supervisor.lease("tiny") as lease:
             process = process_of(supervisor, "tiny")
@@ -135,6 +137,7 @@ async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(tmp_path: Pat
         async with supervisor.lease("tiny"):
             assert process_of(supervisor, "tiny") == process
         process.suspend()  # its sockets are open, and it is alive
+        monkeypatch.setattr(instance, "_HEALTH_LIMIT", 2.0)
         async with supervisor.lease("tiny") as lease:
             lease.doubt(False)
         async with supervisor.lease("tiny"):

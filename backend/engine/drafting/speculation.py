@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend.engine.drafting.drafter import Asked, DraftLength, Guesser
+from backend.engine.guess_width import MOST_AGAIN
 from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     # A sequence, and its tokens behind `history`.
     Known = tuple[ExecutorSequence, Sequence[int]]
-
-MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
 
 _log = logging.getLogger(__name__)
 

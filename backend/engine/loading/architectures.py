@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# A language part that is another package's, such as that of minimax_m3.
+_OF_ANOTHER = re.compile(r"^from \.\.\S+ import .*\bLanguageModel\b", re.MULTILINE)
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
 
 
@@ -33,6 +35,11 @@ def model_types() -> frozenset[str]:
 def vlm_model_types() -> frozenset[str]:
     """All model types whose language part mlx-vlm can build, aliases included."""
     modules = {path.parent.name for path in model_files("mlx_vlm", "*/language.py")}
+    modules |= {
+        path.parent.name
+        for path in model_files("mlx_vlm", "*/__init__.py")
+        if _OF_ANOTHER.search(path.read_text(encoding="utf-8"))
+    }
     known = aliases("mlx_vlm").items()
     return frozenset(modules | {alias for alias, type_ in known if type_ in modules})
 

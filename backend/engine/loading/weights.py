@@ -171,7 +171,8 @@ def _load(
             " memory_limit_mib or use a smaller or more quantised model",
         )
     yield from evaluate(model, size)
-    if starts_layers_early(device):
+    # A pass that is not computed to its end must not begin where ranks hand it on to each other.
+    if starts_layers_early(device) and member is None:
         from backend.engine.loading.early_layers import start_layers_early
 
         start_layers_early(model)

@@ -40,6 +40,10 @@ _DIFFUSION = (
     "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
     " serve a model that writes in that way, such as Gemma 3 or Ling"
 )
+_BY_NEIGHBOURS = (
+    "what its processor writes around an image depends on the text and the images beside it, but"
+    " here each image is prepared on its own; serve Idefics 3 or SmolVLM instead"
+)
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
     "paligemma": _BIDIRECTIONAL,
@@ -57,6 +61,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "molmo": _IN_FRONT,
     "phi4mm": _CHANGES,
     "gemma3n": _SCALED,
+    "idefics2": _BY_NEIGHBOURS,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
     "diffusion_gemma": _DIFFUSION,

@@ -65,8 +65,9 @@ def encode(model: MultimodalModel, item: MediaItem) -> Features:
     """Run the encoder on an item. Raises UnusualFeaturesError, and what the family raises."""
     arrays = thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
-    mask = mx.ones((1, len(item.whole)), dtype=mx.int32)
-    features = _features(model, item.whole, pixels, {"mask": mask, **arrays})
+    tokens = item.encoded or item.whole
+    mask = mx.ones((1, len(tokens)), dtype=mx.int32)
+    features = _features(model, tokens, pixels, {"mask": mask, **arrays}, len(item.whole))
     own = features.part(item.first, item.first + len(item.tokens))
     mx.eval(own.embeddings, own.deep, own.by_token)
     return own
@@ -74,7 +75,18 @@ def encode(model: MultimodalModel, item: MediaItem) -> Features:
 
 def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
     """The embeddings of a stretch of text."""
-    return _features(model, tokens, None, {})
+    return _features(model, tokens, None, {}, len(tokens))
+
+
+def width_of(model: MultimodalModel, item: MediaItem) -> int:
+    """How many embeddings the encoder returns for the one token that stands for an item."""
+    arrays = thawed(item.arrays)
+    pixels = arrays.pop("pixel_values", None)
+    ids = mx.array([item.encoded])
+    embed = model.whole.get_input_embeddings
+    given = accepted(embed, {"mask": mx.ones(ids.shape, dtype=mx.int32), **arrays})
+    embeddings: mx.array = embed(ids, pixels, **given).inputs_embeds
+    return embeddings.shape[1]
 
 
 def positions_of(model: MultimodalModel, item: MediaItem) -> np.ndarray:
@@ -88,7 +100,11 @@ def positions_of(model: MultimodalModel, item: MediaItem) -> np.ndarray:
 
 
 def _features(
-    model: MultimodalModel, tokens: Sequence[int], pixels: Any, rest: Mapping[str, Any]
+    model: MultimodalModel,
+    tokens: Sequence[int],
+    pixels: Any,
+    rest: Mapping[str, Any],
+    expected: int,
 ) -> Features:
     whole = model.whole
     embed = whole.get_input_embeddings
@@ -98,8 +114,8 @@ def _features(
     if unusual := sorted(given.keys() - _READ - _RECOMPUTED - idle):
         raise UnusualFeaturesError(", ".join(unusual))
     embeddings = given["inputs_embeds"][0]
-    if len(embeddings) != len(tokens):
-        raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {len(tokens)} tokens")
+    if len(embeddings) != expected:
+        raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {expected} tokens")
     visual = given.get("visual_pos_masks")
     deep = given.get(_DEEP)
     by_token = {"per_layer_inputs": given.get("per_layer_inputs")}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from backend.engine.control_tokens import ControlTokens
@@ -23,7 +24,7 @@ _PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
-# (kind, marker) → the control strings with which the processor surrounds an item; '' for none.
+# (kind, marker) → text with control strings to write for a marker that is plain text; '' for none.
 Ends = Callable[[str, str], str]
 
 
@@ -67,7 +68,7 @@ def learn(
 
     render: the template's text for some messages; raises if it cannot render them. fallbacks: by
     kind, markers that the family's processor recognises in text. If such a marker is plain text,
-    the control strings with which the processor surrounds an item are used as its marker instead.
+    what `ends` gives for it is written instead.
     """
     lists = _TEXT not in _rendered(render, _TEXT)
     markers: dict[str, Marker] = {}
@@ -75,8 +76,7 @@ def learn(
         marker = _of_parts(render, control, kind)
         for text in fallbacks.get(kind, ()):
             if marker is None:
-                core = _core(text, control)
-                marker = _of_text(render, core or ends(kind, text), text, core)
+                marker = _of_text(render, control, text, partial(ends, kind, text))
         if marker is not None:
             markers[kind] = marker
     return TemplateForm(lists, markers)
@@ -94,8 +94,12 @@ def _of_parts(render: Render, control: ControlTokens, kind: str) -> Marker | Non
     return None
 
 
-def _of_text(render: Render, core: str, expands: str, own: str) -> Marker | None:
-    text = expands if own else core
+def _of_text(
+    render: Render, control: ControlTokens, expands: str, instead: Callable[[], str]
+) -> Marker | None:
+    own = _core(expands, control)
+    text = expands if own else instead()
+    core = _core(text, control)
     if not core or core not in _rendered(render, text + _TEXT):
         return None
     return Marker(core, own or expands, None, text, several=True)

@@ -18,7 +18,7 @@ from mlx_vlm.models import cache as vlm
 from backend.engine.row_shift import RowShift
 from backend.engine.vision.row_scale import scale_by_row
 
-_ONE_AXIS = ("minimax_m3_vl",)  # positions are [rows, tokens], not [3, rows, tokens]
+_ONE_AXIS = ("minimax_m3_vl", "minimax_m3")  # positions are [rows, tokens], not [3, rows, tokens]
 
 
 class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped

@@ -21,7 +21,8 @@ def plain_pass(model: MultimodalModel, tokens: Sequence[int], item: MediaItem | 
     whole, language = model.whole, model.language_model
     arrays = {} if item is None else thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
-    ids = mx.array([list(tokens)])
+    encoded = item.encoded if item is not None else ()
+    ids = mx.array([[*encoded, *tokens[len(item.whole) :]] if item and encoded else list(tokens)])
     rest = {"mask": mx.ones(ids.shape, dtype=mx.int32), **arrays}
     embed = whole.get_input_embeddings
     output = embed(ids, pixels, **accepted(embed, rest)).to_dict()

@@ -34,6 +34,7 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
 _CHANNELS, _FLOAT = 3, 4  # bytes
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
+_NOTHING = 0  # the token at the place of an embedding, which no layer looks at
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
 # Outputs for the marker's text, which do not depend on the item.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
@@ -62,7 +63,8 @@ class ItemProcessor:
 
     markers: by kind, the text that the processor expands to one item. control: the control tokens;
     text that the processor writes before the first and after the last of them does not belong to
-    the item. most_bytes: size of the cache of prepared items.
+    the item. most_bytes: size of the cache of prepared items. width: for how many
+    embeddings a token of no vocabulary stands.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class ItemProcessor:
         markers: Mapping[str, str],
         control: Collection[int],
         most_bytes: int,
+        width: int = 1,
     ) -> None:
+        self.width = width
         self._control = control
         self._processor = processor
         self._image_token = getattr(config, "image_token_index", None)
@@ -177,9 +181,15 @@ class ItemProcessor:
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
-        places = [at for at, token in enumerate(tokens) if token in self._control]
-        first, count = (places[0], places[-1] + 1 - places[0]) if places else (0, len(tokens))
-        return MediaItem(kind, given.digest, tokens, first, count, arrays, _bytes(arrays))
+        encoded: tuple[int, ...] = ()
+        if min(tokens) < 0:
+            encoded = (min(tokens),)
+            first, count = 0, self.width
+            tokens = (_NOTHING,) * count
+        else:
+            places = [at for at, token in enumerate(tokens) if token in self._control]
+            first, count = (places[0], places[-1] + 1 - places[0]) if places else (0, len(tokens))
+        return MediaItem(kind, given.digest, tokens, first, count, arrays, _bytes(arrays), encoded)
 
     def _keep(self, item: MediaItem) -> None:
         if item.nbytes > self._most_bytes:

@@ -31,7 +31,7 @@ from backend.engine.model import Built
 from backend.engine.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
-from backend.engine.vision.features import UnusualFeaturesError, encode, of_text
+from backend.engine.vision.features import UnusualFeaturesError, encode, of_text, width_of
 from backend.engine.vision.markers import TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
@@ -91,20 +91,33 @@ def _open_senses(
         processor = load_processor(
             order.checkpoint.path, trust_remote_code=settings.trust_remote_code
         )
+        if not (hasattr(processor, "tokenizer") or hasattr(processor, "image_processor")):
+            raise ModelRejected.because(
+                loaded.name,
+                "its image processor cannot be built here: its files are missing, or it needs"
+                " PyTorch, which this backend does without",
+            )
         control = _control_ids(prompts)
+        width = 1
 
         def prepares(markers: Mapping[str, str], most_bytes: int = 0) -> ItemProcessor:
-            return ItemProcessor(processor, model.whole.config, markers, control.keys(), most_bytes)
+            config = model.whole.config
+            return ItemProcessor(processor, config, markers, control.keys(), most_bytes, width)
 
         def ends(kind: str, text: str) -> str:
             """The control strings with which the processor surrounds an item; '' if there are none.
 
-            If the marker is still there next to the item, the processor did not recognise it.
+            If the marker is still there next to the item, the processor did not recognise it. If
+            the processor writes a token of no vocabulary for it, prompts have a control string in
+            its place that they do not use otherwise.
             """
             try:
                 item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
             except InvalidRequest:
                 return ""
+            if item.encoded:
+                unused = _unused(prompts)
+                return unused and text.replace(text.strip(), unused)
             if text in "".join(_around(prompts, item)):
                 return ""
             return "".join(
@@ -115,6 +128,12 @@ def _open_senses(
         kinds += [AUDIO] if takes_audio(processor) else []
         fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
+        if IMAGE in form.markers:
+            first = prepares(_expanded(form)).prepare(_sample(IMAGE), f"the first {IMAGE}")
+            if first.encoded:
+                yield "engine"
+                width = width_of(model, first)
+                yield "files"
         trial = prepares(_expanded(form))
         tried: dict[str, MediaItem] = {}
         for kind in form.markers:
@@ -212,6 +231,14 @@ def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
     """The text that the processor writes before and after the item."""
     before, after = item.whole[: item.first], item.whole[item.first + item.count :]
     return prompts.detokenize(list(before)), prompts.detokenize(list(after))
+
+
+def _unused(prompts: PromptBuilder) -> str:
+    """A control string that no prompt has unless we write it; '' if there is none."""
+    turn = {"role": "assistant", "content": "Yes."}
+    question = {"role": "user", "content": "No?"}
+    rendered = _renderer(prompts)([question, turn, question])
+    return next((text for text in _control_ids(prompts).values() if text not in rendered), "")
 
 
 def _control_ids(prompts: PromptBuilder) -> dict[int, str]:

@@ -6,6 +6,7 @@ its exact type and a known value.
 
 import json
 import sys
+from functools import cache
 from typing import Any
 
 import httpx
@@ -22,12 +23,18 @@ checked = 0
 wrong: list[str] = []
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Built once: it takes longer than all that it checks."""
+    return TypeAdapter(kind)
+
+
 def check(kind: Any, text: str, what: str) -> None:
     """Record what is wrong with a JSON object."""
     global checked
     checked += 1
     try:
-        TypeAdapter(kind).validate_json(text, strict=True)
+        _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         found = error.errors()[:6]
         wrong.append(f"{what}: {[(each['loc'], each['msg']) for each in found]} in {text[:400]}")

@@ -108,6 +108,12 @@ KIMI_CASES = [
         KIMI_HEADER + "<think>",
     ),
     Case("no section", _TIDE, calls=[A_TIDE]),
+    Case(
+        "markers in the singular, as some checkpoints write them",
+        f"Hm.{_OPEN}{_FERRY} {_TIDE}{_CLOSE}".replace("calls_section", "call_section"),
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
     Case("no end", (_OPEN + _FERRY).removesuffix("<|tool_call_end|>"), calls=[A_FERRY]),
     Case("no arguments", _OPEN + _TIDE.replace("{}", "") + _CLOSE, calls=[A_TIDE]),
     Case(

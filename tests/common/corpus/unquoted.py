@@ -171,7 +171,15 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
 
 
 LLAMA4 = [*_pythonic("", ""), *_pythonic("<|python_start|>", "<|python_end|>")]
-LFM2 = _pythonic("<|tool_call_start|>", "<|tool_call_end|>")
+LFM2 = [
+    *_pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
+    Case(
+        "JSON, for which a system prompt may ask",
+        f"<|tool_call_start|>[{_JSON_FERRY}, {_JSON_TIDE}]<|tool_call_end|>Hm.",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+]
 
 _NEW_FERRY, _NEW_TIDE = (
     '[TOOL_CALLS]ferry_times[ARGS]{"harbour": "Ærø"}',
@@ -224,6 +232,12 @@ _TO_FERRY = (
 _TO_TIDE = " to=functions.tide_now<|channel|>commentary<|message|>{}"
 HARMONY = [
     Case("an answer", "<|channel|>final<|message|>Hm.\n", "Hm.\n"),
+    Case("a marker cut at the beginning", "<|chan", cut=True),
+    Case(
+        "a marker cut in reasoning", _THOUGHT[: _THOUGHT.index("<|end|>") + 4], "", "So.", cut=True
+    ),
+    Case("a marker cut in an answer", "<|channel|>final<|message|>Hm.<|ret", "Hm.", cut=True),
+    Case("a marker cut between messages", f"{_THOUGHT}<|sta", "", "So.", cut=True),
     Case("reasoning, answer", f"{_THOUGHT}<|channel|>final<|message|>Hm.", "Hm.", "So."),
     Case("reasoning, call", _THOUGHT + _TO_FERRY, "", "So.", [A_FERRY]),
     Case("recipient first", _THOUGHT + _TO_TIDE + "<|call|>", "", "So.", [A_TIDE]),
@@ -314,6 +328,8 @@ PHI4 = [
     Case("a block", f"<|tool_call|>{_LIST}<|/tool_call|>", calls=[A_FERRY, A_TIDE]),
     Case("functools", f"functools{_LIST}", calls=[A_FERRY, A_TIDE]),
     Case("reasoning", "<think>So.</think>Hm.", "Hm.", "So."),
+    Case("functools, cut", f"Hm.\nfunctools{_LIST[:20]}", "Hm.", cut=True),
+    Case("functools, the first cut", f"functools{_LIST[:3]}", cut=True),
     Case("a word", "functools is a module.", "functools is a module."),
     Case("a word, cut", "It is in functools", "It is in functools", cut=True),
     Case("a part of a word", "It is in func", "It is in func", cut=True),

@@ -21,13 +21,14 @@ from common.chat_format import ChatFormat
 from tests.common.grammar_walks import byte_tokenizer
 from tests.engine.constraints.schemas import random_schema
 from tests.engine.constraints.walks import byte_walk, compiler_for
+from tests.long import TEST_LONG
 
 TINY = Path(__file__).parents[2] / "models" / "tiny_text"
 BYTES = byte_tokenizer()
 COMPILER = compiler_for(BYTES, ChatFormat.named("plain"))
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(5 if TEST_LONG else 2))
 def test_random_walks_are_valid(part: int) -> None:
     for seed in range(100 * part, 100 * part + 100):
         schema = random_schema(random.Random(seed))

@@ -13,9 +13,10 @@ from backend.engine.drafting.drafter import DraftLength, Guesser, LookupGuesser
 from backend.engine.request import Sampling
 from tests.engine.drafting.tiny import draft_model, model_guesser, prompts, text_model
 from tests.engine.rounds import Rounds, engine_model
+from tests.long import TEST_LONG
 
 pytestmark = pytest.mark.usefixtures("guesses_always")
-COUNT = 12
+COUNT = 12 if TEST_LONG else 6
 LENGTH = 40
 GUESSERS: dict[str, list[Callable[[], Guesser]]] = {
     "lookup": [LookupGuesser],

@@ -31,9 +31,10 @@ from tests.engine.drafting.heads import CONFIGS, VOCABULARY, opened, text, write
 from tests.engine.loading_models import read_weights, write_model, write_weights
 from tests.engine.rounds import Rounds, engine_model
 from tests.engine.test_parity import check_schedule
+from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
-SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "4"))
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "2"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 The schedules are those of `test_parity`: rows join and leave, are preempted, constrained,
 penalised. For each row a random number of guesses is made, of which a random number is right.
-GUESS_SCHEDULES sets how many schedules are played.
+`make test` plays two schedules with each model, `make test-long` forty; GUESS_SCHEDULES sets
+another number.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import engine_model
 from tests.engine.test_parity import check_schedule
+from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
-SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "4"))
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "2"))
 KINDS = (
     "attention",
     "window",

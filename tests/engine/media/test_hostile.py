@@ -18,6 +18,7 @@ from backend.engine.media.kinds import kind_of
 from backend.engine.media.limits import MediaLimits
 from backend.engine.units import MIB
 from tests.engine.media import picture_corpus, sound_corpus
+from tests.long import TEST_LONG
 
 pytestmark = pytest.mark.filterwarnings(r"ignore::UserWarning:PIL\..*")
 LIMITS = MediaLimits(image_pixels=1 << 20, audio_seconds=30)
@@ -88,13 +89,13 @@ def test_any_bytes_behind_a_known_signature_are_decoded_or_refused(
     only_refused(as_sound, start[:kept] + rest)
 
 
-@settings(max_examples=400)
+@settings(max_examples=400 if TEST_LONG else 100)
 @given(st.sampled_from(PICTURES), st.integers(0, 1 << 32))
 def test_any_damaged_picture_is_decoded_or_refused(content: bytes, seed: int) -> None:
     only_refused(as_picture, damage(content, seed))
 
 
-@settings(max_examples=120)
+@settings(max_examples=120 if TEST_LONG else 40)
 @given(st.sampled_from(SOUNDS), st.integers(0, 1 << 32))
 def test_any_damaged_sound_is_decoded_or_refused(content: bytes, seed: int) -> None:
     only_refused(as_sound, damage(content, seed))

@@ -1,7 +1,7 @@
 """Ranks that divide a model give the same answers as one process with the whole model.
 
-The suite plays a schedule or two. RANK_SCHEDULES=100 plays as many with every model that mlx-lm
-divides, in every way, on two and on three ranks.
+`make test` plays one schedule with two models. `make test-long` plays three with every model that
+mlx-lm divides, in every way, on two and on three ranks; RANK_SCHEDULES=100 as many.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.engine.ranks.divided_models import WAYS
+from tests.long import TEST_LONG
 
 ROOT = Path(__file__).parents[3]
-SCHEDULES = int(os.environ.get("RANK_SCHEDULES", "0"))
+SCHEDULES = int(os.environ.get("RANK_SCHEDULES", "3" if TEST_LONG else "0"))
 EVERY = [f"{name}:{way}" for name, ways in WAYS.items() for way in ways]
 FEW = ["qwen2:pipeline", "qwen3_5:tensor"]
 

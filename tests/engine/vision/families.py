@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from tests.engine.vision import llava_families, qwen_families
 from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
 from tests.engine.vision.ocr_families import write_deepseekocr, write_unlimited_ocr
 from tests.engine.vision.omni_families import write_qwen3_omni
@@ -69,6 +70,15 @@ def write_family(path: Path, family: str) -> Path:
         "kimi_vl": _kimi_vl,
         "aya_vision": _aya_vision,
         "llava_next": _llava_next,
+        "phi4_siglip": llava_families.write_phi4_siglip,
+        "llava_bunny": llava_families.write_llava_bunny,
+        "llava_onevision": llava_families.write_llava_onevision,
+        "pixtral": llava_families.write_pixtral,
+        "lfm2_vl": llava_families.write_lfm2_vl,
+        "qwen2_vl": qwen_families.write_qwen2_vl,
+        "qwen3_vl_moe": qwen_families.write_qwen3_vl_moe,
+        "glm_ocr": qwen_families.write_glm_ocr,
+        "glm4v": qwen_families.write_glm4v,
         "deepseekocr": write_deepseekocr,
         "unlimited_ocr": write_unlimited_ocr,
         "qwen3_omni_moe": write_qwen3_omni,

@@ -55,7 +55,10 @@ class PlainPasses:
             self._shown = {"audio": [sound]}
 
     def prompt_tokens(self, messages: Sequence[Message], images: Sequence[Any]) -> int:
-        return int(self._inputs(messages, images)["input_ids"].shape[1])
+        inputs = self._inputs(messages, images)
+        if bool((inputs["input_ids"] < 0).any().item()):  # one token stands for many embeddings
+            return int(self._embedded(inputs)["inputs_embeds"].shape[1])
+        return int(inputs["input_ids"].shape[1])
 
     def chooses(
         self, messages: Sequence[Message], images: Sequence[Any], said: Sequence[int]
@@ -69,7 +72,7 @@ class PlainPasses:
         prompt = inputs["input_ids"]
         whole = mx.concatenate([prompt, mx.array([said[:-1]], dtype=prompt.dtype)], axis=1)
         logits = self._pass(inputs | {"input_ids": whole})
-        answering = np.array(logits[0, prompt.shape[1] - 1 :])[:, SIGNS]
+        answering = np.array(logits[0, -len(said) :])[:, SIGNS]
         return tuple(
             token if among.max() - among[SIGNS.index(token)] < CLOSE else SIGNS[among.argmax()]
             for token, among in zip(said, answering, strict=True)
@@ -96,7 +99,8 @@ class PlainPasses:
     def _inputs(self, messages: Sequence[Message], images: Sequence[Any]) -> dict[str, Any]:
         from mlx_vlm.utils import prepare_inputs
 
-        text = self._processor.tokenizer.apply_chat_template(
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        text = tokenizer.apply_chat_template(
             [self._marked(message) for message in messages],
             tokenize=False,
             add_generation_prompt=True,
@@ -119,10 +123,15 @@ class PlainPasses:
         return {**message, "content": "".join(texts)}
 
     def _pass(self, inputs: Mapping[str, Any], cache: list[Any] | None = None) -> mx.array:
+        given = self._embedded(inputs)
+        logits: mx.array = self._model.language_model(
+            inputs["input_ids"], cache=cache, **given
+        ).logits
+        return logits
+
+    def _embedded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         rest = dict(inputs)
         ids, pixels = rest.pop("input_ids"), rest.pop("pixel_values", None)
         mask = mx.ones(ids.shape, dtype=mx.int32)
         features = self._model.get_input_embeddings(ids, pixels, mask=mask, **rest).to_dict()
-        given = {name: value for name, value in features.items() if value is not None}
-        logits: mx.array = self._model.language_model(ids, cache=cache, **given).logits
-        return logits
+        return {name: value for name, value in features.items() if value is not None}

@@ -72,5 +72,10 @@ def test_a_marker_of_plain_text_is_replaced_by_control_tokens_around_it() -> Non
     assert learned(STRINGS_ONLY, "[image]") == (False, None)
 
 
+def test_what_surrounds_a_control_string_in_the_place_of_a_marker_is_written_too() -> None:
+    expected = Marker("<n>", "[image]\n", None, "<n>\n", several=True)
+    assert learned(STRINGS_ONLY, "[image]\n", ends="<n>\n") == (False, expected)
+
+
 def test_a_template_without_a_marker_for_images() -> None:
     assert learned(STRINGS_ONLY) == (False, None)

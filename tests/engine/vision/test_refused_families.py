@@ -50,6 +50,39 @@ def test_unlimited_ocr_continues_differently_from_stored_kv(
     assert not mx.allclose(from_stored, afresh, atol=0.1)
 
 
+def test_deepseek_v4_answers_otherwise_than_it_reads() -> None:
+    """Its compressed KV is another after steps of one token than after one pass."""
+    from mlx_vlm.models import deepseek_v4
+
+    small = {
+        "num_hidden_layers": 2,
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_attention_heads": 4,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "head_dim": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "compress_ratios": [0, 4],
+        "hc_mult": 2,
+        "num_hash_layers": 0,
+        "sliding_window": 128,
+        "o_groups": 2,
+        "o_lora_rank": 32,
+        "index_n_heads": 2,
+        "index_head_dim": 32,
+    }
+    mx.random.seed(7)
+    language = deepseek_v4.Model(deepseek_v4.ModelConfig.from_dict(small)).language_model
+    tokens = list(range(20, 60))
+    whole = language(mx.array([tokens]), cache=language.make_cache()).logits[0]
+    stored = language.make_cache()
+    steps = [language(mx.array([[token]]), cache=stored).logits[0] for token in tokens]
+    assert not mx.allclose(mx.concatenate(steps), whole, atol=0.01)
+
+
 def test_gemma3n_scales_answers_but_not_prompts() -> None:
     from mlx_vlm.models import gemma3n
 

@@ -30,6 +30,7 @@ from tests.engine.vision.seeing import (
     shown,
     turns,
 )
+from tests.long import TEST_LONG
 
 TOKENS = 48
 FRAMES = 6
@@ -92,7 +93,7 @@ async def _compare(
     assert other.logprobs != alone.logprobs
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", *(["qwen3_5"] if TEST_LONG else [])])
 async def test_a_family_with_video_input_gets_videos(tmp_path: Path, family: str) -> None:
     native = family == "qwen3_vl"
     path = TINY_VISION if native else write_family(tmp_path / family, family)
@@ -101,7 +102,7 @@ async def test_a_family_with_video_input_gets_videos(tmp_path: Path, family: str
     await _compare(path, plain_passes, [{"type": "video"}], ())
 
 
-@pytest.mark.parametrize("family", ["gemma3", "idefics3"])
+@pytest.mark.parametrize("family", ["idefics3", *(["gemma3"] if TEST_LONG else [])])
 async def test_another_family_gets_the_frames_as_images(tmp_path: Path, family: str) -> None:
     from mlx_vlm.utils import load_video
 

@@ -21,7 +21,7 @@ def chrome() -> Iterator[Chrome]:
     driver.quit()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def gateway(chrome: Chrome) -> Iterator[GatewayProcess]:
     one_slot = roomy(options=["parallel:1"])
     process = GatewayProcess({"tiny": one_slot})
