@@ -108,7 +108,7 @@ def _pauses(port: int, path: str) -> tuple[float, float]:
     The backend refuses the messages as too long; what the gateway does before that is normal work.
     """
     text = 'if (x[1]) { y = "a\\n"; }\n' * ((10 << 20) // 27)
-    asked = {"input": text} if path == "responses" else {"messages": _said(text)}
+    asked = {"input": text} if path == "responses" else {"messages": _messages(text)}
     body = json.dumps({"model": NAME, "max_tokens": 1, **asked})
 
     def send(content: str) -> None:
@@ -134,7 +134,7 @@ def _pauses(port: int, path: str) -> tuple[float, float]:
     return slowest(body), slowest(body[:100])
 
 
-def _said(text: str) -> list[dict[str, str]]:
+def _messages(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
@@ -200,7 +200,7 @@ def _over_http(port: int, prompt: str, tokens: int) -> Run:
         "temperature": 0,
         "max_tokens": tokens,
         "ignore_eos": True,
-        "messages": _said(prompt),
+        "messages": _messages(prompt),
     }
     connection = http.client.HTTPConnection("127.0.0.1", port)
     started = time.perf_counter()

@@ -36,7 +36,7 @@ def measure(model: Path) -> Iterator[Figure]:
             watch.join()
         looks.sort(key=_error)
         yield _figure("while requests run, median", looks[len(looks) // 2])
-        yield fact("the same, at worst", _error(looks[-1]), _shown(looks[-1]))
+        yield fact("the same, at worst", _error(looks[-1]), _parts_line(looks[-1]))
         while (rest := _breakdown(stub))["kv_cache"]:
             time.sleep(_EVERY)
         yield _figure("at rest", rest)
@@ -57,9 +57,11 @@ def _error(look: dict[str, int]) -> float:
 
 
 def _figure(when: str, look: dict[str, int]) -> Figure:
-    return at_most(f"Status, parts beside what MLX holds, {when}", _error(look), 0.05, _shown(look))
+    return at_most(
+        f"Status, parts beside what MLX holds, {when}", _error(look), 0.05, _parts_line(look)
+    )
 
 
-def _shown(look: dict[str, int]) -> str:
+def _parts_line(look: dict[str, int]) -> str:
     parts = " + ".join(str(look[part] >> 20) for part in PARTS if part in look)
     return f"{parts} of {look['mlx_active'] >> 20} MiB"

@@ -41,16 +41,16 @@ class Table:
 
 
 def at_most(name: str, value: float, bound: float, detail: str = "") -> Figure:
-    return Figure(name, _shown(value, detail), f"<= {bound:.3g}", value <= bound)
+    return Figure(name, _formatted(value, detail), f"<= {bound:.3g}", value <= bound)
 
 
 def at_least(name: str, value: float, bound: float, detail: str = "") -> Figure:
-    return Figure(name, _shown(value, detail), f">= {bound:.3g}", value >= bound)
+    return Figure(name, _formatted(value, detail), f">= {bound:.3g}", value >= bound)
 
 
 def fact(name: str, value: float, detail: str = "") -> Figure:
-    return Figure(name, _shown(value, detail))
+    return Figure(name, _formatted(value, detail))
 
 
-def _shown(value: float, detail: str) -> str:
+def _formatted(value: float, detail: str) -> str:
     return f"{value:.3g} ({detail})" if detail else f"{value:.3g}"

@@ -64,11 +64,11 @@ def as_refusals(names: Names) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise errors.of_rpc(error, names) from None
     except grpc.aio.UsageError:  # the channel was closed before the call began
-        raise errors.gone() from None
+        raise errors.backend_gone() from None
     except asyncio.CancelledError:
         if is_cancelled():
             raise
-        raise errors.gone() from None
+        raise errors.backend_gone() from None
 
 
 def is_cancelled() -> bool:

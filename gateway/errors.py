@@ -126,7 +126,7 @@ def without_folders(sentence: str) -> str:
     return _FOLDERS.sub("…/", sentence)
 
 
-def gone() -> ApiError:
+def backend_gone() -> ApiError:
     """The error for a request whose backend ended, or whose connection broke."""
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER)
 

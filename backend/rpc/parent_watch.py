@@ -36,7 +36,7 @@ def interval_of(text: str) -> float:
     return seconds if 0 < seconds < threading.TIMEOUT_MAX else _DEFAULT_SECONDS
 
 
-def wanted(environ: Mapping[str, str], parent: int) -> bool:
+def should_watch(environ: Mapping[str, str], parent: int) -> bool:
     """Whether there is a parent to watch and the watch is not turned off."""
     if environ.get(SWITCH, "").strip().lower() in ("false", "0", "no", "off"):
         return False
@@ -46,7 +46,7 @@ def wanted(environ: Mapping[str, str], parent: int) -> bool:
 def arm(environ: Mapping[str, str] = os.environ) -> bool:
     """Start watching; False if there is nothing to watch."""
     parent = os.getppid()
-    if not wanted(environ, parent):
+    if not should_watch(environ, parent):
         return False
     seconds = interval_of(environ.get(INTERVAL, ""))
     watch = threading.Thread(

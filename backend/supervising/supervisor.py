@@ -50,7 +50,7 @@ class Supervisor:
         self._environ = dict(environ)
         self._asked: signal.Signals | None = None
         self._parent = os.getppid()
-        self._watches = parent_watch.wanted(environ, self._parent)
+        self._watches = parent_watch.should_watch(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
@@ -108,7 +108,7 @@ class Supervisor:
         self, place: Place, hostfile: str, environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         own = {**environ, **transport_environ(place, hostfile, environ)}
-        own.pop(parent_watch.SWITCH, None)  # it says whether the host is watched, as it is here
+        own.pop(parent_watch.SWITCH, None)  # this supervisor watches the host for it
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
@@ -142,7 +142,7 @@ class Supervisor:
 
     def _stop(self, first: subprocess.Popen[bytes]) -> int:
         assert self._asked is not None
-        if self._is_worker:  # it waits for rank 0's word, and has no call to end
+        if self._is_worker:  # it only waits for rank 0, and has no calls to finish
             first.kill()
             first.wait()
             return 0

@@ -120,7 +120,7 @@ def _rounds(gateway: GatewayProcess, ledger: Ledger, seconds: float) -> list[tup
     looks: list[tuple[float, Look]] = []
     lock = threading.Lock()
     with httpx.Client(base_url=gateway.url, timeout=_PATIENCE, trust_env=False) as client:
-        known = {at: _said(request.post(client)) for at, request in enumerate(ASKED)}
+        known = {at: _content_of(request.post(client)) for at, request in enumerate(ASKED)}
         began = time.monotonic()
         while time.monotonic() < began + seconds or len(looks) < LEAST_ROUNDS:
             seeds = [f"round {len(looks)}, client {at}" for at in range(CLIENTS)]
@@ -143,7 +143,7 @@ def _share(
         at = dice.randrange(len(ASKED))
         request = ASKED[at] if kind == "ask" else dice.choice(WRONG)
         response = request.post(client)
-        said = _said(response) if kind == "ask" else ""
+        said = _content_of(response) if kind == "ask" else ""
         with lock:
             ledger.ends[request.path, response.status_code] += 1
             if response.status_code not in request.statuses:
@@ -171,7 +171,7 @@ def _leave(client: httpx.Client, dice: random.Random) -> None:
                 break
 
 
-def _said(response: httpx.Response) -> str:
+def _content_of(response: httpx.Response) -> str:
     """The content of an answer, without the fields that differ between equal answers."""
     kind = response.headers.get("content-type", "")
     if kind.startswith("application/json"):

@@ -58,11 +58,11 @@ class Backend:
         try:
             async with asyncio.timeout(limit):
                 while not await self.connection.healthy(_PROBE_LIMIT):
-                    await self.gone(_PROBE_PAUSE)
+                    await self.raise_if_ended(_PROBE_PAUSE)
         except TimeoutError:
             raise LoadFailed(f"the backend does not answer Health within {limit:.0f} s") from None
 
-    async def gone(self, seconds: float) -> None:
+    async def raise_if_ended(self, seconds: float) -> None:
         """Wait, and raise LoadFailed as soon as the process ends within that time."""
         if self.process is None:
             await asyncio.sleep(seconds)
@@ -79,7 +79,7 @@ class Backend:
         try:
             await self.connection.load(model)
         except ConnectionError:
-            await self.gone(_PROBE_LIMIT)
+            await self.raise_if_ended(_PROBE_LIMIT)
             raise LoadFailed("the connection to the backend was lost during the load") from None
 
     @property

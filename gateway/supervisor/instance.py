@@ -224,7 +224,7 @@ class ModelInstance:
         misses = 0
         while True:
             try:
-                await backend.gone(_POLL)
+                await backend.raise_if_ended(_POLL)
                 healthy = await backend.connection.healthy(_HEALTH_LIMIT)
             except LoadFailed as end:
                 self._lost(backend, str(end))

@@ -121,7 +121,7 @@ def text_of(replies: Iterator[pb.Reply]) -> str:
     return b"".join(reply.message for reply in replies).decode()
 
 
-def said(backend: Backend, request: pb.PredictOptions) -> str:
+def text_answer(backend: Backend, request: pb.PredictOptions) -> str:
     """The text of a whole answer."""
     reply: pb.Reply = backend.stub.Predict(request, timeout=WAIT)
     return reply.message.decode()

@@ -52,7 +52,7 @@ number ::= "-"? ([0-9] | [1-9] [0-9]{0,5}) ("." [0-9]{1,3})?
 """
 
 
-def _said(backend: Backend, request: pb.PredictOptions) -> pb.Reply:
+def _reply_to(backend: Backend, request: pb.PredictOptions) -> pb.Reply:
     reply: pb.Reply = backend.stub.Predict(request, timeout=WAIT)
     return reply
 
@@ -62,7 +62,7 @@ def test_a_schema_holds_at_any_temperature(served: Backend, seed: int) -> None:
     request = chat(
         "Tell me a long story about a cat.", Grammar=json.dumps(PERSON), Seed=seed, **HOT
     )
-    text = _said(served, request).message.decode()
+    text = _reply_to(served, request).message.decode()
     jsonschema.validate(json.loads(text), PERSON)
     assert text_of(served.stub.PredictStream(request, timeout=WAIT)) == text
 
@@ -71,7 +71,7 @@ def test_a_host_grammar_holds_up_to_the_token_limit(served: Backend) -> None:
     whole = 0
     for seed in range(24):
         request = chat("Say hello.", Grammar=JSON_OBJECT, Tokens=60, Seed=seed, **HOT)
-        reply = _said(served, request)
+        reply = _reply_to(served, request)
         if reply.tokens < 60:
             assert isinstance(json.loads(reply.message), dict)
             whole += 1
@@ -81,11 +81,11 @@ def test_a_host_grammar_holds_up_to_the_token_limit(served: Backend) -> None:
 
 
 def test_an_answer_ends_when_its_grammar_ends(served: Backend) -> None:
-    reply = _said(served, pb.PredictOptions(Prompt="x", Grammar='root ::= "yes" | "no"'))
+    reply = _reply_to(served, pb.PredictOptions(Prompt="x", Grammar='root ::= "yes" | "no"'))
     assert reply.message in (b"yes", b"no")
     for ending in ({"IgnoreEOS": True}, {"Metadata": {"mlx.min_tokens": "50"}}):
         request = pb.PredictOptions(Prompt="x", Grammar='root ::= "yes" | "no"', **ending)
-        assert _said(served, request).message in (b"yes", b"no")
+        assert _reply_to(served, request).message in (b"yes", b"no")
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_every_kind_of_grammar_is_enforced(
     request = pb.PredictOptions(
         Prompt="x", Grammar=grammar, Metadata={"mlx.grammar_type": kind}, Seed=1, **HOT
     )
-    text = _said(served, request).message.decode()
+    text = _reply_to(served, request).message.decode()
     jsonschema.validate(text, {"type": "string", "pattern": f"^{wanted}$"})
 
 
 def test_reasoning_precedes_the_constrained_answer(served: Backend) -> None:
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     request = chat("What is 3 + 4?", Grammar=json.dumps(schema), Metadata=THINKING, Tokens=120)
-    seen = unary(_said(served, request), tools=False)
+    seen = unary(_reply_to(served, request), tools=False)
     assert "I have to find 3 plus 4." in seen.reasoning
     jsonschema.validate(json.loads(seen.content), schema)
 
@@ -122,7 +122,7 @@ def test_a_required_call_is_made(served: Backend, metadata: dict[str, str]) -> N
         "What is the capital of France?", Tools=tools, ToolChoice='"required"', Metadata=metadata
     )
     seen = streamed(served.stub.PredictStream(request, timeout=WAIT), tools=True)
-    whole = unary(_said(served, request), tools=True)
+    whole = unary(_reply_to(served, request), tools=True)
     assert (seen.content, seen.reasoning, seen.calls) == ("", whole.reasoning, whole.calls)
     assert seen.calls
     functions: dict[str, Any] = {
@@ -152,11 +152,11 @@ def test_a_strict_tool_is_called_as_declared_and_only_when_needed(served: Backen
     strict = json.loads(TOOLS)
     strict[0]["function"]["strict"] = True
     tools = json.dumps(strict)
-    asked = unary(_said(served, chat("What is the weather in Paris?", Tools=tools)), tools=True)
+    asked = unary(_reply_to(served, chat("What is the weather in Paris?", Tools=tools)), tools=True)
     assert [(name, json.loads(text)) for name, text in asked.calls] == [
         ("get_weather", {"city": "Paris"})
     ]
-    told = unary(_said(served, chat("What is the capital of France?", Tools=tools)), tools=True)
+    told = unary(_reply_to(served, chat("What is the capital of France?", Tools=tools)), tools=True)
     assert (told.content, told.calls) == ("The capital of France is Paris.", [])
 
 
@@ -191,10 +191,10 @@ def test_a_grammar_that_cannot_be_used_is_refused(
     served: Backend, grammar: str, words: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as refusal:
-        _said(served, pb.PredictOptions(Prompt="x", Grammar=grammar, Tokens=5))
+        _reply_to(served, pb.PredictOptions(Prompt="x", Grammar=grammar, Tokens=5))
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert words in (refusal.value.details() or "")
-    assert _said(served, chat("Count to 3.")).message == b"1 2 3"
+    assert _reply_to(served, chat("Count to 3.")).message == b"1 2 3"
 
 
 LOCALAI_CALL = r"""
@@ -220,7 +220,7 @@ def test_strict_tools_are_called_in_the_model_s_own_format(served: Backend, choi
         ToolChoice=choice,
         Grammar=LOCALAI_CALL,
     )
-    whole = unary(_said(served, request), tools=True)
+    whole = unary(_reply_to(served, request), tools=True)
     pieces = streamed(served.stub.PredictStream(request, timeout=WAIT), tools=True)
     for seen in (whole, pieces):
         assert [(name, json.loads(args)) for name, args in seen.calls] == [

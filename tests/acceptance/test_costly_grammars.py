@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.acceptance.backend import WAIT, Backend, chat, refusal, said
+from tests.acceptance.backend import WAIT, Backend, chat, refusal, text_answer
 from tests.acceptance.test_chat import TOOLS
 from wire import backend_pb2 as pb
 
@@ -72,7 +72,7 @@ def _patterns(length: int) -> str:
 def test_a_large_grammar_is_followed(
     served: Backend, grammar: str, kind: str, beginning: str
 ) -> None:
-    assert said(served, _asking(grammar, kind)).startswith(beginning)
+    assert text_answer(served, _asking(grammar, kind)).startswith(beginning)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_a_grammar_that_costs_too_much_is_refused_alone(
     served: Backend, grammar: str, kind: str, why: str
 ) -> None:
     counting = chat("Count to 30.")
-    alone = said(served, counting)
+    alone = text_answer(served, counting)
     with ThreadPoolExecutor(1) as other:
-        beside = other.submit(said, served, counting)
+        beside = other.submit(text_answer, served, counting)
         assert why in refusal(served, _asking(grammar, kind))
         assert beside.result() == alone
-    assert said(served, _asking('root ::= "a" | "b"', "gbnf")) in ("a", "b")
+    assert text_answer(served, _asking('root ::= "a" | "b"', "gbnf")) in ("a", "b")
 
 
 def test_a_quick_grammar_overtakes_slow_ones(served: Backend) -> None:
     costly = [_asking(_patterns(length), "json_schema") for length in range(30, 34)]
     slow = [served.stub.Predict.future(each, timeout=WAIT) for each in costly]
-    assert said(served, _asking('root ::= "d"', "gbnf")) == "d"
+    assert text_answer(served, _asking('root ::= "d"', "gbnf")) == "d"
     assert not any(call.done() for call in slow)
     for call in slow:
         call.cancel()
@@ -126,7 +126,7 @@ def test_deeply_nested_arguments_are_refused_with_a_message(served: Backend) -> 
 def test_the_process_that_tries_grammars_ends_with_the_backend(bare: Backend) -> None:
     bare.load()
     before = bare.process().children()
-    assert said(bare, _asking('root ::= "a"', "gbnf")) == "a"
+    assert text_answer(bare, _asking('root ::= "a"', "gbnf")) == "a"
     (trial,) = set(bare.process().children()) - set(before)
     bare.stub.Free(pb.HealthMessage(), timeout=WAIT)
     trial.wait(WAIT)
@@ -138,6 +138,6 @@ def test_an_abandoned_call_does_not_delay_others(served: Backend) -> None:
     leaving = [served.stub.Predict.future(costly, timeout=WAIT) for _ in range(2)]
     for call in leaving:
         call.cancel()
-    assert said(served, _asking('root ::= "c"', "gbnf")) == "c"
+    assert text_answer(served, _asking('root ::= "c"', "gbnf")) == "c"
     with pytest.raises(grpc.FutureCancelledError):
         leaving[0].result()

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, Backend, chat, said
+from tests.acceptance.backend import TINY_TEXT, Backend, chat, text_answer
 from tests.rpc.client import failure_of
 
 GREETING = chat("Hello!", Tokens=12)
@@ -115,14 +115,14 @@ def test_a_load_that_would_never_end_is_refused(
     damage: str, served: Backend, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
-    before = said(served, GREETING)
+    before = text_answer(served, GREETING)
     change, words = DAMAGES[damage]
     change(model)
     failure = failure_of(lambda: served.load(model))
     assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
     assert words in failure.sentence
     assert str(tmp_path) not in failure.sentence
-    assert said(served, GREETING) == before
+    assert text_answer(served, GREETING) == before
 
 
 def test_a_template_that_loops_for_one_request_fails_only_that_request(
@@ -133,9 +133,9 @@ def test_a_template_that_loops_for_one_request_fails_only_that_request(
     condition = "{% if messages[0].content == 'loop' %}" + LOOP + "{% endif %}"
     (model / "chat_template.jinja").write_text(condition + template)
     bare.load(model)
-    before = said(bare, GREETING)
+    before = text_answer(bare, GREETING)
     loops = [bare.stub.Predict.future(chat("loop"), timeout=60) for _ in range(2)]
-    assert said(bare, GREETING) == before
+    assert text_answer(bare, GREETING) == before
     for loop in loops:
         failure = failure_of(loop.result)
         assert failure.code is grpc.StatusCode.INVALID_ARGUMENT

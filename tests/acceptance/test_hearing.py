@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mlx_vlm.models.minicpmo.processing_minicpmo import MiniCPMOProcessor
 
-from tests.acceptance.backend import ROOT, WAIT, Backend, chat, refusal, said, text_of
+from tests.acceptance.backend import ROOT, WAIT, Backend, chat, refusal, text_answer, text_of
 from tests.engine.vision.seeing import encoded, picture
 from tests.models.tiny_batches import prompt_of
 from tests.models.tiny_dialogue import Dialogue
@@ -61,12 +61,12 @@ def together(backend: Backend, requests: list[pb.PredictOptions]) -> list[str]:
 
 @pytest.mark.parametrize("kind", SOUNDS)
 def test_it_names_the_sound(hearing: Backend, kind: str) -> None:
-    assert said(hearing, heard(kind)) == telling([kind])
+    assert text_answer(hearing, heard(kind)) == telling([kind])
 
 
 @pytest.mark.parametrize("kinds", [("low", "high"), ("high", "low")])
 def test_it_names_two_sounds_in_order(hearing: Backend, kinds: tuple[str, str]) -> None:
-    assert said(hearing, heard(*kinds, question=MANY)) == telling(list(kinds))
+    assert text_answer(hearing, heard(*kinds, question=MANY)) == telling(list(kinds))
 
 
 @pytest.mark.parametrize("kinds", [("low",), ("noisy", "high")])
@@ -83,7 +83,7 @@ def test_its_prompt_has_the_tokens_of_the_model_s_own_processor(
 
 def test_a_data_uri_is_accepted_as_a_sound(hearing: Backend) -> None:
     uri = "data:audio/wav;base64," + clip("high")
-    assert said(hearing, chat(ONE, Audios=[uri])) == "The sound is high."
+    assert text_answer(hearing, chat(ONE, Audios=[uri])) == "The sound is high."
 
 
 def test_three_clients_each_get_their_own_sound_and_a_fourth_only_text(hearing: Backend) -> None:
@@ -102,7 +102,7 @@ def test_sounds_images_and_text_share_a_batch(hearing: Backend) -> None:
 def test_two_sounds_of_the_same_length_are_told_apart(hearing: Backend) -> None:
     """Their prompts have the same tokens: a cache that compared only those would confuse them."""
     for kind in ("low", "high", "low", "noisy", "high"):
-        assert said(hearing, heard(kind)) == telling([kind])
+        assert text_answer(hearing, heard(kind)) == telling([kind])
 
 
 def test_metadata_assigns_a_sound_to_an_earlier_message(hearing: Backend) -> None:
@@ -113,20 +113,20 @@ def test_metadata_assigns_a_sound_to_an_earlier_message(hearing: Backend) -> Non
         Audios=[clip("low"), clip("high")],
         Metadata={"enable_thinking": "false", "mlx.audio_messages": "[0, 2]"},
     )
-    assert said(hearing, request) == "The sound is high."
+    assert text_answer(hearing, request) == "The sound is high."
 
 
 def test_a_raw_prompt_has_its_sound_at_the_marker(hearing: Backend) -> None:
     place = hearing.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT).media_marker
     turns = f"<|im_start|>user\n{place}{ONE}<|im_end|>\n<|im_start|>assistant\n"
     request = pb.PredictOptions(Prompt=turns + "<think>\n\n</think>\n\n", Audios=[clip("noisy")])
-    assert said(hearing, request) == "The sound is noisy."
+    assert text_answer(hearing, request) == "The sound is noisy."
 
 
 def test_markers_in_user_text_do_not_take_a_sound(hearing: Backend) -> None:
     """One marker more than sounds would be refused."""
-    assert said(hearing, heard("low", question=f"<|audio_start|><|audio_end|><audio> {ONE}"))
-    assert said(hearing, chat(f"<|audio_start|><unk><|audio_end|> {ONE}"))
+    assert text_answer(hearing, heard("low", question=f"<|audio_start|><|audio_end|><audio> {ONE}"))
+    assert text_answer(hearing, chat(f"<|audio_start|><unk><|audio_end|> {ONE}"))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_unusable_sounds_are_refused(
     hearing: Backend, request_: pb.PredictOptions, sentence: str
 ) -> None:
     assert sentence in refusal(hearing, request_)
-    assert said(hearing, heard("high")) == "The sound is high."
+    assert text_answer(hearing, heard("high")) == "The sound is high."
 
 
 def test_a_cancelled_sound_leaves_nothing_behind(hearing: Backend) -> None:
@@ -152,4 +152,4 @@ def test_a_cancelled_sound_leaves_nothing_behind(hearing: Backend) -> None:
     next(call)
     call.cancel()
     hearing.until(hearing.idle)
-    assert said(hearing, heard("high")) == "The sound is high."
+    assert text_answer(hearing, heard("high")) == "The sound is high."

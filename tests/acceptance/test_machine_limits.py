@@ -16,7 +16,7 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, Backend, chat, said
+from tests.acceptance.backend import TINY_TEXT, Backend, chat, text_answer
 from tests.rpc.client import failure_of
 from wire import backend_pb2 as pb
 
@@ -41,7 +41,7 @@ def test_a_load_does_not_change_the_limit_of_open_files(soft: int, hard: int) ->
     with started(lambda: unprivileged(soft, hard)) as backend:
         backend.load()
         assert backend.process().rlimit(psutil.RLIMIT_NOFILE) == (soft, hard)
-        assert said(backend, chat("Hello!", Tokens=4))
+        assert text_answer(backend, chat("Hello!", Tokens=4))
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def test_a_full_control_group_refuses_a_request_and_does_not_end_the_process(end
             failure = failure_of(lambda: backend.stub.Predict(LONG, timeout=300))
             assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "MiB" in failure.sentence
-            assert said(backend, chat("Hello!", Tokens=4))
+            assert text_answer(backend, chat("Hello!", Tokens=4))
             backend.stub.Health(pb.HealthMessage())
 
 
@@ -107,4 +107,4 @@ def test_a_limited_address_space_refuses_a_load_and_does_not_end_the_process(end
         backend.load(endless, ContextSize=10_000_000)
         failure = failure_of(lambda: backend.stub.Predict(LONG, timeout=300))
         assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert said(backend, chat("Hello!", Tokens=4))
+        assert text_answer(backend, chat("Hello!", Tokens=4))

@@ -23,7 +23,7 @@ import pytest
 
 from backend.engine.ranks.place import TOKEN
 from backend.supervising.supervisor import free_ports
-from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, said
+from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
 from tests.long import TEST_LONG
 from wire import backend_pb2 as pb
@@ -179,7 +179,7 @@ def serves(backend: Backend) -> None:
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > until:
                 raise
-    assert said(backend, SHORT)
+    assert text_answer(backend, SHORT)
 
 
 def serves_again(backend: Backend) -> None:
@@ -189,7 +189,7 @@ def serves_again(backend: Backend) -> None:
         assert time.monotonic() < until, backend.log
         time.sleep(0.05)
     backend.stub = type(backend.stub)(backend.connect())
-    assert said(backend, SHORT)
+    assert text_answer(backend, SHORT)
 
 
 def test_the_ranks_exit_if_told_to_by_an_option() -> None:

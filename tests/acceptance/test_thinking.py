@@ -24,7 +24,7 @@ def _ask(**metadata: Any) -> pb.PredictOptions:
     return chat(SUM, Metadata={key.replace("__", "."): str(v) for key, v in metadata.items()})
 
 
-def _told(backend: Backend, request: pb.PredictOptions) -> Seen:
+def _streamed(backend: Backend, request: pb.PredictOptions) -> Seen:
     return unary(backend.stub.Predict(request, timeout=WAIT), tools=False)
 
 
@@ -39,7 +39,7 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(served: Backend) -> N
     for most in (2, 3, 7):
         request = _ask(enable_thinking="true", mlx__thinking_budget=most)
         assert 0 < _thought(served, request) <= most + 1  # with the tag
-        whole = _told(served, request)
+        whole = _streamed(served, request)
         pieces = streamed(served.stub.PredictStream(request, timeout=WAIT), tools=False)
         for seen in (whole, pieces):
             assert seen.content
@@ -53,17 +53,17 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(served: Backend) -> N
 def test_a_budget_of_zero_means_no_reasoning(served: Backend) -> None:
     for metadata in ({}, {"enable_thinking": "true"}, {"reasoning_effort": "none"}):
         request = _ask(**{"mlx__thinking_budget": 0, **metadata})
-        seen = _told(served, request)
+        seen = _streamed(served, request)
         assert seen.reasoning == ""
         assert seen.content
 
 
 def test_an_effort_becomes_a_budget_if_the_template_does_not_use_it(bare: Backend) -> None:
     bare.load(Options=["thinking_budget:3"])
-    seen = _told(bare, _ask(enable_thinking="true"))
-    long = _told(bare, _ask(enable_thinking="true", reasoning_effort="low"))
-    own = _told(bare, _ask(enable_thinking="true", mlx__thinking_budget=-1))
-    none = _told(bare, _ask(reasoning_effort="none"))
+    seen = _streamed(bare, _ask(enable_thinking="true"))
+    long = _streamed(bare, _ask(enable_thinking="true", reasoning_effort="low"))
+    own = _streamed(bare, _ask(enable_thinking="true", mlx__thinking_budget=-1))
+    none = _streamed(bare, _ask(reasoning_effort="none"))
     assert 0 < len(seen.reasoning) < len(long.reasoning)
     assert long.reasoning == own.reasoning
     assert none.reasoning == ""
@@ -73,7 +73,7 @@ def test_an_effort_becomes_a_budget_if_the_template_does_not_use_it(bare: Backen
 def test_a_grammar_holds_after_reasoning_that_a_budget_ended(served: Backend, most: int) -> None:
     request = _ask(enable_thinking="true", mlx__thinking_budget=most)
     request.Grammar = json.dumps(FORM)
-    seen = _told(served, request)
+    seen = _streamed(served, request)
     assert isinstance(json.loads(seen.content)["sum"], int)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.backend import WAIT, Backend, chat, refusal, said, text_of
+from tests.acceptance.backend import WAIT, Backend, chat, refusal, text_answer, text_of
 from tests.engine.media.clips import BLUE, H264, RED, in_base64, lasting, plain, saved
 from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, encoded, picture
 from wire import backend_pb2 as pb
@@ -41,13 +41,15 @@ def seen(*colours: str, question: str = ONE, **fields: Any) -> pb.PredictOptions
 
 
 def test_it_names_the_colour_of_the_image(sighted: Backend) -> None:
-    assert said(sighted, seen("blue")) == "The image is blue."
-    assert said(sighted, seen("red", "green", question=MANY)) == "The images are red and green."
+    assert text_answer(sighted, seen("blue")) == "The image is blue."
+    assert (
+        text_answer(sighted, seen("red", "green", question=MANY)) == "The images are red and green."
+    )
 
 
 def test_a_data_uri_is_accepted_as_an_image(sighted: Backend) -> None:
     uri = "data:image/png;base64," + encoded(picture("orange"))
-    assert said(sighted, chat(ONE, Images=[uri])) == "The image is orange."
+    assert text_answer(sighted, chat(ONE, Images=[uri])) == "The image is orange."
 
 
 def test_four_clients_each_get_their_own_image_and_a_fifth_only_text(sighted: Backend) -> None:
@@ -68,7 +70,9 @@ def test_four_clients_each_get_their_own_image_and_a_fifth_only_text(sighted: Ba
 
 def test_a_stream_equals_the_unary_answer_with_seed_and_temperature(sighted: Backend) -> None:
     request = seen("pink", Temperature=0.8, Seed=3, Tokens=30)
-    assert text_of(sighted.stub.PredictStream(request, timeout=WAIT)) == said(sighted, request)
+    assert text_of(sighted.stub.PredictStream(request, timeout=WAIT)) == text_answer(
+        sighted, request
+    )
 
 
 def test_stop_strings_logprobs_and_limits_work(sighted: Backend) -> None:
@@ -81,8 +85,8 @@ def test_stop_strings_logprobs_and_limits_work(sighted: Backend) -> None:
 
 def test_a_grammar_holds_for_an_answer_about_an_image(sighted: Backend) -> None:
     grammar = 'root ::= "The image is " ("red" | "blue" | "green") "!"'
-    assert said(sighted, seen("blue", Grammar=grammar)) == "The image is blue!"
-    assert said(sighted, seen("red", Grammar=grammar)) == "The image is red!"
+    assert text_answer(sighted, seen("blue", Grammar=grammar)) == "The image is blue!"
+    assert text_answer(sighted, seen("red", Grammar=grammar)) == "The image is red!"
 
 
 def test_it_calls_tools_with_an_image_in_the_prompt(sighted: Backend) -> None:
@@ -111,7 +115,7 @@ def test_metadata_assigns_an_image_to_an_earlier_message(sighted: Backend) -> No
         Images=[encoded(picture(colour)) for colour in ("purple", "cyan")],
         Metadata={"enable_thinking": "false", "mlx.image_messages": "[0, 2]"},
     )
-    assert said(sighted, request) == "The image is cyan."
+    assert text_answer(sighted, request) == "The image is cyan."
 
 
 @pytest.mark.parametrize(
@@ -162,7 +166,7 @@ def test_a_hostile_video_is_refused_and_other_requests_continue(
     assert told.startswith("Videos[0] ")
     assert sentence in told
     assert text_of(stream)
-    assert said(sighted, seen("blue")) == "The image is blue."
+    assert text_answer(sighted, seen("blue")) == "The image is blue."
 
 
 def test_a_load_option_sets_how_many_videos_a_request_may_have(sighted: Backend) -> None:
@@ -185,17 +189,17 @@ def test_a_cancelled_image_leaves_nothing_behind(sighted: Backend) -> None:
     next(call)
     call.cancel()
     sighted.until(sighted.idle)
-    assert said(sighted, seen("white")) == "The image is white."
+    assert text_answer(sighted, seen("white")) == "The image is white."
 
 
 def test_metadata_says_where_media_go_in_a_raw_prompt(sighted: Backend) -> None:
     told = sighted.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
     assert told.media_marker == "<__media__>"
-    assert said(sighted, _raw(told.media_marker)) == "The image is black."
+    assert text_answer(sighted, _raw(told.media_marker)) == "The image is black."
 
 
 def test_status_reports_cached_image_features(sighted: Backend) -> None:
-    said(sighted, seen("white"))
+    text_answer(sighted, seen("white"))
     status = sighted.stub.Status(pb.HealthMessage(), timeout=WAIT)
     assert status.memory.breakdown["media_features"] > 0
 
@@ -211,4 +215,7 @@ def test_its_text_part_alone_takes_no_image(bare: Backend) -> None:
     result = bare.load(TINY_VISION, Options=["type:text"])
     assert result.success, result.message
     assert "takes only text" in refusal(bare, seen("red"))
-    assert said(bare, chat("What is the capital of France?")) == "The capital of France is Paris."
+    assert (
+        text_answer(bare, chat("What is the capital of France?"))
+        == "The capital of France is Paris."
+    )

@@ -63,9 +63,9 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
         served.slots, served.batches = 1, False
     prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]
     rounds = Rounds(served)
-    alone = [_said(rounds, at, prompt, tokens) for at, prompt in enumerate(prompts)]
+    alone = [_answers(rounds, at, prompt, tokens) for at, prompt in enumerate(prompts)]
     later = [(*prompt, *said, *_text(9, 4)) for prompt, said in zip(prompts, alone, strict=True)]
-    answers = [_said(rounds, at, prompt, tokens) for at, prompt in enumerate(later, 10)]
+    answers = [_answers(rounds, at, prompt, tokens) for at, prompt in enumerate(later, 10)]
     return Compared(
         batched=served.slots > 1,
         alone=_all_right(model, prompts, alone),
@@ -82,9 +82,9 @@ def _reuses_a_turn(model: Any, served: EngineModel) -> bool:
     rounds = Rounds(served)
     prompt = _text(60, 6)
     stays = len(prompt) - _OPENING
-    first = _said(rounds, 1, prompt, _FEW, places=(stays,))
+    first = _answers(rounds, 1, prompt, _FEW, places=(stays,))
     following = (*prompt[:stays], *first, *_text(9, 7))
-    second = _said(rounds, 2, following, _FEW)
+    second = _answers(rounds, 2, following, _FEW)
     return _all_right(model, [prompt, following], [first, second]) and _cached(rounds, 2) >= stays
 
 
@@ -97,7 +97,7 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.drain()
-    said = _said(rounds, 2, prompt, _FEW)
+    said = _answers(rounds, 2, prompt, _FEW)
     return _all_right(model, [prompt], [said]) and _cached(rounds, 2) >= len(prompt) // 4
 
 
@@ -119,7 +119,7 @@ def _right_in_company(
     return whole and _all_right(model, [*prompts, fourth], said)
 
 
-def _said(
+def _answers(
     rounds: Rounds, ticket: int, prompt: Sequence[int], tokens: int, **fields: Any
 ) -> list[int]:
     _submit(rounds, ticket, prompt, tokens, **fields)

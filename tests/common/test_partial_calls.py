@@ -188,7 +188,7 @@ def test_a_cut_text_that_is_not_a_call_is_content(text: str) -> None:
         assert message.content == text
 
 
-def _shown(name: str, text: str) -> list[tuple[str, str]]:
+def _calls_with_parts(name: str, text: str) -> list[tuple[str, str]]:
     """Each parsed call with the part of its arguments that was shown by then."""
     parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
     written = shown = ""
@@ -230,11 +230,11 @@ FORMS = {
 def test_a_string_of_any_form_is_shown_as_it_is_written(name: str) -> None:
     """An object in an object, a CDATA section, an argument that no schema declares."""
     text = FORMS[name]
-    for written, shown in _shown(name, text):
+    for written, shown in _calls_with_parts(name, text):
         if "one" in written and "four" not in written:
             behind = written[written.index("one") :]
             told = shown[shown.index("one") :] if "one" in shown else ""
             # Text that may be a closing tag is withheld until it turns out not to be one.
             assert len(behind.partition("<")[0]) - len(told) <= 1, shown
-    ((_, whole),) = _shown(name, text)[-1:]
+    ((_, whole),) = _calls_with_parts(name, text)[-1:]
     assert "four" in json.dumps(json.loads(whole))

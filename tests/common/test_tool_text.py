@@ -26,7 +26,7 @@ TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "pa
 HERMES = ChatFormat.named("hermes")
 
 
-def _said(role: str, content: Any) -> dict[str, Any]:
+def _message(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
@@ -34,13 +34,13 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-ASKED = _said("user", "What is the weather?")
-CALLED = {**_said("assistant", ""), "tool_calls": [_call("get_weather", city="Köln")]}
-RESULT = {**_said("tool", "12°"), "tool_call_id": "c1", "name": "get_weather"}
+ASKED = _message("user", "What is the weather?")
+CALLED = {**_message("assistant", ""), "tool_calls": [_call("get_weather", city="Köln")]}
+RESULT = {**_message("tool", "12°"), "tool_call_id": "c1", "name": "get_weather"}
 
 
 def test_a_conversation_without_tools_is_unchanged() -> None:
-    messages = (_said("system", "Be brief."), ASKED, _said("assistant", "No."))
+    messages = (_message("system", "Be brief."), ASKED, _message("assistant", "No."))
     assert in_words(messages) == messages
     assert not speaks_of_calls(messages)
     assert speaks_of_calls([ASKED, CALLED])
@@ -48,7 +48,7 @@ def test_a_conversation_without_tools_is_unchanged() -> None:
 
 
 def test_tools_follow_the_system_prompt() -> None:
-    system, user = in_words([_said("system", "Be brief."), ASKED], [WEATHER, TIME])
+    system, user = in_words([_message("system", "Be brief."), ASKED], [WEATHER, TIME])
     assert user == ASKED
     assert system["role"] == "system"
     assert system["content"].startswith("Be brief.\n\n")
@@ -67,7 +67,7 @@ def test_a_system_message_is_added_if_there_is_none() -> None:
 
 
 def test_tools_precede_the_first_question_if_system_messages_are_not_allowed() -> None:
-    hello = _said("assistant", "Hello.")
+    hello = _message("assistant", "Hello.")
     first, second, third = in_words([hello, ASKED, ASKED], [WEATHER], system=False)
     assert (first, third) == (hello, ASKED)
     assert "get_weather" in second["content"]
@@ -78,10 +78,17 @@ def test_tools_precede_the_first_question_if_system_messages_are_not_allowed() -
 
 def test_roles_alternate_for_any_number_of_results() -> None:
     many = {**CALLED, "tool_calls": CALLED["tool_calls"] * 2}
-    messages = [ASKED, many, RESULT, _said("function", ""), ASKED, _said("assistant", "Cold.")]
+    messages = [
+        ASKED,
+        many,
+        RESULT,
+        _message("function", ""),
+        ASKED,
+        _message("assistant", "Cold."),
+    ]
     told = in_words(messages)
     assert [message["role"] for message in told] == ["user", "assistant", "user", "assistant"]
-    assert told[2] == _said(
+    assert told[2] == _message(
         "user",
         "<tool_response>\n12°\n</tool_response>\n<tool_response>\n</tool_response>\n\n"
         "What is the weather?",
@@ -96,7 +103,7 @@ _VALUES = st.one_of(st.none(), st.booleans(), st.integers(), _TEXTS, st.lists(_T
 @given(st.lists(st.dictionaries(st.sampled_from("xyz"), _VALUES), min_size=1, max_size=3))
 def test_calls_are_written_in_the_format_that_is_parsed(arguments: list[dict[str, Any]]) -> None:
     calls = [_call("get_weather", **each) for each in arguments]
-    (told,) = in_words([{**_said("assistant", "Let me see."), "tool_calls": calls}])
+    (told,) = in_words([{**_message("assistant", "Let me see."), "tool_calls": calls}])
     assert "tool_calls" not in told
     read = parse_chat(told["content"], HERMES, tools=[WEATHER])
     assert read.content == "Let me see."
@@ -114,7 +121,7 @@ def test_calls_are_written_in_the_format_that_is_parsed(arguments: list[dict[str
     ],
 )
 def test_calls_in_other_formats(call: dict[str, Any], written: dict[str, Any]) -> None:
-    message = {**_said("assistant", ""), "reasoning_content": "Hm.", "tool_calls": [call]}
+    message = {**_message("assistant", ""), "reasoning_content": "Hm.", "tool_calls": [call]}
     (told,) = in_words([message])
     inside = told["content"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
     assert json.loads(inside) == written
@@ -127,7 +134,7 @@ def _text_of(content: list[dict[str, Any]]) -> str:
 
 def test_contents_in_parts_give_the_same_text() -> None:
     picture = {"type": "image"}
-    messages = [_said("system", "Be brief."), ASKED, CALLED, RESULT, RESULT, ASKED]
+    messages = [_message("system", "Be brief."), ASKED, CALLED, RESULT, RESULT, ASKED]
     parted = [
         {**said, "content": [{"type": "text", "text": said["content"]}] if said["content"] else []}
         for said in messages
@@ -138,9 +145,9 @@ def test_contents_in_parts_give_the_same_text() -> None:
         assert [_text_of(message["content"]) for message in in_parts] == [
             message["content"] for message in told
         ]
-    (made, seen) = in_words([_said("user", [picture])], [WEATHER], lists=True)
+    (made, seen) = in_words([_message("user", [picture])], [WEATHER], lists=True)
     assert isinstance(made["content"], list)
     assert seen["content"] == [picture]
-    (seen,) = in_words([_said("user", [picture])], [WEATHER], system=False)
+    (seen,) = in_words([_message("user", [picture])], [WEATHER], system=False)
     assert seen["content"][-1] == picture
     assert "get_weather" in _text_of(seen["content"])

@@ -25,7 +25,7 @@ from tests.engine.kv_models import kv_model
 from tests.engine.loading_models import write_model
 from tests.engine.loads import at_once
 from tests.engine.rounds import engine_model
-from tests.engine.vision.seeing import asking, said, seeing
+from tests.engine.vision.seeing import answer_to, asking, seeing
 from tests.long import TEST_LONG
 
 FAIL_IN_COMPANY = ["afm7", "gpt_bigcode", *(["phi3small"] if TEST_LONG else [])]
@@ -170,8 +170,8 @@ async def test_a_checkpoint_that_cannot_be_batched_answers_many_at_once(tmp_path
     path = write_model(tmp_path / "bigcode", dtype="float32", **config)
     requests = [asking("word " * count, max_tokens=TOKENS) for count in (2, 9, 4)]
     async with seeing(path) as engine:
-        alone = [await said(engine, request) for request in requests]
-        together = await asyncio.gather(*(said(engine, request) for request in requests))
+        alone = [await answer_to(engine, request) for request in requests]
+        together = await asyncio.gather(*(answer_to(engine, request) for request in requests))
     assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
 

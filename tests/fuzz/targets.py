@@ -102,7 +102,7 @@ def chat(given: bytes) -> None:
         pieces = [*parser.feed(text[:cut]), *parser.feed(text[cut:]), *parser.finish(reason)]
         if not partial_calls:
             whole = parse_chat(text, format_, tools=_TOOLS, reason=reason)
-            assert _said(message_of(pieces)) == _said(whole)
+            assert _without_ids(message_of(pieces)) == _without_ids(whole)
 
 
 def tools(given: bytes) -> None:
@@ -177,7 +177,7 @@ def _text(given: bytes) -> str:
     return given.decode("utf-8", "replace")
 
 
-def _said(message: ChatMessage) -> tuple[object, ...]:
+def _without_ids(message: ChatMessage) -> tuple[object, ...]:
     """The answer without the random ids of its calls."""
     calls = [(call.name, call.arguments) for call in message.tool_calls]
     return message.content, message.reasoning_content, calls

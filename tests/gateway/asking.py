@@ -26,14 +26,14 @@ ADDITION = "What is 7 plus 5?"
 COUNTING = "Count to 20."
 
 
-def said(text: str) -> list[dict[str, Any]]:
+def user_message(text: str) -> list[dict[str, Any]]:
     """Messages with one user message."""
     return [{"role": "user", "content": text}]
 
 
 def body_of(fields: dict[str, Any]) -> dict[str, Any]:
     """The body of a greedy chat request."""
-    return {"model": "tiny", "messages": said(ADDITION), "temperature": 0, **fields}
+    return {"model": "tiny", "messages": user_message(ADDITION), "temperature": 0, **fields}
 
 
 def chat(gateway: GatewayProcess, **fields: Any) -> dict[str, Any]:

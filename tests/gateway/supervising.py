@@ -79,7 +79,7 @@ def process_of(supervisor: Supervisor, name: str) -> psutil.Process:
     return psutil.Process(pid)
 
 
-def gone(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from gateway import asking
 from gateway.asking import Suspects, ask
-from gateway.errors import NOT_LOADED, SERVER, ApiError, gone
+from gateway.errors import NOT_LOADED, SERVER, ApiError, backend_gone
 from gateway.supervisor.supervisor import Lease
 
 
@@ -33,7 +33,7 @@ class Place:
             self.asked += 1
             for number in range(said):
                 yield number
-            raise error or replace(gone(), reached=reached)
+            raise error or replace(backend_gone(), reached=reached)
 
         return send
 

@@ -18,11 +18,11 @@ from tests.gateway.asking import (
     joined,
     message,
     refusal,
-    said,
+    user_message,
 )
 from tests.gateway.gateway_process import GatewayProcess
 
-PARIS = said("What is the weather in Paris?")
+PARIS = user_message("What is the weather in Paris?")
 
 
 def test_an_answer_has_every_field_of_openais(gateway: GatewayProcess) -> None:
@@ -52,7 +52,10 @@ def test_an_answer_has_every_field_of_openais(gateway: GatewayProcess) -> None:
 
 def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
     """mlx_lm.server and llama.cpp's server do not require a name, and their users send none."""
-    for body in ({"messages": said(ADDITION)}, {"messages": said(ADDITION), "model": None}):
+    for body in (
+        {"messages": user_message(ADDITION)},
+        {"messages": user_message(ADDITION), "model": None},
+    ):
         answer = gateway.client.post("/v1/chat/completions", json={**body, "temperature": 0})
         whole = answer.json()
         assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("tiny", "7 + 5 = 12")
@@ -61,7 +64,9 @@ def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
 
 
 def test_a_prompt_that_was_prefilled_before_is_reported_as_cached(gateway: GatewayProcess) -> None:
-    asked: dict[str, Any] = {"messages": said("Name the capital of Italy, and say it twice.")}
+    asked: dict[str, Any] = {
+        "messages": user_message("Name the capital of Italy, and say it twice.")
+    }
     chat(gateway, **asked)
     again = chat(gateway, **asked)["usage"]
     assert again["prompt_tokens_details"]["cached_tokens"] == again["prompt_tokens"] - 1
@@ -163,7 +168,7 @@ def test_allowed_tools_narrow_the_choice(gateway: GatewayProcess) -> None:
     assert narrowed["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
 
 
-TWO_CITIES = said("What is the weather in Paris and in Rome?")
+TWO_CITIES = user_message("What is the weather in Paris and in Rome?")
 
 
 def test_without_parallel_calls_an_answer_ends_after_the_first(gateway: GatewayProcess) -> None:
@@ -328,7 +333,7 @@ def test_reasoning_can_be_hidden_or_turned_off(gateway: GatewayProcess) -> None:
 
 
 def test_all_forms_of_a_message_render_alike(gateway: GatewayProcess) -> None:
-    plain = [{"role": "system", "content": "Be brief."}, *said(ADDITION)]
+    plain = [{"role": "system", "content": "Be brief."}, *user_message(ADDITION)]
     parts = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
         {
@@ -351,8 +356,8 @@ def test_role_mapping_builds_the_prompt(gateway: GatewayProcess) -> None:
         "stop": "<|im_end|>\n",
         "assistant": "<|im_start|>assistant",
     }
-    told = message(gateway, messages=said("Hello"), role_mapping=mapping)
-    assert told["content"].strip() == message(gateway, messages=said("Hello"))["content"]
+    told = message(gateway, messages=user_message("Hello"), role_mapping=mapping)
+    assert told["content"].strip() == message(gateway, messages=user_message("Hello"))["content"]
 
 
 def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProcess) -> None:
@@ -364,10 +369,10 @@ def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProce
     told = refusal(gateway, response_format=form)
     assert told["param"] == "response_format.json_schema.schema"
     assert refusal(gateway, grammar="root ::= other")["param"] == "grammar"
-    empty = refusal(gateway, role_mapping={"stop": "\n"}, messages=said(" "))
+    empty = refusal(gateway, role_mapping={"stop": "\n"}, messages=user_message(" "))
     assert empty["param"] == "messages"
     assert "Prompt" not in empty["message"]
-    long = refusal(gateway, messages=said("word " * 4000))
+    long = refusal(gateway, messages=user_message("word " * 4000))
     assert (long["param"], long["code"]) == ("messages", "context_length_exceeded")
     png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()
     for data in (png, "AAAA"):
@@ -383,14 +388,15 @@ def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProce
 def test_a_model_that_does_not_exist_is_a_404(gateway: GatewayProcess) -> None:
     for stream in (False, True):
         answer = gateway.client.post(
-            "/chat/completions", json={"model": "no", "messages": said("x"), "stream": stream}
+            "/chat/completions",
+            json={"model": "no", "messages": user_message("x"), "stream": stream},
         )
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "model_not_found"
 
 
 def test_a_story_that_is_cut_says_so(gateway: GatewayProcess) -> None:
-    (choice,) = chat(gateway, messages=said(COUNTING), max_tokens=5)["choices"]
+    (choice,) = chat(gateway, messages=user_message(COUNTING), max_tokens=5)["choices"]
     assert choice["finish_reason"] == "length"
-    (choice,) = chat(gateway, messages=said(COUNTING), stop=[" 4"])["choices"]
+    (choice,) = chat(gateway, messages=user_message(COUNTING), stop=[" 4"])["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("1 2 3", "stop")

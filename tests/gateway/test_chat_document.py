@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.gateway.asking import ADDITION, WEATHER, body_of, chat, complete, said
+from tests.gateway.asking import ADDITION, WEATHER, body_of, chat, complete, user_message
 from tests.gateway.gateway_process import GatewayProcess
 
 
@@ -26,7 +26,10 @@ def schema_of(document: dict[str, Any], name: str) -> dict[str, Any]:
         {},
         {"logprobs": True, "top_logprobs": 1, "n": 2, "max_tokens": 3},
         {"tools": [WEATHER], "tool_choice": "required"},
-        {"functions": [WEATHER["function"]], "messages": said("What is the weather in Paris?")},
+        {
+            "functions": [WEATHER["function"]],
+            "messages": user_message("What is the weather in Paris?"),
+        },
     ],
     ids=str,
 )
@@ -50,7 +53,7 @@ def test_unknown_fields_and_wrong_types_violate_the_document(
     gateway: GatewayProcess, name: str
 ) -> None:
     document = gateway.client.get("/openapi.json").json()
-    good = {"model": "tiny", "messages": said("x")}
+    good = {"model": "tiny", "messages": user_message("x")}
     if name == "CompletionRequest":
         good = {"model": "tiny", "prompt": "x"}
     jsonschema.validate(good, schema_of(document, name))

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.gateway.asking import body_of, chat, said
+from tests.gateway.asking import body_of, chat, user_message
 from tests.gateway.gateway_process import GatewayProcess, roomy
 
 ENDLESS = {
-    "messages": said("Tell me a story."),
+    "messages": user_message("Tell me a story."),
     "ignore_eos": True,
     "max_tokens": 100_000,
     "temperature": 1,

@@ -31,7 +31,7 @@ from gateway.problems import likeliest
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
-from tests.gateway.asking import WEATHER, said
+from tests.gateway.asking import WEATHER, user_message
 from wire import backend_pb2 as pb
 
 SETTINGS = GatewaySettings(Path("models"))
@@ -47,9 +47,11 @@ def config_of(**fields: Any) -> ModelConfig:
     return ModelConfig.model_validate({"name": "tiny", "parameters": parameters, **fields})
 
 
-def wanted(fields: dict[str, Any], config: ModelConfig | None = None) -> list[pb.PredictOptions]:
+def translated(
+    fields: dict[str, Any], config: ModelConfig | None = None
+) -> list[pb.PredictOptions]:
     """The protocol messages for a chat request. Raises ApiError, as an endpoint would."""
-    body = {"model": "tiny", "messages": said("Hi"), **fields}
+    body = {"model": "tiny", "messages": user_message("Hi"), **fields}
     try:
         request = ChatCompletionRequest.model_validate(body)
     except ValidationError as failure:
@@ -85,7 +87,7 @@ def test_converting_a_long_conversation_yields_to_other_tasks() -> None:
     assert asyncio.run(others()) >= 4
 
 
-PLAIN = as_dict(wanted({})[0])
+PLAIN = as_dict(translated({})[0])
 
 
 def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
@@ -168,7 +170,7 @@ def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
 )
 def test_every_field_reaches_the_backend(fields: dict[str, Any], changed: dict[str, Any]) -> None:
     expected = {name: value for name, value in (PLAIN | changed).items() if value is not None}
-    assert as_dict(wanted(fields)[0]) == expected
+    assert as_dict(translated(fields)[0]) == expected
 
 
 FILE = config_of(
@@ -195,7 +197,7 @@ FILE = config_of(
 
 
 def test_the_models_file_applies_if_the_request_is_silent() -> None:
-    assert {**as_dict(wanted({}, FILE)[0]), "Messages": None} == {
+    assert {**as_dict(translated({}, FILE)[0]), "Messages": None} == {
         "Messages": None,
         "UseTokenizerTemplate": True,
         "Temperature": 0.5,
@@ -222,7 +224,7 @@ def test_the_models_file_applies_if_the_request_is_silent() -> None:
 
 def test_the_request_overrides_the_models_file() -> None:
     told = as_dict(
-        wanted(
+        translated(
             {
                 "temperature": 0,
                 "top_k": 0,
@@ -259,9 +261,9 @@ def test_any_seed_is_valid_and_only_minus_one_draws_a_random_one(seed: int, choi
 @pytest.mark.parametrize("name", refused.CHAT)
 def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None:
     for off in (None, *refused.CHAT[name].off):
-        assert as_dict(wanted({name: off})[0]) == PLAIN
+        assert as_dict(translated({name: off})[0]) == PLAIN
     with pytest.raises(ApiError) as caught:
-        wanted({name: {"on": 1}})
+        translated({name: {"on": 1}})
     assert caught.value.status == 400
     assert caught.value.param == name
     assert name in caught.value.message
@@ -278,9 +280,9 @@ def test_completions_refuse_fields_by_name_too(name: str) -> None:
 
 def test_a_contradiction_is_reported_with_the_clients_field_names() -> None:
     with pytest.raises(ApiError, match="is 'none' and enable_thinking is true"):
-        wanted({"reasoning_effort": "none", "enable_thinking": True})
+        translated({"reasoning_effort": "none", "enable_thinking": True})
     with pytest.raises(ApiError, match="two names of one thing"):
-        wanted({"thinking_budget": 5, "reasoning_budget": 6})
+        translated({"thinking_budget": 5, "reasoning_budget": 6})
 
 
 @pytest.mark.parametrize(
@@ -294,11 +296,11 @@ def test_a_contradiction_is_reported_with_the_clients_field_names() -> None:
     ids=str,
 )
 def test_fields_that_agree_or_ask_for_nothing_pass(fields: dict[str, Any]) -> None:
-    assert wanted(fields)
+    assert translated(fields)
 
 
 @pytest.mark.parametrize(
-    ("file", "said", "metadata"),
+    ("file", "arguments", "metadata"),
     [
         ({"reasoning_effort": "none"}, {"enable_thinking": True}, {}),
         ({"reasoning_effort": "low"}, {"reasoning_effort": "high"}, {}),
@@ -309,10 +311,12 @@ def test_fields_that_agree_or_ask_for_nothing_pass(fields: dict[str, Any]) -> No
     ids=str,
 )
 def test_a_template_argument_of_the_request_overrides_the_models_file(
-    file: dict[str, Any], said: dict[str, Any], metadata: dict[str, Any]
+    file: dict[str, Any], arguments: dict[str, Any], metadata: dict[str, Any]
 ) -> None:
-    told = as_dict(wanted({"chat_template_kwargs": said}, config_of(**file))[0])["Metadata"]
-    assert told == {"chat_template_kwargs": json.dumps(said), **metadata}
+    told = as_dict(translated({"chat_template_kwargs": arguments}, config_of(**file))[0])[
+        "Metadata"
+    ]
+    assert told == {"chat_template_kwargs": json.dumps(arguments), **metadata}
 
 
 @pytest.mark.parametrize("kind", ["presence", "frequency"])
@@ -320,11 +324,11 @@ def test_the_window_of_a_penalty(kind: str) -> None:
     window, penalty = f"{kind}_context_size", f"{kind}_penalty"
     field = f"{kind.title()}Penalty"
     # mlx_lm.server's clients send it with its other defaults.
-    assert as_dict(wanted({window: 20})[0]) == PLAIN
-    assert as_dict(wanted({window: 20, penalty: 0})[0]) == PLAIN
-    sent = as_dict(wanted({window: 20, penalty: 0.5})[0])
+    assert as_dict(translated({window: 20})[0]) == PLAIN
+    assert as_dict(translated({window: 20, penalty: 0})[0]) == PLAIN
+    sent = as_dict(translated({window: 20, penalty: 0.5})[0])
     assert sent == PLAIN | {field: 0.5, "Metadata": {f"mlx.{kind}_window": "20"}}
-    assert as_dict(wanted({window: 0, penalty: 0.5})[0]) == PLAIN
+    assert as_dict(translated({window: 0, penalty: 0.5})[0]) == PLAIN
 
 
 BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
@@ -333,9 +337,9 @@ BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It 
 @pytest.mark.parametrize("opens", [{}, {"add_generation_prompt": False}])
 def test_a_begun_answer_is_continued(opens: dict[str, Any]) -> None:
     asked = {"messages": BEGUN, "continue_final_message": True, **opens}
-    assert wanted(asked)[0].Metadata["mlx.continue_final_message"] == "true"
-    assert as_dict(wanted({"add_generation_prompt": True})[0]) == PLAIN
-    assert as_dict(wanted({"continue_final_message": False})[0]) == PLAIN
+    assert translated(asked)[0].Metadata["mlx.continue_final_message"] == "true"
+    assert as_dict(translated({"add_generation_prompt": True})[0]) == PLAIN
+    assert as_dict(translated({"continue_final_message": False})[0]) == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -355,7 +359,7 @@ def test_a_begun_answer_is_continued(opens: dict[str, Any]) -> None:
 )
 def test_a_turn_begins_or_continues(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        wanted(body)
+        translated(body)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
@@ -449,7 +453,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"structured_outputs": {"tags": ["a"]}}, "structured_outputs.tags"),
         ({"role_mapping": {"user": "a"}, "tools": [WEATHER]}, "role_mapping"),
-        ({"role_mapping": {}, "messages": said("")}, "messages"),
+        ({"role_mapping": {}, "messages": user_message("")}, "messages"),
         ({"role_mapping": {}, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"role_mapping": {}, "enable_thinking": False}, "enable_thinking"),
         ({"role_mapping": {}, "reasoning_effort": "low"}, "reasoning_effort"),
@@ -478,7 +482,7 @@ def test_errors_name_the_path_of_the_field(
     fields: dict[str, Any], param: str, strict: Exchange
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        wanted(fields)
+        translated(fields)
     assert caught.value.status == 400
     assert caught.value.param == param, caught.value.message
     assert "literal" not in caught.value.message
@@ -486,22 +490,24 @@ def test_errors_name_the_path_of_the_field(
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_a_limit_of_0_is_no_limit(name: str) -> None:
-    assert as_dict(wanted({name: 0})[0]) == PLAIN
-    assert wanted({name: 0}, config_of(parameters={"model": "x", "max_tokens": 7}))[0].Tokens == 7
-    assert wanted({"max_tokens": 9, "max_completion_tokens": 0})[0].Tokens == 9
+    assert as_dict(translated({name: 0})[0]) == PLAIN
+    assert (
+        translated({name: 0}, config_of(parameters={"model": "x", "max_tokens": 7}))[0].Tokens == 7
+    )
+    assert translated({"max_tokens": 9, "max_completion_tokens": 0})[0].Tokens == 9
 
 
 def test_a_wrong_union_lists_all_valid_types() -> None:
     with pytest.raises(ApiError, match="stop should be a string or a list"):
-        wanted({"stop": 5})
+        translated({"stop": 5})
 
 
 def test_legacy_turns_become_calls_and_results() -> None:
     call = {"name": "f", "arguments": '{"a": 1}'}
-    (options,) = wanted(
+    (options,) = translated(
         {
             "messages": [
-                *said("x"),
+                *user_message("x"),
                 {"role": "assistant", "content": None, "function_call": call},
                 {"role": "function", "name": "f", "content": "5"},
             ]
@@ -516,11 +522,11 @@ def test_legacy_turns_become_calls_and_results() -> None:
 def test_a_result_gets_the_name_of_its_function() -> None:
     calls = [{"id": "7", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     turns = [
-        *said("x"),
+        *user_message("x"),
         {"role": "assistant", "content": "", "tool_calls": calls, "annotations": []},
         {"role": "tool", "tool_call_id": "7", "content": [{"type": "text", "text": "5"}]},
     ]
-    assert wanted({"messages": turns})[0].Messages[2].name == "f"
+    assert translated({"messages": turns})[0].Messages[2].name == "f"
 
 
 @pytest.mark.parametrize(
@@ -534,7 +540,10 @@ def test_a_result_gets_the_name_of_its_function() -> None:
 )
 def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None:
     turn = {"role": "assistant", "content": "5", **thought}
-    assert wanted({"messages": [*said("x"), turn]})[0].Messages[1].reasoning_content == "I count."
+    assert (
+        translated({"messages": [*user_message("x"), turn]})[0].Messages[1].reasoning_content
+        == "I count."
+    )
 
 
 def test_a_bool_is_not_a_number_of_alternatives() -> None:
@@ -567,9 +576,9 @@ def test_a_bool_is_not_a_number_of_alternatives() -> None:
 def test_nested_objects_set_the_fields_they_mean(
     fields: dict[str, Any], same: dict[str, Any]
 ) -> None:
-    assert wanted(fields) == wanted({"seed": -1} | same if "seed" not in same else same)
+    assert translated(fields) == translated({"seed": -1} | same if "seed" not in same else same)
 
 
 def test_excluded_reasoning_is_not_returned() -> None:
-    body = {"messages": said("Hi"), "reasoning": {"exclude": True}}
+    body = {"messages": user_message("Hi"), "reasoning": {"exclude": True}}
     assert form_of(ChatCompletionRequest.model_validate(body)).reasoning is False

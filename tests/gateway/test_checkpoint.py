@@ -14,7 +14,7 @@ from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.openai.sampling_fields import SamplingFields
 from gateway.openai.sampling_to_wire import write_sampling
-from tests.gateway.asking import ADDITION, said
+from tests.gateway.asking import ADDITION, user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 from wire import backend_pb2 as pb
 
@@ -45,7 +45,7 @@ def _options(config: ModelConfig, **fields: Any) -> pb.PredictOptions:
     return options
 
 
-def _told(options: pb.PredictOptions) -> tuple[float, ...]:
+def _sampling_of(options: pb.PredictOptions) -> tuple[float, ...]:
     names = ("Temperature", "TopP", "TopK", "MinP", "Penalty", "Repeat", "PresencePenalty")
     return tuple(round(getattr(options, name), 4) for name in names)
 
@@ -54,15 +54,15 @@ def test_defaults_come_from_each_source_in_turn(tmp_path: Path) -> None:
     """The request, the model's file, the checkpoint, OpenAI."""
     checkpoints = Checkpoints(tmp_path)
     silent = checkpoints.completed(_config())
-    assert _told(_options(silent)) == (1.0, 1.0, 0, 0.0, 1.0, 64, 0.0)
+    assert _sampling_of(_options(silent)) == (1.0, 1.0, 0, 0.0, 1.0, 64, 0.0)
     _write(tmp_path / "m", SAID)
     config = checkpoints.completed(_config())
-    assert _told(_options(config)) == (0.6, 0.95, 20, 0.05, 1.05, -1, 1.5)
+    assert _sampling_of(_options(config)) == (0.6, 0.95, 20, 0.05, 1.05, -1, 1.5)
     config = checkpoints.completed(_config(temperature=0.2, top_k=0, repeat_last_n=9))
-    assert _told(_options(config)) == (0.2, 0.95, 0, 0.05, 1.05, 9, 1.5)
+    assert _sampling_of(_options(config)) == (0.2, 0.95, 0, 0.05, 1.05, 9, 1.5)
     config = checkpoints.completed(_config(temperature=0.2))
     asked = _options(config, temperature=0.0, repeat_penalty=1.0, presence_penalty=0.0)
-    assert _told(asked) == (0.0, 0.95, 20, 0.05, 1.0, -1, 0.0)
+    assert _sampling_of(asked) == (0.0, 0.95, 20, 0.05, 1.0, -1, 0.0)
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_request_without_values_uses_the_checkpoints(gateway: GatewayProcess) 
     """The small model's own temperature is 0, so each seed gives the same answer."""
     texts = set()
     for seed in range(4):
-        body = {"model": "tiny", "messages": said(ADDITION), "seed": seed}
+        body = {"model": "tiny", "messages": user_message(ADDITION), "seed": seed}
         answer = gateway.client.post("/v1/chat/completions", json=body)
         texts.add(answer.json()["choices"][0]["message"]["content"])
     assert len(texts) == 1

@@ -55,7 +55,7 @@ async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield {} if data == "[DONE]" else json.loads(data)
 
 
-async def stay(client: httpx.AsyncClient, number: int) -> str:
+async def read_answer(client: httpx.AsyncClient, number: int) -> str:
     """The whole answer, which must end properly."""
     text, ended = "", False
     async with client.stream("POST", "/v1/chat/completions", json=request(number)) as answer:
@@ -69,7 +69,7 @@ async def stay(client: httpx.AsyncClient, number: int) -> str:
     return text
 
 
-async def pass_by(client: httpx.AsyncClient, number: int, patience: int) -> None:
+async def disconnect_early(client: httpx.AsyncClient, number: int, patience: int) -> None:
     """Disconnect after some events, or read all if there are fewer; what was read must be right."""
     text = ""
     async with client.stream("POST", "/v1/chat/completions", json=request(number)) as answer:
@@ -115,10 +115,10 @@ def test_every_client_gets_the_answer_to_its_own_question(crowded: GatewayProces
                     await come()
 
             async def ask(number: int) -> None:
-                assert await stay(client, number) == counted(number)
+                assert await read_answer(client, number) == counted(number)
 
             async def leave() -> None:
-                await pass_by(client, dice.randint(1, LARGEST), dice.randint(0, 12))
+                await disconnect_early(client, dice.randint(1, LARGEST), dice.randint(0, 12))
 
             await ask(3)
             numbers = [1 + place % LARGEST for place in range(staying)]
@@ -145,7 +145,7 @@ def test_a_killed_backend_is_an_error_and_then_a_new_backend_serves(
         async with httpx.AsyncClient(
             base_url=crowded.url, timeout=PATIENCE, trust_env=False
         ) as client:
-            assert await stay(client, 5) == counted(5)
+            assert await read_answer(client, 5) == counted(5)
             (backend,) = crowded.backends()
             begun = asyncio.Barrier(9)
 
@@ -171,7 +171,7 @@ def test_a_killed_backend_is_an_error_and_then_a_new_backend_serves(
             backend.kill()
             for last in await asyncio.gather(*talks):
                 assert last["error"]["type"] == "server_error"
-            assert await stay(client, 7) == counted(7)
+            assert await read_answer(client, 7) == counted(7)
             assert crowded.backends() != [backend]
 
     asyncio.run(run())
@@ -193,11 +193,11 @@ def test_a_request_right_after_a_kill_is_served(
     backend.kill()
     after = crowded.client.post(path, json=body)
     assert after.status_code == before.status_code == 200, after.text
-    assert _said(after) == _said(before)
+    assert _comparable(after) == _comparable(before)
     assert crowded.backends() != [backend]
 
 
-def _said(answer: httpx.Response) -> Any:
+def _comparable(answer: httpx.Response) -> Any:
     """The answer without the fields that always differ."""
     told = answer.json()
     return told.get("choices", told)

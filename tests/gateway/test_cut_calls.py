@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.gateway.asking import WEATHER, chat, chat_chunks, joined, said
+from tests.gateway.asking import WEATHER, chat, chat_chunks, joined, user_message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.test_messages import WEATHER as OWN_WEATHER
 from tests.gateway.test_messages import body_of, streamed, whole
@@ -20,7 +20,7 @@ LIMITS = range(1, 40)
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_chat(gateway: GatewayProcess, limit: int) -> None:
-    asked = {"messages": said(QUESTION), "tools": [WEATHER], "max_tokens": limit}
+    asked = {"messages": user_message(QUESTION), "tools": [WEATHER], "max_tokens": limit}
     (choice,) = chat(gateway, **asked)["choices"]
     called = bool(choice["message"].get("tool_calls"))
     if choice["finish_reason"] == "length":

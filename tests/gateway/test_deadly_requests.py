@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.asking import said
+from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
 from tests.gateway.supervising import script
 from tests.long import TEST_LONG
@@ -31,8 +31,8 @@ def code(answer: httpx.Response) -> str:
     [
         (
             "chat/completions",
-            {"messages": said("a deadly text"), "max_tokens": 2},
-            {"messages": said("a text"), "max_tokens": 2},
+            {"messages": user_message("a deadly text"), "max_tokens": 2},
+            {"messages": user_message("a text"), "max_tokens": 2},
         ),
         (
             "completions",

@@ -18,7 +18,7 @@ from gateway.models.reading import read_folder
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.process import DOWNLOAD
 from gateway.supervisor.warden import Warden
-from tests.gateway.asking import said
+from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
 from wire import backend_pb2 as pb
 
@@ -63,7 +63,7 @@ def test_files_added_to_the_folder_are_served_and_removed_ones_are_not(
 ) -> None:
     shutil.copytree(TINY_TEXT, gateway.models_dir / "dropped")
     wait(lambda: "dropped" in cards(gateway))
-    asked = {"model": "dropped", "messages": said("Hi"), "max_tokens": 2}
+    asked = {"model": "dropped", "messages": user_message("Hi"), "max_tokens": 2}
     assert gateway.client.post("/v1/chat/completions", json=asked).status_code == 200
     file = gateway.models_dir / "named.yaml"
     file.write_text(json.dumps({"name": "named", "parameters": {"model": "dropped"}}))

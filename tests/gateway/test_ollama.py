@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.asking import ADDITION, WEATHER, said
+from tests.gateway.asking import ADDITION, WEATHER, user_message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.numbers_backend import NumbersBackend
 
@@ -34,13 +34,13 @@ def lines(gateway: GatewayProcess, path: str, **fields: Any) -> list[Json]:
 
 
 def test_a_chat_whole_and_in_lines(gateway: GatewayProcess) -> None:
-    whole = ask(gateway, "chat", messages=said(ADDITION))
+    whole = ask(gateway, "chat", messages=user_message(ADDITION))
     assert whole["message"]["content"] == "7 + 5 = 12"
     assert "find 7 plus 5" in whole["message"]["thinking"]
     assert (whole["done"], whole["done_reason"]) == (True, "stop")
     assert whole["prompt_eval_count"] > 0
     assert whole["eval_count"] > 0
-    told = lines(gateway, "chat", messages=said(ADDITION))
+    told = lines(gateway, "chat", messages=user_message(ADDITION))
     assert "".join(line["message"]["content"] for line in told) == "7 + 5 = 12"
     assert [line["done"] for line in told] == [False] * (len(told) - 1) + [True]
 
@@ -56,7 +56,7 @@ def test_a_prompt_with_and_without_the_template(gateway: GatewayProcess) -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
-    messages: list[Json] = said("What is the weather in Paris?")
+    messages: list[Json] = user_message("What is the weather in Paris?")
     asked = {"messages": messages, "tools": [WEATHER]}
     if stream:
         told = [line["message"] for line in lines(gateway, "chat", **asked)]
@@ -82,7 +82,7 @@ def test_a_format_of_the_answer(gateway: GatewayProcess) -> None:
         "required": ["a"],
         "additionalProperties": False,
     }
-    told = ask(gateway, "chat", messages=said("Yes?"), format=schema, think=False)
+    told = ask(gateway, "chat", messages=user_message("Yes?"), format=schema, think=False)
     assert isinstance(json.loads(told["message"]["content"])["a"], bool), told
 
 
@@ -139,7 +139,11 @@ def test_refusals_are_sentences(
 
 
 def test_ignored_fields_are_listed(gateway: GatewayProcess) -> None:
-    body = {"model": "tiny", "messages": said("Hi"), "options": {"num_ctx": 1, "num_predict": 2}}
+    body = {
+        "model": "tiny",
+        "messages": user_message("Hi"),
+        "options": {"num_ctx": 1, "num_predict": 2},
+    }
     answer = gateway.client.post("/api/chat", json={**body, "stream": False, "truncate": True})
     assert answer.json()["done_reason"] == "length"
     assert set(answer.headers["x-ignored-fields"].split(",")) == {"options.num_ctx", "truncate"}

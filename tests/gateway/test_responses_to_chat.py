@@ -37,7 +37,7 @@ def messages(given: Any = "hi", **fields: Any) -> list[Json]:
     return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in told]
 
 
-def said(role: str, *texts: str) -> Json:
+def message_item(role: str, *texts: str) -> Json:
     kind = "output_text" if role == "assistant" else "input_text"
     return {"role": role, "content": [{"type": kind, "text": text} for text in texts]}
 
@@ -54,7 +54,11 @@ def test_an_item_whose_type_is_null_is_a_message() -> None:
 
 
 def test_instructions_and_leading_system_messages_become_one() -> None:
-    items = [said("developer", "a"), {"role": "system", "content": "b"}, said("user", "hi")]
+    items = [
+        message_item("developer", "a"),
+        {"role": "system", "content": "b"},
+        message_item("user", "hi"),
+    ]
     told = messages(items, instructions="Be brief.")
     assert [message["role"] for message in told] == ["system", "user"]
     assert told[0]["content"] == "Be brief.\n\na\n\nb"
@@ -66,9 +70,15 @@ def test_items_of_the_model_become_one_message_until_the_order_restarts() -> Non
         "summary": [],
         "content": [{"type": "reasoning_text", "text": "hm"}],
     }
-    items = [said("user", "hi"), thought, said("assistant", "Let me ", "see."), CALL, RESULT]
+    items = [
+        message_item("user", "hi"),
+        thought,
+        message_item("assistant", "Let me ", "see."),
+        CALL,
+        RESULT,
+    ]
     told = messages(
-        [*items, thought | {"id": "rs_1"}, CALL | {"call_id": "c2"}, said("user", "so?")]
+        [*items, thought | {"id": "rs_1"}, CALL | {"call_id": "c2"}, message_item("user", "so?")]
     )
     roles = [message["role"] for message in told]
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
@@ -81,7 +91,9 @@ def test_items_of_the_model_become_one_message_until_the_order_restarts() -> Non
     }
     assert told[2] == {"role": "tool", "tool_call_id": "c1", "content": "blue"}
     assert told[3]["tool_calls"][0]["id"] == "c2"
-    twice = messages([said("user", "hi"), said("assistant", "a"), said("assistant", "b")])
+    twice = messages(
+        [message_item("user", "hi"), message_item("assistant", "a"), message_item("assistant", "b")]
+    )
     assert [message.get("content") for message in twice[1:]] == ["a", "b"]
 
 
@@ -92,15 +104,17 @@ def test_reasoning_is_its_content_else_its_summary_else_nothing() -> None:
         ({"summary": summary, "content": [{"type": "reasoning_text", "text": "long"}]}, "long"),
     ):
         assert (
-            messages([{"type": "reasoning", **fields}, said("user", "hi")])[0]["reasoning_content"]
+            messages([{"type": "reasoning", **fields}, message_item("user", "hi")])[0][
+                "reasoning_content"
+            ]
             == shown
         )
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
-    assert [m["role"] for m in messages([sealed, said("user", "hi")])] == ["user"]
+    assert [m["role"] for m in messages([sealed, message_item("user", "hi")])] == ["user"]
 
 
 def test_earlier_items_come_before_the_input() -> None:
-    earlier = [said("user", "one"), said("assistant", "two")]
+    earlier = [message_item("user", "one"), message_item("assistant", "two")]
     told = translated("three", earlier=earlier, instructions="Be brief.")
     roles = [message.role for message in told.chat.messages]
     assert roles == ["system", "user", "assistant", "user"]
@@ -123,7 +137,7 @@ def test_images_and_their_positions() -> None:
     assert part["image_url"] == {"url": "data:image/png;base64,QUJD"}
     error = told.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
     assert error.param == "input[0].content[1]"
-    shown = messages([said("user", "hi"), CALL, RESULT | {"output": [image]}])
+    shown = messages([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
     assert [message["role"] for message in shown] == ["user", "assistant", "tool", "user"]
 
 
@@ -220,7 +234,7 @@ def test_tools_in_a_namespace_are_offered_under_one_name() -> None:
         "name": "read",
         "arguments": "{}",
     }
-    told = translated([said("user", "hi"), call], tools=[inner, *spaces])
+    told = translated([message_item("user", "hi"), call], tools=[inner, *spaces])
     assert [tool.function.name for tool in told.chat.tools or ()] == ["read", "a__read", "b__read"]
     assert told.chat.messages[1].tool_calls is not None
     assert told.chat.messages[1].tool_calls[0].function.name == "a__read"
@@ -233,7 +247,7 @@ def test_a_custom_tool_is_a_function_with_one_text_argument() -> None:
     tool = {"type": "custom", "name": "patch", "description": "Edit.", "format": grammar}
     call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\n"}
     result = {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"}
-    told = translated([said("user", "hi"), call, result], tools=[tool]).chat
+    told = translated([message_item("user", "hi"), call, result], tools=[tool]).chat
     assert told.tools is not None
     function = told.tools[0].function
     assert function.parameters is not None

@@ -24,7 +24,7 @@ from tests.gateway.numbers_backend import NumbersBackend
 from tests.gateway.supervising import (
     answer,
     ask,
-    gone,
+    has_ended,
     process_of,
     refusal,
     status_of,
@@ -85,7 +85,7 @@ async def test_first_requests_share_a_load_and_a_crash_fails_only_running_reques
         monkeypatch.setattr(instance, "_HEALTH_LIMIT", 0.5)
         second.send_signal(signal.SIGSTOP)
         await until(lambda: status_of(supervisor, "tiny").pid is None)
-        assert gone(second)
+        assert has_ended(second)
         failed = status_of(supervisor, "tiny")
         assert failed.error == "the backend did not answer Health 3 times"
         assert failed.state in (State.BACKING_OFF, State.FAILED)  # depends on the clock
@@ -107,7 +107,7 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
         assert status_of(supervisor, "one").state is State.STOPPED
 
         async with supervisor.lease("two"):
-            assert gone(first)
+            assert has_ended(first)
             assert status_of(supervisor, drafting).state is State.STOPPED
             waiting = asyncio.ensure_future(ask(supervisor, "one"))
             second = process_of(supervisor, "two")
@@ -115,11 +115,11 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
             assert status_of(supervisor, "one").state is State.STOPPED
             assert not waiting.done()
         assert await waiting == text
-        await until(lambda: gone(second))
+        await until(lambda: has_ended(second))
         assert await ask(supervisor, "two") == text
         second = process_of(supervisor, "two")
 
-        await until(lambda: gone(second))  # no request uses it any more
+        await until(lambda: has_ended(second))  # no request uses it any more
         await until_state(supervisor, "two", State.STOPPED)
         told = await refusal(supervisor, "one", adapters="none")
         assert (told.status, told.param) == (400, "adapters")
@@ -142,7 +142,7 @@ async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(
             lease.doubt(False)
         async with supervisor.lease("tiny"):
             assert process_of(supervisor, "tiny") != process
-        assert gone(process)
+        assert has_ended(process)
 
 
 async def test_memory_is_limited_by_default(
@@ -202,10 +202,10 @@ async def test_a_changed_file_and_a_shutdown_wait_for_running_requests(tmp_path:
             signal.raise_signal(signal.SIGHUP)
             await until(lambda: supervisor.resolve("tiny").context_size == 512)
             assert lease.config.context_size == 1024
-            assert not gone(process)
+            assert not has_ended(process)
             assert (await refusal(supervisor, "broken")).status == 500
             assert status_of(supervisor, "broken").state is State.BROKEN
-        await until(lambda: gone(process))
+        await until(lambda: has_ended(process))
         write(tmp_path, "tiny", tiny())
         supervisor.reload()
 
@@ -214,10 +214,10 @@ async def test_a_changed_file_and_a_shutdown_wait_for_running_requests(tmp_path:
             stopping = await begun(supervisor.stop(WAIT))
             told = await refusal(supervisor, "tiny")
             assert (told.status, told.code) == (503, "stopping")
-            assert not gone(process)
+            assert not has_ended(process)
             assert not stopping.done()
         await stopping
-        assert gone(process)
+        assert has_ended(process)
 
 
 async def test_a_backend_at_an_address_is_used_and_not_stopped(tmp_path: Path) -> None:
@@ -229,10 +229,10 @@ async def test_a_backend_at_an_address_is_used_and_not_stopped(tmp_path: Path) -
             status = status_of(supervisor, "tiny")
             assert (status.state, status.pid) == (State.READY, None)
             running.stub.Free(pb.HealthMessage())  # by its owner, who does not notify the gateway
-            assert await _asked(supervisor, "tiny")
+            assert await _ask_with_retry(supervisor, "tiny")
             other = pb.ModelOptions(Model=str(TINY_DRAFT), ModelFile=str(TINY_DRAFT))
             assert running.stub.LoadModel(other).success  # another host's choice
-            assert await _asked(supervisor, "tiny")
+            assert await _ask_with_retry(supervisor, "tiny")
             await supervisor.unload("tiny")
             assert status_of(supervisor, "tiny").state is State.STOPPED
             uninitialized = pb.StatusResponse.UNINITIALIZED
@@ -261,7 +261,7 @@ async def test_models_at_one_address_take_turns(tmp_path: Path) -> None:
         assert await asyncio.to_thread(running.close) == 0
 
 
-async def _asked(supervisor: Supervisor, name: str) -> str:
+async def _ask_with_retry(supervisor: Supervisor, name: str) -> str:
     """Lease and ask like a route, a second time if the backend has lost its model."""
 
     async def text(lease: Lease) -> str:

@@ -14,7 +14,7 @@ from gateway.supervisor.status import State
 from tests.gateway.gateway_process import tiny
 from tests.gateway.supervising import (
     children,
-    gone,
+    has_ended,
     is_warden,
     refusal,
     script,
@@ -125,7 +125,9 @@ async def test_a_backend_that_does_not_answer_is_killed_with_its_children(tmp_pa
             told = await refusal(supervisor, "tiny")
             assert "it took longer than 2 s" in told.message
         grandchild = int(child.read_text())
-        await until(lambda: not psutil.pid_exists(grandchild) or gone(psutil.Process(grandchild)))
+        await until(
+            lambda: not psutil.pid_exists(grandchild) or has_ended(psutil.Process(grandchild))
+        )
 
 
 async def test_an_address_without_a_backend_is_reported(tmp_path: Path) -> None:
@@ -182,4 +184,4 @@ async def test_the_children_of_a_backend_end_with_it(tmp_path: Path) -> None:
     async with supervising(tmp_path, models) as supervisor:
         await refusal(supervisor, "tiny")
         left = int((tmp_path / "child").read_text())
-        await until(lambda: not psutil.pid_exists(left) or gone(psutil.Process(left)))
+        await until(lambda: not psutil.pid_exists(left) or has_ended(psutil.Process(left)))

@@ -19,7 +19,7 @@ from gateway.supervisor.warden import PROGRAM, Warden, backend_environ
 from tests.gateway.gateway_process import WAIT, tiny
 from tests.gateway.supervising import (
     ask,
-    gone,
+    has_ended,
     process_of,
     refusal,
     script,
@@ -39,7 +39,7 @@ async def test_a_killed_warden_takes_the_backend_along_and_is_replaced(
         first, backend = warden(), process_of(supervisor, "tiny")
         first.kill()
         await until(lambda: status_of(supervisor, "tiny").pid is None)
-        await until(lambda: gone(backend))
+        await until(lambda: has_ended(backend))
         assert "the process that watches over backends was killed" in (
             status_of(supervisor, "tiny").error
         )
@@ -54,7 +54,7 @@ async def test_a_warden_killed_while_idle_is_replaced(tmp_path: Path) -> None:
         text = (await refusal(supervisor, "tiny")).message
         first = warden()
         first.kill()
-        await until(lambda: gone(first))
+        await until(lambda: has_ended(first))
         assert text.endswith("exit code 3: here")
         assert (await refusal(supervisor, "tiny")).message == text
         assert warden() != first

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.asking import ADDITION, said
+from tests.gateway.asking import ADDITION, user_message
 from tests.gateway.gateway_process import GatewayProcess
 
 Json = dict[str, Any]
 
 
-def _asked(gateway: GatewayProcess, path: str, **fields: Any) -> Json:
+def _thinking_request(gateway: GatewayProcess, path: str, **fields: Any) -> Json:
     answer = gateway.client.post(path, json={"model": "tiny", "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
     assert "x-ignored-fields" not in answer.headers
@@ -21,14 +21,18 @@ def _asked(gateway: GatewayProcess, path: str, **fields: Any) -> Json:
 
 
 def _chat(gateway: GatewayProcess, **fields: Any) -> tuple[str, str, int]:
-    told = _asked(gateway, "/v1/chat/completions", messages=said(ADDITION), **fields)
+    told = _thinking_request(
+        gateway, "/v1/chat/completions", messages=user_message(ADDITION), **fields
+    )
     message = told["choices"][0]["message"]
     thought = told["usage"]["completion_tokens_details"]["reasoning_tokens"]
     return message.get("reasoning_content", ""), message["content"], thought
 
 
 def _message(gateway: GatewayProcess, **fields: Any) -> tuple[str, str, int]:
-    told = _asked(gateway, "/v1/messages", max_tokens=300, messages=said(ADDITION), **fields)
+    told = _thinking_request(
+        gateway, "/v1/messages", max_tokens=300, messages=user_message(ADDITION), **fields
+    )
     found = {"thinking": "", "text": ""}
     for block in told["content"]:
         found[block["type"]] += block[block["type"]]
@@ -36,7 +40,7 @@ def _message(gateway: GatewayProcess, **fields: Any) -> tuple[str, str, int]:
 
 
 def _response(gateway: GatewayProcess, **fields: Any) -> tuple[str, str, int]:
-    told = _asked(gateway, "/v1/responses", input=ADDITION, **fields)
+    told = _thinking_request(gateway, "/v1/responses", input=ADDITION, **fields)
     found = {"reasoning": "", "message": ""}
     for item in told["output"]:
         found[item["type"]] += "".join(part["text"] for part in item["content"])
@@ -68,7 +72,7 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(
 
 
 def test_thinking_needs_a_chat_template(gateway: GatewayProcess) -> None:
-    body = {"model": "tiny", "messages": said("Hi"), "role_mapping": {"user": "U: "}}
+    body = {"model": "tiny", "messages": user_message("Hi"), "role_mapping": {"user": "U: "}}
     answer = gateway.client.post("/v1/chat/completions", json=body | {"reasoning_budget": 5})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "reasoning_budget"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.rpc.parent_watch import SWITCH, interval_of, wanted
+from backend.rpc.parent_watch import SWITCH, interval_of, should_watch
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ def test_intervals(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("value", ["false", "0", "no", "off", "OFF", " False "])
 def test_it_can_be_switched_off(value: str) -> None:
-    assert not wanted({SWITCH: value}, 4242)
+    assert not should_watch({SWITCH: value}, 4242)
 
 
 @pytest.mark.parametrize("value", ["", "true", "1", "anything"])
 def test_it_is_on_otherwise(value: str) -> None:
-    assert wanted({SWITCH: value}, 4242)
+    assert should_watch({SWITCH: value}, 4242)
 
 
 @pytest.mark.parametrize("parent", [0, 1])
 def test_there_is_nothing_to_watch_under_init(parent: int) -> None:
-    assert not wanted({}, parent)
+    assert not should_watch({}, parent)

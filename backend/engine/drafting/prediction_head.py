@@ -34,7 +34,7 @@ _INNER = re.compile(r"(?:.+\.)?model\.((?:layers|norm)\..+)")
 
 
 class HeadError(Exception):
-    """Why there is no head: a clause for the message to the user."""
+    """There is no usable head: a clause for the message to the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class PredictionHead(Module):
 
     def __init__(self, body: Any, embedding: Any, size: int, eps: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        body.model.embed_tokens = lambda vectors: vectors  # the head makes its inputs itself
+        body.model.embed_tokens = lambda vectors: vectors  # the head creates its inputs itself
         if hasattr(body.model, "ssm_idx"):
-            body.model.ssm_idx = None  # its first recurrent layer, of which it has none
+            body.model.ssm_idx = None  # the index of its first recurrent layer: there is none
         self.projection = Linear(2 * size, size, bias=False)
         self.of_token = RMSNorm(size, eps)
         self.of_state = RMSNorm(size, eps)
@@ -227,8 +227,8 @@ def _weights(path: Path, family: _Family, layers: int) -> tuple[Weights, bool]:
 def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
     """The weights in the form and with the names of `PredictionHead`.
 
-    What mlx-lm does to the weights of a layer, such as stacking experts, it does here too. It knows
-    weights as first published by a convolution, so one is put beside them.
+    mlx-lm's changes to the weights of a layer, such as stacking experts, are made here too. It
+    recognises first-published weights by a convolution, so one is added for that.
     """
     beside = {name: value for name, value in weights.items() if not name.startswith("model.")}
     own = {name: value for name, value in weights.items() if name.startswith("model.")}

@@ -103,7 +103,7 @@ class _Follower:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._model: FollowedModel | None = None
         self._number = 0  # of the latest load
-        # By the numbers of loads that have not ended here: set once rank 0 has ended them.
+        # By the numbers of loads that are still running here: set when rank 0 has ended them.
         self._loads: dict[int, threading.Event] = {}
 
     def run(self) -> None:
@@ -111,10 +111,10 @@ class _Follower:
             self._obey(self._inbox.get())
 
     def receive(self, message: Message, end: Callable[[], None]) -> None:
-        """Take a message, on the thread that reads them. end: ends the process.
+        """Handle a message, on the thread that reads them. end: ends the process.
 
-        A load that rank 0 has ended stops at its next stage; it never does where it waits in a
-        collective for what rank 0 will not compute.
+        A load that rank 0 has ended stops at its next stage, unless it is waiting in a collective
+        for results that rank 0 will not compute; then the process ends.
         """
         match message:
             case LoadShard(number, timeout=timeout):
@@ -145,8 +145,11 @@ class _Follower:
                 raise LinkLost(f"sent {type(other).__name__}, which is not for this rank")
 
     def _join(self) -> None:
-        """MLX waits for the other ranks with the interpreter's lock, so only the system can end
-        the process then."""
+        """Join the group, within the time-out.
+
+        MLX holds the interpreter's lock meanwhile, so only a signal from the system can end the
+        process.
+        """
         from backend.engine.ranks.group import join_group
 
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -192,7 +195,7 @@ class _Follower:
 
 
 def _through(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
-    """What the load ends with. Raises Cancelled once rank 0 has ended it."""
+    """The result of the load. Raises Cancelled if rank 0 has ended it."""
     with contextlib.closing(stages):
         while not abandoned.is_set():
             try:

@@ -94,7 +94,7 @@ class Leader:
         self._followers: dict[int, _Follower] = {}
         self._changed = threading.Condition()
         self._forming = self._formed = self._closing = False
-        self._load = 0  # the number of the load under way
+        self._load = 0  # the number of the current load
         self._refusal = ""  # why another rank has refused it
 
     def open(self, failed: Callable[[str], None], heartbeat: Heartbeat) -> None:
@@ -160,7 +160,7 @@ class Leader:
             with self._impatient("forming the group of ranks"):
                 join_group(self.place)
         except EngineFailed as fault:
-            self._failed(str(fault))  # MLX forms a group once, or never
+            self._failed(str(fault))  # MLX can form a group only once
             raise
         self._formed = True
         _log.info("the %s group of %d ranks is formed", self.place.transport, self.place.size)
@@ -189,7 +189,7 @@ class Leader:
         return Member(self.place, agree)
 
     def heeding(self, stages: Stages[Loaded]) -> Stages[Loaded]:
-        """The stages of a load; between two of them, the refusal of another rank ends it."""
+        """The stages of a load, which ends between two of them if another rank has refused it."""
         with contextlib.closing(stages):
             try:
                 place = next(stages)
@@ -214,9 +214,9 @@ class Leader:
             self._send(Abandon(number))
 
     def ended(self, number: int, fault: Exception) -> Exception:
-        """What to raise for the fault of a load: the loss of a rank, if it comes to light.
+        """The exception to raise for an error of a load: RankLost, if a lost rank caused it.
 
-        MLX reports a lost rank too, in words that say nothing of ranks.
+        MLX reports a lost rank too, but its message does not mention ranks.
         """
         refused = self._refusal
         self.abandon(number)
@@ -360,8 +360,10 @@ class Leader:
             self._lose(rank, follower, "sent what rank 0 cannot read")
 
     def _refuse(self, rank: int, follower: _Follower, number: int, why: str) -> None:
-        """A rank has ended a load. The others must leave it too; whoever is in a collective with
-        that rank never does, so that ends the group."""
+        """End a load on all ranks, because one rank has refused it.
+
+        A rank that is waiting in a collective with that rank cannot stop, so this ends the group.
+        """
         with self._changed:
             if number != self._load or self._refusal:
                 return

@@ -125,7 +125,7 @@ class MediaPrompts:
 
         items: what `items` returned.
         """
-        wanted = _wanted(messages, given)
+        wanted = _message_indices(messages, given)
         placed: list[Message] = []
         ordered: list[MediaItem] = []
         for index, message in enumerate(messages):
@@ -200,7 +200,7 @@ class MediaPrompts:
         return [self._token_markers[kind] for kind in {item.kind for item in items}]
 
 
-def _wanted(messages: Sequence[Message], given: Attachments) -> list[int]:
+def _message_indices(messages: Sequence[Message], given: Attachments) -> list[int]:
     """The index of the message for each image, video and sound. Raises InvalidRequest."""
     last = next((at for at in range(len(messages) - 1, -1, -1) if _is_user(messages[at])), None)
     wanted: list[int] = []

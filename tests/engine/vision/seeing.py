@@ -26,7 +26,7 @@ GREEDY = Sampling(temperature=0)
 
 
 @dataclass(frozen=True)
-class Said:
+class Outcome:
     """The outcome of one request."""
 
     text: str
@@ -94,13 +94,13 @@ async def seeing(path: Path = TINY_VISION, **settings: Any) -> AsyncIterator[Eng
         await engine.stop(10)
 
 
-async def said(engine: Engine, request: GenerationRequest) -> Said:
+async def answer_to(engine: Engine, request: GenerationRequest) -> Outcome:
     """The whole answer. Raises the request's EngineError."""
     async with engine.submit(request) as generation:
         events: Sequence[Event] = [event async for event in generation]
     last = events[-1]
     assert isinstance(last, Finished)
-    return Said(
+    return Outcome(
         "".join(event.text for event in events if isinstance(event, TextDelta)),
         tuple(one.token for one in last.logprobs or ()),
         last.usage.prompt_tokens,

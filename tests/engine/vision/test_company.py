@@ -20,7 +20,7 @@ from backend.engine.score_plan import ScoreRequest
 from backend.engine.vision import media_prefill
 from backend.engine.vision.features import Features, encode
 from backend.engine.vision.media_plan import MediaItem
-from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, asking, said, seeing, shown
+from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, answer_to, asking, seeing, shown
 
 COUNTING = "Count to 30."
 
@@ -39,12 +39,12 @@ async def _rejected(**fields: Any) -> str:
 async def test_the_kv_of_texts_is_saved_to_disk_and_that_of_pictures_is_not(tmp_path: Path) -> None:
     long = f"{COUNTING} {'And then again, please. ' * 12}"
     async with seeing(prompt_cache_dir=str(tmp_path)) as first:
-        expected = await said(first, asking(long))
-        await said(first, asking(long, shown("red")))
+        expected = await answer_to(first, asking(long))
+        await answer_to(first, asking(long, shown("red")))
         await first.free()
     async with seeing(prompt_cache_dir=str(tmp_path), prompt_cache_mib=0) as second:
-        assert (await said(second, asking(long, shown("red")))).cached_tokens == 0
-        again = await said(second, asking(long))
+        assert (await answer_to(second, asking(long, shown("red")))).cached_tokens == 0
+        again = await answer_to(second, asking(long))
         assert again.cached_tokens > 32
         assert again.tokens == expected.tokens
 
@@ -52,7 +52,7 @@ async def test_the_kv_of_texts_is_saved_to_disk_and_that_of_pictures_is_not(tmp_
 async def test_a_quantised_kv_cache_still_shows_the_picture() -> None:
     async with seeing(kv_bits=8, kv_group_size=32) as engine:
         requests = [asking(ONE, shown("red")), asking(MANY, shown("blue", "green"))]
-        answers = await asyncio.gather(*(said(engine, request) for request in requests))
+        answers = await asyncio.gather(*(answer_to(engine, request) for request in requests))
         assert [answer.text for answer in answers] == [
             "The image is red.",
             "The images are blue and green.",
@@ -71,33 +71,33 @@ async def test_a_picture_is_encoded_once_for_each_content(
     async with seeing(prompt_cache_mib=0) as engine:
         monkeypatch.setattr(media_prefill, "encode", counting)
         for question in (ONE, ONE, "Name the colour of the image."):
-            await said(engine, asking(question, shown("red")))
+            await answer_to(engine, asking(question, shown("red")))
         assert len(encoded) == 1
         both = shown("red", "blue")
-        await said(engine, asking(MANY, both))
-        await said(engine, asking(MANY, Attachments(both.images[::-1])))
+        await answer_to(engine, asking(MANY, both))
+        await answer_to(engine, asking(MANY, Attachments(both.images[::-1])))
         assert len(encoded) == len(set(encoded)) == 2
         await engine.load(LoadRequest("it", str(TINY_VISION)))
-        await said(engine, asking(ONE, shown("red")))
+        await answer_to(engine, asking(ONE, shown("red")))
         assert encoded.count(encoded[0]) == 2
 
 
 async def test_guesses_change_nothing() -> None:
     requests = [asking(COUNTING, max_tokens=80), asking(ONE, shown("red"))]
     async with seeing() as plain:
-        expected = [(await said(plain, request)).text for request in requests]
+        expected = [(await answer_to(plain, request)).text for request in requests]
     requests = [asking(COUNTING, max_tokens=80, logprobs=None), asking(ONE, shown("red"))]
     async with seeing(prompt_lookup=True) as guessing:
-        assert [(await said(guessing, request)).text for request in requests] == expected
+        assert [(await answer_to(guessing, request)).text for request in requests] == expected
 
 
 async def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
     drawn = Sampling(temperature=1.5, seed=7)
     request = asking(ONE, shown("green"), sampling=drawn)
     async with seeing() as engine:
-        alone = await said(engine, request)
+        alone = await answer_to(engine, request)
         others = [asking(ONE, shown("red")), asking(COUNTING), asking(MANY, shown("blue", "red"))]
-        together = await asyncio.gather(*(said(engine, one) for one in [*others, request]))
+        together = await asyncio.gather(*(answer_to(engine, one) for one in [*others, request]))
         assert together[-1].tokens == alone.tokens
 
 
@@ -107,7 +107,7 @@ async def test_texts_are_scored_and_embedded_as_before_a_picture() -> None:
         reader = engine.reader(TextReader)
         before = await engine.score(score)
         vector = (await engine.encode(lambda: reader.read_text("a picture"))).outputs[0]
-        await said(engine, asking(ONE, shown("red")))
+        await answer_to(engine, asking(ONE, shown("red")))
         assert await engine.score(score) == before
         again = (await engine.encode(lambda: reader.read_text("a picture"))).outputs[0]
         assert again == pytest.approx(vector)
@@ -119,9 +119,9 @@ async def test_a_prompt_that_images_make_too_long_is_refused() -> None:
     try:
         path = str(TINY_VISION)
         await engine.load(LoadRequest("it", path, context_size=40))
-        assert (await said(engine, asking(ONE, shown("red")))).text == "The image is red."
+        assert (await answer_to(engine, asking(ONE, shown("red")))).text == "The image is red."
         with pytest.raises(InvalidRequest, match="but the context holds 40"):
-            await said(engine, asking(MANY, shown("red", "blue", "green", "red")))
+            await answer_to(engine, asking(MANY, shown("red", "blue", "green", "red")))
     finally:
         await engine.stop(10)
 

@@ -30,9 +30,9 @@ from backend.engine.request import (
 from tests.engine.vision.families import write_family
 from tests.engine.vision.plain import AMONG_SIGNS, SIGNS, Message, PlainPasses
 from tests.engine.vision.seeing import (
+    answer_to,
     asking,
     picture,
-    said,
     samples_of,
     seeing,
     shown,
@@ -108,12 +108,12 @@ async def test_a_family_chooses_what_its_plain_passes_choose(tmp_path: Path, fam
     plain = PlainPasses(path, _IN_TEXT.get(family, ""))
     first = [_TEXT, _ONE, *([_TWO] if family not in _ONE_EACH else [])]
     async with seeing(path, prefill_chunk=16) as engine:
-        asked = [await said(engine, one.request()) for one in first]
+        asked = [await answer_to(engine, one.request()) for one in first]
         second = [one.then(answer.text) for one, answer in zip(first, asked, strict=True)]
-        gone_on = [await said(engine, one.request()) for one in second]
+        gone_on = [await answer_to(engine, one.request()) for one in second]
     async with seeing(path, prefill_chunk=16) as engine:
-        together = [*await asyncio.gather(*(said(engine, one.request()) for one in first))]
-        together += await asyncio.gather(*(said(engine, one.request()) for one in second))
+        together = [*await asyncio.gather(*(answer_to(engine, one.request()) for one in first))]
+        together += await asyncio.gather(*(answer_to(engine, one.request()) for one in second))
     for one, answer, in_company in zip(
         [*first, *second], [*asked, *gone_on], together, strict=True
     ):
@@ -154,9 +154,9 @@ async def test_a_row_is_right_after_others_have_left(tmp_path: Path) -> None:
 
     async with seeing(path) as engine:
         answer, *_ = await asyncio.gather(
-            said(engine, _TEXT.request()),
-            said(engine, _ONE.request(7)),
-            said(engine, _TWO.request(20)),
+            answer_to(engine, _TEXT.request()),
+            answer_to(engine, _ONE.request(7)),
+            answer_to(engine, _TWO.request(20)),
             stay_a_moment(engine),
         )
     assert len(answer.tokens) == TOKENS
@@ -167,11 +167,11 @@ async def test_a_later_prompt_starts_from_what_one_row_stored_on_disk(tmp_path: 
     path = write_family(tmp_path / "qwen3_5", "qwen3_5")
     kept = {"prompt_cache_dir": str(tmp_path / "kept")}
     async with seeing(path, **kept) as engine:
-        first = await said(engine, _TEXT.request(disk=DiskUse(answer=True)))
+        first = await answer_to(engine, _TEXT.request(disk=DiskUse(answer=True)))
         await engine.free()
     second = _TEXT.then(first.text)
     async with seeing(path, prompt_cache_mib=0, **kept) as engine:
-        answer = await said(engine, second.request())
+        answer = await answer_to(engine, second.request())
     assert answer.cached_tokens >= TOKENS
     assert answer.tokens == PlainPasses(path).chooses(*second.plain, answer.tokens)
 
@@ -181,7 +181,7 @@ async def test_the_text_part_alone_gives_the_same_answer(tmp_path: Path, family:
     path = write_family(tmp_path / family, family)
     async with seeing(path, type="text") as engine:
         assert not engine.require_model().media
-        answer = await said(engine, _TEXT.request())
+        answer = await answer_to(engine, _TEXT.request())
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
 
 
@@ -195,9 +195,9 @@ async def test_a_text_model_that_only_mlx_vlm_has_is_served(tmp_path: Path) -> N
     ]
     async with seeing(path) as engine:
         assert not engine.require_model().media
-        alone = [await said(engine, request) for request in requests]
+        alone = [await answer_to(engine, request) for request in requests]
     async with seeing(path) as engine:
-        together = await asyncio.gather(*(said(engine, request) for request in requests))
+        together = await asyncio.gather(*(answer_to(engine, request) for request in requests))
     language = load_model(path).language_model
     for prompt, *answers in zip(prompts, alone, together, strict=True):
         for answer in answers:
@@ -214,7 +214,7 @@ async def test_end_tokens_of_the_processor_end_an_answer_too(tmp_path: Path) -> 
     ids = {token["content"]: token["id"] for token in added}
     turn_over = Sampling(temperature=0, logit_bias=((ids["<end_of_utterance>"], 100.0),))
     async with seeing(path) as engine:
-        answer = await said(engine, _ONE.request(5, sampling=turn_over))
+        answer = await answer_to(engine, _ONE.request(5, sampling=turn_over))
     assert answer.text == ""
 
 
@@ -234,9 +234,9 @@ async def test_an_answer_about_a_sound_equals_the_plain_passes(tmp_path: Path) -
         for pitch in plain
     }
     async with seeing(path, prefill_chunk=16) as engine:
-        alone = [await said(engine, request) for request in requests.values()]
+        alone = [await answer_to(engine, request) for request in requests.values()]
     async with seeing(path, prefill_chunk=16) as engine:
-        together = await asyncio.gather(*(said(engine, one) for one in requests.values()))
+        together = await asyncio.gather(*(answer_to(engine, one) for one in requests.values()))
     for passes, *answers in zip(plain.values(), alone, together, strict=True):
         for answer in answers:
             assert len(answer.tokens) == TOKENS
@@ -258,16 +258,16 @@ async def test_sounds_images_and_texts_share_a_batch(tmp_path: Path) -> None:
     ]
     async with seeing(path, prompt_cache_mib=0, vision_cache_mib=0) as engine:
         assert engine.require_model().media == {"image", "video", "audio"}
-        alone = [await said(engine, request) for request in requests]
+        alone = [await answer_to(engine, request) for request in requests]
         assert alone[0].prompt_tokens == alone[1].prompt_tokens
         heard = sorted(sum(answer.logprobs) for answer in alone)
         assert min(b - a for a, b in itertools.pairwise(heard)) > 10 * CLOSE
-        together = await asyncio.gather(*(said(engine, request) for request in requests))
+        together = await asyncio.gather(*(answer_to(engine, request) for request in requests))
         for first, second in zip(alone, together, strict=True):
             assert second.logprobs == pytest.approx(first.logprobs, abs=CLOSE)
     async with seeing(path) as engine:
         for _ in range(2):
-            again = [await said(engine, request) for request in requests]
+            again = [await answer_to(engine, request) for request in requests]
             for first, second in zip(alone, again, strict=True):
                 assert second.logprobs == pytest.approx(first.logprobs, abs=CLOSE)
         assert again[1].cached_tokens == again[1].prompt_tokens - 1

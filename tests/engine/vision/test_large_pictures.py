@@ -15,7 +15,7 @@ from backend.engine.media.items import Picture
 from backend.engine.media.picture import decode_picture
 from backend.engine.request import Attachments
 from tests.engine.vision.families import write_family
-from tests.engine.vision.seeing import TINY_VISION, asking, said, seeing
+from tests.engine.vision.seeing import TINY_VISION, answer_to, asking, seeing
 
 SIDES, EIGHTH = (4000, 3000), (500, 375)
 
@@ -43,7 +43,9 @@ async def test_a_jpeg_of_twelve_million_pixels(
     path = TINY_VISION if native else write_family(tmp_path / family, family)
     async with seeing(path) as engine:
         small, whole = [
-            await said(engine, asking("What is it?", Attachments((_encoded(form),)), max_tokens=1))
+            await answer_to(
+                engine, asking("What is it?", Attachments((_encoded(form),)), max_tokens=1)
+            )
             for form in ("JPEG", "PNG")
         ]
     assert small.prompt_tokens == whole.prompt_tokens

@@ -22,10 +22,10 @@ from tests.engine.vision.plain import AMONG_SIGNS, Message, PlainPasses
 from tests.engine.vision.seeing import (
     ONE,
     TINY_VISION,
+    answer_to,
     asking,
     encoded,
     picture,
-    said,
     seeing,
     shown,
     turns,
@@ -70,14 +70,14 @@ async def _compare(
     """Answers alone, from stored KV, in a batch and in a second turn equal the plain ones."""
     async with seeing(path, prefill_chunk=16, video_frames=FRAMES) as engine:
         assert "video" in engine.require_model().media
-        alone = await said(engine, _request(QUESTION))
-        again = await said(engine, _request(QUESTION))
-        later = await said(engine, _request(QUESTION, alone.text, NEXT))
-        other = await said(engine, _request(QUESTION, clip=OTHER))
+        alone = await answer_to(engine, _request(QUESTION))
+        again = await answer_to(engine, _request(QUESTION))
+        later = await answer_to(engine, _request(QUESTION, alone.text, NEXT))
+        other = await answer_to(engine, _request(QUESTION, clip=OTHER))
     async with seeing(path, video_frames=FRAMES) as engine:
         request = asking("Count to 30.", max_tokens=TOKENS, sampling=AMONG_SIGNS)
         beside, *_ = await asyncio.gather(
-            *(said(engine, one) for one in (_request(QUESTION), request, _request(NEXT)))
+            *(answer_to(engine, one) for one in (_request(QUESTION), request, _request(NEXT)))
         )
     messages = _messages([QUESTION], *parts)
     for answer in (alone, again, beside):
@@ -117,11 +117,11 @@ async def test_the_model_names_what_is_in_the_image() -> None:
     red, blue = in_base64(saved(plain([RED] * 8))), in_base64(saved(plain([BLUE] * 8)))
     async with seeing() as engine:
         for clip, colour in ((red, "red"), (blue, "blue"), (red, "red")):
-            answer = await said(engine, asking(ONE, Attachments(videos=(clip,))))
+            answer = await answer_to(engine, asking(ONE, Attachments(videos=(clip,))))
             assert answer.text == f"The image is {colour}."
         raw = f"<|im_start|>user\n<__media__>{ONE}<|im_end|>\n<|im_start|>assistant\n"
         prompt = RawPrompt(f"{raw}<think>\n\n</think>\n\n")
-        answer = await said(engine, asking(prompt, Attachments(videos=(blue,))))
+        answer = await answer_to(engine, asking(prompt, Attachments(videos=(blue,))))
         assert answer.text == "The image is blue."
 
 
@@ -134,19 +134,19 @@ async def test_images_come_before_videos_each_in_its_message() -> None:
     placed = Attachments((first,), videos=(clip,), image_messages=(0,), video_messages=(2,))
     turned = Attachments((first,), videos=(clip,), image_messages=(2,), video_messages=(0,))
     async with seeing() as engine:
-        assert (await said(engine, asking(both, placed))).text == "The image is red."
-        assert (await said(engine, asking(both, turned))).text == "The image is green."
+        assert (await answer_to(engine, asking(both, placed))).text == "The image is red."
+        assert (await answer_to(engine, asking(both, turned))).text == "The image is green."
         with pytest.raises(
             InvalidRequest, match=r"mlx\.video_messages has 0 entries, but Videos has 1"
         ):
-            await said(engine, asking(both, Attachments(videos=(clip,), video_messages=())))
+            await answer_to(engine, asking(both, Attachments(videos=(clip,), video_messages=())))
 
 
 async def test_an_option_sets_the_number_of_frames() -> None:
     async with seeing(video_frames=2) as few, seeing(video_frames=8) as many:
         given = Attachments(videos=(in_base64(H264),))
-        counts = [(await said(one, asking(ONE, given))).prompt_tokens for one in (few, many)]
-        texts = [(await said(one, asking(ONE))).prompt_tokens for one in (few, many)]
+        counts = [(await answer_to(one, asking(ONE, given))).prompt_tokens for one in (few, many)]
+        texts = [(await answer_to(one, asking(ONE))).prompt_tokens for one in (few, many)]
     assert texts[0] == texts[1] < counts[0] < counts[1]
 
 
@@ -155,7 +155,7 @@ async def test_an_invalid_video_ends_only_its_request() -> None:
         broken = asking(ONE, Attachments(videos=(in_base64(CLIP[:-400]),)))
         good = asking(ONE, shown("red"))
         refused, answer = await asyncio.gather(
-            said(engine, broken), said(engine, good), return_exceptions=True
+            answer_to(engine, broken), answer_to(engine, good), return_exceptions=True
         )
     assert isinstance(refused, InvalidRequest)
     assert str(refused).startswith("Videos[0] cannot be decoded")
@@ -175,9 +175,9 @@ async def test_an_image_overtakes_videos_that_are_slow_to_decode(
     monkeypatch.setattr("backend.engine.media.decoding.decode_video", slow)
     async with seeing() as engine:
         given = Attachments(videos=(in_base64(H264),))
-        waiting = [asyncio.create_task(said(engine, asking(ONE, given))) for _ in range(3)]
+        waiting = [asyncio.create_task(answer_to(engine, asking(ONE, given))) for _ in range(3)]
         try:
-            answer = await said(engine, asking(ONE, shown("red")))
+            answer = await answer_to(engine, asking(ONE, shown("red")))
         finally:
             go_on.set()
         assert answer.text == "The image is red."
